@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all their own set-up: git, make and python3.11 with venv are enough.
+PYTHON ?= python3.11
+# For instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu": a torch without
+# CUDA is a tenth of the download.
+PIP_FLAGS ?=
+PYTEST_FLAGS ?= -n 2 --benchmark-disable
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+.PHONY: demo test lint type imports pytest bench venv clean
+
+demo: venv
+	$(BIN)/python -m tools.demo
+
+test: lint type imports pytest
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: venv
+	$(BIN)/mypy
+
+imports: venv
+	$(BIN)/lint-imports --no-logo
+
+# One thread per process: two test processes share two cores, and bitwise tests fix the count.
+pytest: venv
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_FLAGS)
+
+bench: venv
+	$(BIN)/pytest benchmarks --benchmark-only
+
+venv: $(STAMP)
+
+# The stamp is written last: an install that was interrupted is done again.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-out

@@ -1,0 +1,100 @@
+"""Run torch.export on a step: with a free batch size when the model allows it, else with a fixed one.
+
+This file knows torch.export and its errors; it knows nothing of our graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from bigbrain_fx.capture.sources import where
+from bigbrain_fx.errors import BigBrainError, CaptureError
+
+_READS_A_VALUE = ("GuardOnDataDependentSymNode", "Could not guard on data-dependent", "Could not extract")
+
+
+def export_step(
+    step: nn.Module, tensors: Sequence[Tensor], batched: Sequence[bool], autocast: str | None
+) -> ExportedProgram:
+    """Export a step non-strictly; dimension 0 of `batched` tensors stays free.
+
+    Raises:
+        Exception: whatever torch.export raises; also when the batch turned out not to be free.
+    """
+    sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
+    with _quiet(), _without_gc(), ambient(autocast, tensors):
+        program = torch.export.export(
+            step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=False
+        )
+    free = [node.meta["val"].shape[0] for node, is_free in _inputs(program, batched) if is_free]
+    if any(isinstance(size, int) for size in free):
+        raise CaptureError("the trace fixed the batch size")
+    return program
+
+
+def _inputs(
+    program: ExportedProgram, batched: Sequence[bool]
+) -> Iterator[tuple[torch.fx.Node, bool]]:
+    names = program.graph_signature.user_inputs
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for name, free in zip(names, batched, strict=True):
+        if isinstance(name, str):
+            yield nodes[name], free
+
+
+def ambient(autocast: str | None, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[object]:
+    """Return the autocast context that the model file asks for."""
+    if autocast is None:
+        return contextlib.nullcontext()
+    kind = tensors[0].device.type if tensors else "cpu"
+    kind = "cpu" if kind == "meta" else kind
+    return torch.autocast(kind, dtype=getattr(torch, autocast))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's remarks on its own internals from the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Pause the garbage collector: a trace makes objects by the million, and keeps them (a quarter faster)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def explain(error: Exception) -> BigBrainError:
+    """Turn an error of torch.export into one that names the user's line and the edit."""
+    if isinstance(error, BigBrainError):
+        error.at = error.at or where(error)
+        return error
+    at, text = where(error), f"{type(error).__name__}: {error}"
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if any(mark in text for mark in _READS_A_VALUE):
+        return CaptureError(
+            "the model reads a tensor's value in Python, so its path depends on data",
+            at=at,
+            notes=(first[:200],),
+            help="decide with torch.where instead of if, drop checks such as "
+            "`if not isfinite(x).all()` from forward, and keep values in tensors (no .item())",
+        )
+    return CaptureError(
+        f"torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
+        at=at,
+        help="rewrite that line with tensor operations, or move it out of forward",
+    )

@@ -1,0 +1,188 @@
+"""Run a core.Graph in one process, op by op: the reference that bundles are compared with.
+
+It uses torch's own operators by their names in the graph, and knows nothing of stages, emitters or
+of how the graph was made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.capture.opaque import PREFIX, function_of
+from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
+from bigbrain_fx.errors import InputError
+
+Leaf = Callable[[str, str], Tensor]
+Key = Callable[[Op], AbstractContextManager[object]]
+
+
+def run_graph(
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    *,
+    order: Iterable[str] | None = None,
+    leaf: Leaf | None = None,
+    key: Key | None = None,
+    values: Iterable[str] | None = None,
+    functions: Mapping[str, type] | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, object]:
+    """Run a graph and return the values asked for.
+
+    Buffers that the graph writes into are changed in `tensors`. Gradients flow as in the user's
+    module; take them with `torch.autograd.grad`.
+
+    Args:
+        graph: symbolic or concrete; sizes are read from the inputs.
+        tensors: parameters, buffers and constants by name (`Captured.tensors`).
+        inputs: the batch's tensors by name (`graph_inputs`).
+        order: names of all ops in another valid order, the graph's own when left out.
+        leaf: returns the tensor that an op reads for a parameter: `leaf(param, op)`. For ops in a
+            region, `op` is the region's name.
+        key: a context entered around each random op (around a region as a whole).
+        values: names of the values to return; the loss and the outputs when left out.
+        functions: classes behind `opaque.` targets; imported by name when left out.
+        device: what stands for the stage's own device.
+
+    Returns:
+        Value by name; other values are freed after their last use.
+
+    Raises:
+        InputError: the graph needs an input or an op that is not there.
+    """
+    wanted = list(values) if values is not None else [*([graph.loss] if graph.loss else []), *graph.outputs]
+    ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
+    machine = _Machine(tensors, leaf, functions or {}, torch.device(device))
+    missing = [entry.name for entry in graph.inputs if entry.name not in inputs]
+    if missing:
+        raise InputError(f"the graph needs inputs {', '.join(missing)}, found {', '.join(inputs)}")
+    with _autocast(graph.autocast, machine.device):
+        return machine.run(ops, dict(inputs), wanted, key)
+
+
+def _autocast(dtype: str | None, device: torch.device) -> AbstractContextManager[object]:
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, dtype))
+
+
+class _Machine:
+    """Hold what every op of one run may need."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        leaf: Leaf | None,
+        functions: Mapping[str, type],
+        device: torch.device,
+    ) -> None:
+        self.tensors = tensors
+        self.leaf = leaf
+        self.functions = functions
+        self.device = device
+
+    def run(
+        self,
+        ops: Iterable[Op],
+        env: dict[str, object],
+        wanted: list[str],
+        key: Key | None = None,
+        owner: str | None = None,
+    ) -> dict[str, object]:
+        """Run ops in order; `owner` is the region that they are the body of."""
+        ops = list(ops)
+        last = _last_uses(ops, wanted)
+        for position, op in enumerate(ops):
+            with key(op) if key is not None and op.random else nullcontext():
+                env[op.name] = self.call(op, env, owner or op.name)
+            for name in last.get(position, ()):
+                env.pop(name, None)
+        return {name: env[name] for name in wanted}
+
+    def call(self, op: Op, env: Mapping[str, object], reader: str) -> object:
+        """Run one op and return its value."""
+        if op.body is not None:
+            return self._region(op, env, reader)
+        args = [self._value(arg, env, reader) for arg in op.args]
+        kwargs = {name: self._value(arg, env, reader) for name, arg in op.kwargs}
+        if op.target.startswith(PREFIX):
+            function = self.functions.get(op.target) or function_of(op.target)
+            return function.apply(*args)  # type: ignore[attr-defined]  # an autograd.Function
+        return resolve(op.target)(*args, **kwargs)
+
+    def _region(self, op: Op, env: Mapping[str, object], reader: str) -> object:
+        body = op.body
+        assert body is not None
+        given = [self._value(arg, env, reader) for arg in op.args]
+        inner = {entry.name: value for entry, value in zip(body.inputs, given, strict=True)}
+        with ExitStack() as stack:
+            stack.enter_context(self._mode(op))
+            found = self.run(body.ops, inner, list(body.outputs), owner=reader)
+        return tuple(found[name] for name in body.outputs)
+
+    def _mode(self, op: Op) -> AbstractContextManager[object]:
+        match op.target:
+            case "region.no_grad":
+                return torch.no_grad()
+            case "region.enable_grad":
+                return torch.enable_grad()
+        options = {name: self._value(arg, {}, op.name) for name, arg in op.kwargs}
+        return torch.autocast(self.device.type, **options)  # type: ignore[arg-type]
+
+    def _value(self, arg: Arg, env: Mapping[str, object], reader: str) -> object:
+        match arg:
+            case Ref(value):
+                return env[value]
+            case ParamRef(param):
+                return self.leaf(param, reader) if self.leaf else self.tensors[param]
+            case Const(const):
+                return self.device if const == "device" else constant(const)
+            case tuple():
+                return [self._value(item, env, reader) for item in arg]
+        return arg
+
+
+def constant(text: str) -> object:
+    """Return what a `Const` stands for: "torch.float32", "inf"."""
+    if text.startswith("torch."):
+        return getattr(torch, text.removeprefix("torch."))
+    return float(text)
+
+
+@lru_cache(maxsize=4096)
+def resolve(target: str) -> Callable[..., object]:
+    """Return the function behind a target: "aten.add.Tensor", "operator.mul", "math.floor".
+
+    Raises:
+        InputError: this torch has no such operator.
+    """
+    space, _, rest = target.partition(".")
+    if space in ("operator", "math", "torch"):
+        found = getattr(importlib.import_module(space), rest, None)
+    else:
+        name, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, space), name, None)
+        found = getattr(packet, overload, None)
+    if found is None:
+        raise InputError(f"torch {torch.__version__} has no operator {target}")
+    return found  # type: ignore[no-any-return]
+
+
+def _last_uses(ops: list[Op], wanted: list[str]) -> dict[int, list[str]]:
+    """Name, for each position, the values that nobody reads after it."""
+    last: dict[str, int] = {}
+    for position, op in enumerate(ops):
+        last[op.name] = position
+        last.update(dict.fromkeys(op.refs, position))
+    freed: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in wanted:
+            freed.setdefault(position, []).append(name)
+    return freed

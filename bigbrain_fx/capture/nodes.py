@@ -1,0 +1,127 @@
+"""Read single fx nodes: their arguments, tensors, storages and places in the user's code.
+
+This file knows fx; it knows nothing of the graph around a node.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypedDict
+
+import torch
+from torch import Tensor, fx
+
+from bigbrain_fx.capture import rules
+from bigbrain_fx.capture.params import dtype_name
+from bigbrain_fx.capture.sizes import UnknownSizeError, dim
+from bigbrain_fx.capture.sources import line_of, module_calls
+from bigbrain_fx.core import Arg, Const, ModuleCall, ParamRef, Ref, TensorSpec
+from bigbrain_fx.errors import CaptureError
+
+
+class Place(TypedDict):
+    """Where an op comes from, as fields of `Op`."""
+
+    modules: tuple[ModuleCall, ...]
+    source: str
+    code: str
+
+
+def literal(value: object) -> Arg:
+    """Translate a constant argument.
+
+    Raises:
+        CaptureError: it is of a kind that a graph cannot hold.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else Const(str(value))
+    if isinstance(value, torch.device):
+        return Const("device")
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return Const(str(value))
+    if isinstance(value, list | tuple):
+        return tuple(literal(item) for item in value)
+    if isinstance(value, torch.SymInt) and isinstance(number := dim(value), int):
+        return number
+    raise CaptureError(
+        f"an op takes a {type(value).__name__} as argument, which a graph cannot hold",
+        help="pass numbers, strings and tensors only (a torch.Generator: leave it out)",
+    )
+
+
+def spec_of(tensor: Tensor, requires_grad: bool | None = None) -> TensorSpec:
+    """Describe a real or fake tensor; only floating ones can want a gradient."""
+    wants = tensor.requires_grad if requires_grad is None else requires_grad
+    floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return TensorSpec(
+        tuple(dim(size) for size in tensor.shape),
+        dtype_name(tensor),
+        tuple(dim(size) for size in tensor.stride()),
+        wants and floating,
+    )
+
+
+def storage(node: fx.Node) -> int | None:
+    """Return a number for the storage of a node's (first) tensor."""
+    value = node.meta.get("val")
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def same_tensor(node: fx.Node, source: fx.Node) -> bool:
+    """Whether two nodes are one tensor, in shape and storage."""
+    new, old = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(new, Tensor) or not isinstance(old, Tensor) or storage(node) != storage(source):
+        return False
+    return spec_of(new, False) == spec_of(old, False)
+
+
+def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
+    """Describe what a call returns: one spec per tensor of its tuple, None for an entry that is none.
+
+    Raises:
+        CaptureError: a shape depends on data.
+    """
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    try:
+        return tuple(
+            spec_of(item, needs) if isinstance(item, Tensor) else None
+            for item in values
+            if isinstance(value, list | tuple) or isinstance(item, Tensor)
+        )
+    except UnknownSizeError as error:
+        at, code = line_of(node.meta.get("stack_trace"))
+        raise CaptureError(
+            f"the shape of a result depends on data: {code or rules.target_name(node.target)}",
+            at=at or None,
+            notes=(str(error),),
+            help="use a mask and torch.where instead of selecting rows; a pipeline needs fixed shapes",
+        ) from None
+
+
+def kept_kwargs(node: fx.Node) -> list[tuple[str, object]]:
+    """Return the keyword arguments worth keeping."""
+    return [(k, v) for k, v in node.kwargs.items() if not (k == "pin_memory" and not v)]
+
+
+def place_of(node: fx.Node) -> Place:
+    """Return the modules and the user's line that a node belongs to."""
+    source, code = line_of(node.meta.get("stack_trace"))
+    return {"modules": module_calls(node), "source": source, "code": code}
+
+
+def name_of(arg: Arg) -> str | None:
+    """Return the name of the value or param that an argument refers to."""
+    if isinstance(arg, Ref):
+        return arg.value
+    return arg.param if isinstance(arg, ParamRef) else None
+
+
+def tidy(name: str) -> str:
+    """Name the plain form of a call: "relu__1" -> "relu_1"."""
+    return re.sub(r"_(_\d+)?$", lambda found: found[1] or "", name)

@@ -1,0 +1,237 @@
+"""Custom `torch.autograd.Function`s: kept whole in the trace instead of traced through.
+
+Tracing through one would drop the user's backward and train on other gradients, silently. While
+`recording` is active, each call becomes one node `bigbrain_fx::opaque`; the graph's op calls the user's
+own class again, so its gradients are the user's. This file knows nothing of the graph's types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from bigbrain_fx.errors import CaptureError, InputError
+
+PREFIX = "opaque."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Stand among a call's arguments for its tensor number `index`."""
+
+    index: int
+
+
+@dataclass
+class Call:
+    """One call of one custom Function: what it was given, and what its forward turned out to do.
+
+    Attributes:
+        args: the arguments as written, a `Place` for each tensor.
+        slots: for each entry of its result the number of its tensor, None for an entry that is none.
+        single: its result is one tensor, no tuple. random: its forward draws random numbers.
+        views: for each output tensor the number of the argument whose storage it shares, or None.
+        fixed: numbers of output tensors that carry no gradient.
+    """
+
+    function: type
+    args: tuple[object, ...]
+    slots: tuple[int | None, ...] = ()
+    single: bool = True
+    random: bool = False
+    views: tuple[int | None, ...] = ()
+    fixed: frozenset[int] = frozenset()
+
+    @property
+    def target(self) -> str:
+        """The op's target in the graph: "opaque.model.RoundSTE"."""
+        return f"{PREFIX}{self.function.__module__}.{self.function.__qualname__}"
+
+
+@dataclass
+class Recorder:
+    """The calls found during one trace, by the key that their node carries."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+
+    def apply(self, function: type, args: tuple[object, ...]) -> object:
+        """Record one call and return its results as one traced node gives them."""
+        tensors: list[Tensor] = []
+        placed = tuple(_place(arg, tensors) for arg in args)
+        key = f"call_{len(self.calls)}"
+        call = self.calls[key] = Call(function, placed)
+        outputs = torch.ops.bigbrain_fx.opaque.default(tensors, key)
+        found = [None if slot is None else outputs[slot] for slot in call.slots]
+        return found[0] if call.single else tuple(found)
+
+
+_active: list[Recorder] = []
+
+
+@torch.library.custom_op(
+    "bigbrain_fx::opaque", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
+)
+def _opaque(tensors: list[Tensor], key: str) -> list[Tensor]:
+    raise CaptureError(f"opaque call {key} exists in a trace only; run the captured graph instead")
+
+
+@_opaque.register_fake
+def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
+    return _learn(_active[-1].calls[key], list(tensors))
+
+
+class _Dice(TorchDispatchMode):
+    """Notice whether an op draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thrown = False
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        self.thrown |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
+    """Run the user's forward on shapes alone; note what came out in `call`."""
+    args = tuple(_unplace(arg, tensors) for arg in call.args)
+    ctx = torch.autograd.function.FunctionCtx()
+    ctx.needs_input_grad = tuple(isinstance(arg, Tensor) for arg in args)  # type: ignore[attr-defined]
+    with torch.no_grad(), _Dice() as dice:
+        result = _run_forward(call.function, ctx, args)
+    if getattr(ctx, "dirty_tensors", None):
+        raise CaptureError(
+            f"{call.target.removeprefix(PREFIX)} writes into its argument (ctx.mark_dirty)",
+            help="return a new tensor from its forward instead",
+        )
+    results = result if isinstance(result, tuple | list) else (result,)
+    found = [item for item in results if isinstance(item, Tensor)]
+    numbers = iter(range(len(found)))
+    call.single = not isinstance(result, tuple | list)
+    call.slots = tuple(next(numbers) if isinstance(item, Tensor) else None for item in results)
+    call.random = dice.thrown
+    call.views = tuple(_shares(item, args) for item in found)
+    fixed = [id(item) for item in getattr(ctx, "non_differentiable", None) or ()]
+    call.fixed = frozenset(i for i, item in enumerate(found) if id(item) in fixed)
+    # Fresh tensors: an op of torch.library may not return its argument.
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in found]
+
+
+def _run_forward(function: type, ctx: object, args: tuple[object, ...]) -> object:
+    forward: Callable[..., object] = function.forward  # type: ignore[attr-defined]
+    own = getattr(function, "setup_context", None)
+    if own is None or own is torch.autograd.Function.setup_context:
+        return forward(ctx, *args)
+    result = forward(*args)
+    own(ctx, args, result)
+    return result
+
+
+def _shares(output: Tensor, args: tuple[object, ...]) -> int | None:
+    storage = output.untyped_storage()._cdata
+    for index, arg in enumerate(args):
+        if isinstance(arg, Tensor) and arg.untyped_storage()._cdata == storage:
+            return index
+    return None
+
+
+def _place(arg: object, tensors: list[Tensor]) -> object:
+    if not isinstance(arg, Tensor):
+        return arg
+    tensors.append(arg)
+    return Place(len(tensors) - 1)
+
+
+def _unplace(arg: object, tensors: list[Tensor]) -> object:
+    return tensors[arg.index] if isinstance(arg, Place) else arg
+
+
+class _Shim:
+    """Hold the code that stands in for `Function.apply` while a trace records."""
+
+    @classmethod
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN206, D102
+        from bigbrain_fx.capture import opaque
+
+        # `__class__` makes this code hold the same cell as the code it replaces.
+        return opaque._apply(cls, __class__, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _apply(
+    function: type, base: type, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    if function is CheckpointFunction:  # reentrant checkpoint: plain code in a trace
+        run, _preserve, *rest = args
+        return run(*rest)  # type: ignore[operator]  # checkpoint's first argument is a function
+    if function.__module__.split(".")[0] == "torch" or kwargs:
+        return _original[-1](function, *args, **kwargs)
+    return _active[-1].apply(function, args)
+
+
+_original: list[Callable[..., object]] = []
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Turn every call of a user's `autograd.Function` into one opaque node of the trace."""
+    apply = torch.autograd.Function.apply.__func__
+    code = apply.__code__
+    original = types.FunctionType(
+        code, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__
+    )
+    recorder = Recorder()
+    _active.append(recorder)
+    _original.append(original)
+    # The code is exchanged, not the attribute: users keep `f = Function.apply` at import time.
+    apply.__code__ = _Shim.apply.__func__.__code__  # type: ignore[attr-defined]
+    try:
+        yield recorder
+    finally:
+        apply.__code__ = code
+        _original.pop()
+        _active.pop()
+
+
+def function_of(target: str) -> type:
+    """Import the class behind "opaque.<module>.<qualified name>".
+
+    Raises:
+        InputError: there is no such module or class.
+    """
+    path = target.removeprefix(PREFIX)
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = _module(".".join(parts[:cut]))
+        found: object = module
+        for name in parts[cut:]:
+            found = getattr(found, name, None)
+        if isinstance(found, type):
+            return found
+    raise InputError(
+        f"custom autograd.Function {path} cannot be imported",
+        help="define the class at the top level of a module that can be imported",
+    )
+
+
+def _module(name: str) -> types.ModuleType | None:
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

@@ -1,0 +1,153 @@
+"""Regions of a trace (no_grad, enable_grad, autocast): one op with a body, never cut inside.
+
+A region that changes nothing where it stands (autocast switched off where it is not on) is dissolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from torch import fx
+
+from bigbrain_fx.capture.batch import unique
+from bigbrain_fx.capture.nodes import literal, place_of
+from bigbrain_fx.capture.sizes import plus
+from bigbrain_fx.capture.sources import line_of
+from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec
+from bigbrain_fx.errors import CaptureError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.capture.scope import Scope
+
+
+def translate_region(scope: Scope, node: fx.Node) -> None:
+    """Translate a region's call; what it returns is then known to `scope.env`."""
+    kind, options, module, args = _read(node)
+    outer = [scope.arg(arg) for arg in args]
+    nodes = list(module.graph.nodes)
+    places = [entry for entry in nodes if entry.op == "placeholder"]
+    inner = scope if _changes_nothing(scope, kind, options) else scope.inside(kind)
+    inner.env.update(zip(places, outer, strict=True))
+    inner.run(nodes)
+    found = tuple(inner.arg(result) for result in cast("Sequence[object]", nodes[-1].args[0]))
+    scope.env[node] = found if inner is scope else _close(scope, node, kind, options, inner, found)
+
+
+def _read(node: fx.Node) -> tuple[str, dict[str, Arg], fx.GraphModule, tuple[object, ...]]:
+    """Take a region's call apart: its kind, options, body and arguments."""
+    name = str(node.target)
+    if name == "wrap_with_set_grad_enabled":
+        enabled, body, *args = node.args
+        kind = "region.enable_grad" if enabled else "region.no_grad"
+        return kind, {}, _body(node, body), tuple(args)
+    if name == "wrap_with_autocast":
+        _device, dtype, enabled, _cache, body, *args = node.args
+        options = {"dtype": literal(dtype), "enabled": literal(enabled)}
+        return "region.autocast", options, _body(node, body), tuple(args)
+    at, code = line_of(node.meta.get("stack_trace"))
+    raise CaptureError(
+        f"control flow of torch ({name}) cannot be split: {code}",
+        at=at or None,
+        help="write it with torch.where, or unroll it",
+    )
+
+
+def _body(node: fx.Node, body: object) -> fx.GraphModule:
+    assert isinstance(body, fx.Node)
+    return cast("fx.GraphModule", getattr(node.graph.owning_module, str(body.target)))
+
+
+def _changes_nothing(scope: Scope, kind: str, options: dict[str, Arg]) -> bool:
+    if kind == "region.autocast":
+        return not options["enabled"] and not scope.autocast
+    return (kind == "region.enable_grad") == scope.grad
+
+
+def _close(
+    scope: Scope,
+    node: fx.Node,
+    kind: str,
+    options: dict[str, Arg],
+    inner: Scope,
+    found: tuple[Arg, ...],
+) -> tuple[Arg, ...]:
+    """Make one op of a body; return what its results stand for outside."""
+    made = {op.name for op in inner.ops}
+    wanted = list(dict.fromkeys(a.value for a in found if isinstance(a, Ref) and a.value in made))
+    ops = without_dead(inner.ops, wanted)
+    specs = [spec for value in wanted for spec in scope.world.specs[value]]
+    region = scope.add(_region_op(scope, node, kind, options, ops, wanted))
+    scope.world.specs[region] = tuple(specs)
+    scope.fresh.discard(region)
+    taken = {value: _take(scope, region, i, value, ops) for i, value in enumerate(wanted)}
+    return tuple(Ref(taken[a.value]) if isinstance(a, Ref) and a.value in taken else a for a in found)
+
+
+def _region_op(
+    scope: Scope,
+    node: fx.Node,
+    kind: str,
+    options: dict[str, Arg],
+    ops: Sequence[Op],
+    wanted: Sequence[str],
+) -> Op:
+    name = unique(kind.removeprefix("region."), scope.world.names)
+    here = {op.name for op in ops}
+    outside = list(dict.fromkeys(ref for op in ops for ref in op.refs if ref not in here))
+    inputs = tuple(_input(scope, value) for value in outside)
+    first = next((op for op in ops if op.source), None)
+    specs = [spec for value in wanted for spec in scope.world.specs[value] if spec is not None]
+    return Op(
+        name,
+        kind,
+        tuple(Ref(value) for value in outside),
+        tuple(options.items()),
+        outputs=tuple(specs),
+        is_tuple=True,
+        modules=place_of(node)["modules"],
+        source=first.source if first else "",
+        code=first.code if first else "",
+        random=any(op.random for op in ops),
+        mutates=tuple(dict.fromkeys(n for op in ops for n in op.mutates if n not in here)),
+        flops=plus(*[op.flops for op in ops]),
+        reads_bytes=plus(*[op.reads_bytes for op in ops]),
+        writes_bytes=plus(*[op.writes_bytes for op in ops]),
+        body=Graph(name, tuple(ops), inputs, (), tuple(wanted), None),
+    )
+
+
+def _input(scope: Scope, name: str) -> Input:
+    """Describe a body's input; it has the name of the value outside."""
+    spec = next((s for s in scope.world.specs[name] if s is not None), TensorSpec((), "int64", ()))
+    return Input(name, (), spec, batched=False)
+
+
+def _take(scope: Scope, region: str, index: int, value: str, ops: Sequence[Op]) -> str:
+    """Add the op that takes one result of a region; return its name."""
+    here = {op.name: op for op in ops}
+    op, root = here[value], scope.world.root[value]
+    spec = scope.world.specs[region][index]
+    return scope.add(
+        Op(
+            unique(f"{region}_{value}", scope.world.names),
+            "operator.getitem",
+            (Ref(region), index),
+            outputs=(spec,) if spec else (),
+            modules=op.modules,
+            source=op.source,
+            code=op.code,
+            view_of=region if root in here else root,
+        )
+    )
+
+
+def without_dead(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
+    """Drop ops that nobody reads; dice and writes stay, so that the random stream is the model's."""
+    live = set(wanted)
+    kept = []
+    for op in reversed(ops):
+        if op.name in live or op.mutates or op.random:
+            live.update(op.refs)
+            kept.append(op)
+    return kept[::-1]

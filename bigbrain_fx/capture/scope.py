@@ -1,0 +1,310 @@
+"""fx calls -> ops, one after the other: the workbench of `translate`.
+
+Asserts and calls that do nothing are dropped; a write into a fresh activation becomes the plain op.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from bigbrain_fx.capture import regions, rules
+from bigbrain_fx.capture.batch import unique
+from bigbrain_fx.capture.costs import flops, moved
+from bigbrain_fx.capture.nodes import (
+    kept_kwargs,
+    literal,
+    name_of,
+    place_of,
+    same_tensor,
+    spec_of,
+    specs_of,
+    storage,
+    tidy,
+)
+from bigbrain_fx.capture.opaque import Call, Place
+from bigbrain_fx.capture.params import Store
+from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
+
+_OPAQUE = "bigbrain_fx.opaque.default"
+
+
+class Cost(TypedDict):
+    """What an op computes and moves, as fields of `Op`."""
+
+    flops: Dim
+    reads_bytes: Dim
+    writes_bytes: Dim
+
+
+@dataclass
+class World:
+    """What all scopes of one trace share.
+
+    Attributes:
+        store: the model's tensors. calls: its custom functions' calls.
+        written: storages that some call writes into.
+        names: names taken so far. specs: the tensors of each value, None for an entry that is none.
+        root: the value or param that owns each value's storage.
+    """
+
+    store: Store
+    calls: Mapping[str, Call]
+    written: frozenset[int]
+    names: set[str] = field(default_factory=set)
+    specs: dict[str, tuple[TensorSpec | None, ...]] = field(default_factory=dict)
+    root: dict[str, str] = field(default_factory=dict)
+    grown: set[str] = field(default_factory=set)
+
+    def needs_gradient(self, arg: Arg) -> bool:
+        """Whether a gradient flows through an argument."""
+        if isinstance(arg, Ref):
+            specs = self.specs.get(arg.value, ())
+            grown = self.root.get(arg.value, arg.value) in self.grown
+            return grown or any(spec is not None and spec.requires_grad for spec in specs)
+        if isinstance(arg, ParamRef):
+            return self.store.tensors[arg.param].requires_grad
+        return isinstance(arg, tuple) and any(self.needs_gradient(item) for item in arg)
+
+
+@dataclass
+class Scope:
+    """One list of ops under construction: the graph, or the body of a region.
+
+    Attributes:
+        env: what each node stands for. fresh: values made here that nothing else shares.
+        renamed: values replaced by the result of a call that wrote into them.
+    """
+
+    world: World
+    grad: bool = True
+    autocast: bool = False
+    env: dict[fx.Node, Arg] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    fresh: set[str] = field(default_factory=set)
+    viewed: set[str] = field(default_factory=set)
+    renamed: dict[str, str] = field(default_factory=dict)
+    opaque: dict[fx.Node, tuple[str, Call]] = field(default_factory=dict)
+
+    def run(self, nodes: Iterable[fx.Node]) -> None:
+        """Translate nodes in order."""
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(node)
+
+    def inside(self, kind: str) -> Scope:
+        """Open the body of a region."""
+        grad = {"region.no_grad": False, "region.enable_grad": True}.get(kind, self.grad)
+        cast_here = self.autocast or kind == "region.autocast"
+        return Scope(self.world, grad, cast_here, renamed=self.renamed)
+
+    def arg(self, value: object) -> Arg:
+        """Translate one argument of a call."""
+        if isinstance(value, fx.Node):
+            return self._current(self.env[value])
+        if isinstance(value, list | tuple):
+            return tuple(self.arg(item) for item in value)
+        return literal(value)
+
+    def _current(self, arg: Arg) -> Arg:
+        while isinstance(arg, Ref) and arg.value in self.renamed:
+            arg = Ref(self.renamed[arg.value])
+        return arg
+
+    def _call(self, node: fx.Node) -> None:
+        target = node.target
+        if rules.is_dropped(target):
+            return
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            regions.translate_region(self, node)
+        elif str(target) == _OPAQUE:
+            self._opaque(node)
+        elif target is operator.getitem:
+            self._getitem(node)
+        elif (same := self._does_nothing(node)) is not None:
+            self.env[node] = same
+        else:
+            self._op(node)
+
+    def _does_nothing(self, node: fx.Node) -> Arg | None:
+        """Return what a call hands back unchanged, None when it does something."""
+        kind = rules.family(node.target)
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            return None
+        if kind == "lift_fresh_copy":
+            return None if storage(node) in self.world.written else self.arg(source)
+        if str(node.target) == "aten.detach_.default":
+            arg = self.arg(source)
+            return None if self.world.needs_gradient(arg) else arg
+        if not rules.may_do_nothing(node.target) or not same_tensor(node, source):
+            return None
+        return self.arg(source)
+
+    def _getitem(self, node: fx.Node) -> None:
+        parent, index = cast("tuple[fx.Node, int]", node.args)
+        if parent in self.opaque:
+            name, call = self.opaque[parent]
+            if call.single:
+                self.env[node] = self._current(Ref(name))
+                return
+            index = call.slots.index(index)
+        source = self.env[parent]
+        if isinstance(source, tuple):  # a region's results, one by one
+            self.env[node] = source[index]
+            return
+        name = cast("Ref", source).value
+        self._take(node, name, index)
+
+    def _take(self, node: fx.Node, parent: str, index: int) -> str:
+        spec = self.world.specs[parent][index]
+        where = place_of(node)
+        name = self.add(
+            Op(
+                unique(node.name, self.world.names),
+                "operator.getitem",
+                (Ref(parent), index),
+                outputs=(spec,) if spec else (),
+                view_of=parent,
+                **where,
+            )
+        )
+        self.env[node] = Ref(name)
+        return name
+
+    def _opaque(self, node: fx.Node) -> None:
+        tensors, key = cast("tuple[list[fx.Node], str]", node.args)
+        call = self.world.calls[key]
+        args = tuple(
+            self.arg(tensors[a.index]) if isinstance(a, Place) else self.arg(a) for a in call.args
+        )
+        needs = self.grad and any(self.world.needs_gradient(arg) for arg in args)
+        specs = [
+            spec_of(tensor, needs and i not in call.fixed)
+            for i, tensor in enumerate(cast("list[Tensor]", node.meta["val"]))
+        ]
+        shared = next((i for i in call.views if i is not None), None)
+        owner = args[shared] if shared is not None else None
+        name = self.add(
+            Op(
+                unique(call.function.__name__.lower(), self.world.names),
+                call.target,
+                args,
+                outputs=tuple(specs),
+                is_tuple=not call.single,
+                random=call.random,
+                view_of=name_of(owner),
+                **self._cost(call.target, args, specs, owner is not None),
+                **place_of(node),
+            )
+        )
+        self.world.specs[name] = tuple(None if i is None else specs[i] for i in call.slots)
+        self.opaque[node] = (name, call)
+        self.env[node] = Ref(name)
+
+    def _op(self, node: fx.Node) -> None:
+        target, written = node.target, rules.written_arguments(node)
+        plain = self._plain_form(node, written)
+        if plain is not None:
+            written, target = [], plain
+        where = place_of(node)
+        path = where["modules"][-1].path if where["modules"] else ""
+        args = tuple(self._at(self.arg(arg), path) for arg in node.args)
+        kwargs = tuple((k, self._at(self.arg(v), path)) for k, v in kept_kwargs(node))
+        everything = (*args, *(value for _, value in kwargs))
+        needs = self.grad and rules.carries_gradient(target)
+        needs = needs and any(self.world.needs_gradient(arg) for arg in everything)
+        specs = specs_of(node, needs)
+        name = rules.target_name(target)
+        view_of = self._owner(node)
+        if name == "aten.lift_fresh_copy.default":  # a constant that is written into: copy it first
+            name, view_of = "aten.clone.default", None
+        base = self.arg(written[0]) if written else None
+        for entry in written:
+            self._mark_written(entry, self.grad and any(map(self.world.needs_gradient, everything)))
+        tensors = tuple(spec for spec in specs if spec is not None)
+        made = self.add(
+            Op(
+                unique(tidy(node.name) if plain else node.name, self.world.names),
+                name,
+                args,
+                kwargs,
+                outputs=tensors,
+                is_tuple=isinstance(node.meta.get("val"), list | tuple),
+                random=rules.is_random(node),
+                mutates=tuple(dict.fromkeys(self._root(self.arg(entry)) for entry in written)),
+                view_of=view_of,
+                **self._cost(name, everything, tensors, view_of is not None and base is None),
+                **where,
+            )
+        )
+        self.world.specs[made] = specs
+        if plain is not None:
+            self.renamed[cast("Ref", self.arg(node.args[0])).value] = made
+        self.env[node] = Ref(made)
+
+    def _plain_form(self, node: fx.Node, written: list[fx.Node]) -> OpOverload | None:
+        if len(written) != 1 or written[0] is not node.args[0]:
+            return None
+        base = self.arg(written[0])
+        if not isinstance(base, Ref) or base.value not in self.fresh or base.value in self.viewed:
+            return None
+        others = [n.meta["val"] for n in node.all_input_nodes if n is not written[0]]
+        tensors = [value for value in others if isinstance(value, Tensor)]
+        return rules.plain_form(node, written[0].meta["val"], tensors)
+
+    def _mark_written(self, entry: fx.Node, needs: bool) -> None:
+        arg = self.arg(entry)
+        if isinstance(arg, Ref) and self._root(arg) in self.world.specs and needs:
+            self.world.grown.add(self._root(arg))
+
+    def _root(self, arg: Arg) -> str:
+        name = name_of(arg) or ""
+        return self.world.root.get(name, name)
+
+    def _owner(self, node: fx.Node) -> str | None:
+        """Name the argument whose storage the call's result shares."""
+        mine = storage(node)
+        if mine is None:
+            return None
+        shared = next((n for n in node.all_input_nodes if storage(n) == mine), None)
+        return None if shared is None else name_of(self.arg(shared))
+
+    def _at(self, arg: Arg, path: str) -> Arg:
+        """Name a tied parameter as the module that reads it does."""
+        if isinstance(arg, ParamRef):
+            return ParamRef(self.world.store.name_at(arg.param, path))
+        return tuple(self._at(item, path) for item in arg) if isinstance(arg, tuple) else arg
+
+    def _cost(
+        self, target: str, args: tuple[Arg, ...], outputs: Sequence[TensorSpec], is_view: bool
+    ) -> Cost:
+        inputs = [spec for arg in args for spec in self._specs_of(arg)]
+        reads, writes = moved(target, inputs, outputs, is_view)
+        work = 0 if is_view else flops(target, inputs, outputs, args)
+        return {"flops": work, "reads_bytes": reads, "writes_bytes": writes}
+
+    def _specs_of(self, arg: Arg) -> list[TensorSpec]:
+        if isinstance(arg, Ref):
+            return [spec for spec in self.world.specs.get(arg.value, ()) if spec is not None]
+        if isinstance(arg, ParamRef):
+            return [spec_of(self.world.store.tensors[arg.param])]
+        return [spec for item in arg for spec in self._specs_of(item)] if isinstance(arg, tuple) else []
+
+    def add(self, op: Op) -> str:
+        """Append an op; return its name."""
+        self.ops.append(op)
+        self.world.specs[op.name] = op.outputs
+        owner = op.view_of
+        self.world.root[op.name] = self.world.root.get(owner, owner) if owner else op.name
+        if owner is None:
+            self.fresh.add(op.name)
+        else:
+            self.viewed.add(owner)
+        return op.name

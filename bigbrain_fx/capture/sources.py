@@ -1,0 +1,111 @@
+"""Where an op or an error comes from: the user's line, and the calls of the user's modules.
+
+This file knows frames and module stacks; it knows no ops.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import ModuleCall
+
+if TYPE_CHECKING:
+    import torch.fx
+
+MODEL = "model"  # the attribute of the wrapper that holds the user's model
+_HERE = str(Path(__file__).parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_MACHINERY = tuple(f"{_STDLIB}/site-packages/{name}/" for name in ("torch", "sympy", "networkx"))
+
+
+@lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's (or of a library of models), not of the tracing machinery."""
+    import torch
+
+    if file.startswith(("<", _HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
+        return False
+    return not file.startswith(_STDLIB) or "site-packages" in file
+
+
+def line_of(stack_trace: str | None) -> tuple[str, str]:
+    """Return the innermost line of the user's in a node's stack trace.
+
+    Returns:
+        The place ("gpt.py:31") and the text of that line; both empty when unknown.
+    """
+    lines = (stack_trace or "").splitlines()
+    for index in range(len(lines) - 1, -1, -1):
+        file, number = _frame(lines[index])
+        if file and is_users(file):
+            code = lines[index + 1].strip() if index + 1 < len(lines) else ""
+            return f"{Path(file).name}:{number}", "" if code.startswith('File "') else code
+    return "", ""
+
+
+def _frame(line: str) -> tuple[str, str]:
+    r"""Read `File "/a/b.py", line 3, in f`."""
+    text = line.strip()
+    if not text.startswith('File "'):
+        return "", ""
+    file, _, rest = text[6:].partition('", line ')
+    return file, rest.partition(",")[0]
+
+
+def where(error: BaseException, folder: Path | None = None) -> str | None:
+    """Return "model.py:31", the innermost line of the user's that an error passed through.
+
+    Args:
+        error: any exception; what caused it is looked at first.
+        folder: only lines of files in this folder, when given.
+    """
+    for cause in reversed(list(_chain(error))):
+        frames = [
+            frame
+            for frame in traceback.extract_tb(cause.__traceback__)
+            if is_users(frame.filename)
+            and (folder is None or Path(frame.filename).is_relative_to(folder))
+        ]
+        if frames:
+            return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def module_calls(node: torch.fx.Node) -> tuple[ModuleCall, ...]:
+    """Return the calls of the user's modules that a node belongs to, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    entries = [(key, path, kind) for key, (path, kind) in stack.items() if _in_model(path)]
+    return tuple(_call(key, path, _type_name(kind)) for key, path, kind in entries)
+
+
+def _in_model(path: str) -> bool:
+    return path == MODEL or path.startswith(MODEL + ".")
+
+
+def _type_name(kind: object) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+@lru_cache(maxsize=65536)
+def _call(key: str, path: str, kind: str) -> ModuleCall:
+    _, _, call = key.rpartition("@")
+    return ModuleCall(inside(path), kind, int(call) if call.isdigit() else 0)
+
+
+def inside(path: str) -> str:
+    """Return a name relative to the user's model: "model.blocks.0" -> "blocks.0"."""
+    return path.removeprefix(MODEL).removeprefix(".") if _in_model(path) else path

@@ -1,0 +1,192 @@
+"""The user's model as one call: tensors of the batch -> (loss, outputs).
+
+This file knows how a batch reaches a model; it knows nothing of tracing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+
+from bigbrain_fx.capture.batch import Batch, Key, fill, tensors_in
+from bigbrain_fx.errors import CaptureError, InputError
+
+Loss = Callable[[object, object], Tensor]
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a batch reaches `forward`: whole, or by these keys, or its first `positions` entries."""
+
+    whole: bool = False
+    keys: tuple[str, ...] = ()
+    positions: int = 0
+
+    def call(self, model: nn.Module, batch: object) -> object:
+        """Call the model with its part of the batch."""
+        if self.whole:
+            return model(batch)
+        if isinstance(batch, Mapping):
+            return model(**{key: batch[key] for key in self.keys})
+        return model(*cast("tuple[object, ...]", batch)[: self.positions])
+
+
+def route(model: nn.Module, batch: object, has_loss: bool) -> Route:
+    """Decide how a batch reaches `model.forward`.
+
+    * A tensor is passed as it is.
+    * A batch is passed whole when forward has one parameter only that must be given, and that one
+      cannot be an entry: no key of the dict is called so, or it is called `batch`, or (for a tuple,
+      without a loss function) there are more entries than parameters.
+    * Of a dict, forward gets the entries named like its parameters (all of them with `**kwargs`);
+      the loss function sees the whole batch. Without a loss function every entry must find a parameter.
+    * Of a tuple, forward gets the first entries, as many as it has positional parameters; with a
+      loss function at least one entry is left for the loss unless forward requires it:
+      `(x, y)` with `forward(x, mask=None)` passes x.
+
+    Raises:
+        InputError: entries are missing, or left over and there is no loss function.
+    """
+    if not isinstance(batch, Mapping | tuple | list):
+        return Route(whole=True)
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    required = [p.name for p in parameters if p.kind in _POSITIONAL and p.default is p.empty]
+    if _takes_all(parameters, required, batch, has_loss):
+        return Route(whole=True)
+    if isinstance(batch, Mapping):
+        return _by_key(model, parameters, required, batch, has_loss)
+    return _by_position(model, parameters, required, batch, has_loss)
+
+
+def _takes_all(
+    parameters: list[inspect.Parameter],
+    required: list[str],
+    batch: Mapping[str, object] | tuple[object, ...] | list[object],
+    has_loss: bool,
+) -> bool:
+    if len(required) != 1:
+        return False
+    if isinstance(batch, Mapping):
+        return required[0] not in batch
+    if required[0] == "batch":
+        return True
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return not has_loss and not open_ended and len(batch) > len(positional)
+
+
+def _by_key(
+    model: nn.Module,
+    parameters: list[inspect.Parameter],
+    required: list[str],
+    batch: Mapping[str, object],
+    has_loss: bool,
+) -> Route:
+    names = {p.name for p in parameters}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    keys = tuple(key for key in batch if takes_any or key in names)
+    keyword_only = [
+        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    ]
+    missing = [name for name in (*required, *keyword_only) if name not in batch]
+    left = [key for key in batch if key not in keys]
+    if missing or (left and not has_loss):
+        raise _mismatch(model, list(batch), [p.name for p in parameters], missing)
+    return Route(keys=keys)
+
+
+def _by_position(
+    model: nn.Module,
+    parameters: list[inspect.Parameter],
+    required: list[str],
+    batch: tuple[object, ...] | list[object],
+    has_loss: bool,
+) -> Route:
+    accepted = sum(p.kind in _POSITIONAL for p in parameters)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        accepted = len(batch)
+    spare = len(batch) - 1 if has_loss else len(batch)
+    count = max(len(required), min(accepted, spare))
+    if count > len(batch) or (count < len(batch) and not has_loss):
+        entries = [f"entry {i}" for i in range(len(batch))]
+        raise _mismatch(model, entries, [p.name for p in parameters], required[len(batch) :])
+    return Route(positions=count)
+
+
+def _mismatch(
+    model: nn.Module, have: list[str], parameters: list[str], missing: list[str]
+) -> InputError:
+    kind = type(model).__name__
+    what = f"the example batch does not fit {kind}.forward({', '.join(parameters)})"
+    return InputError(
+        what,
+        notes=(f"batch: {', '.join(map(str, have))}", f"missing: {', '.join(missing) or 'nothing'}"),
+        help="rename the batch's entries like forward's parameters, or define loss(output, batch) "
+        "for what only the loss reads",
+    )
+
+
+def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
+    """Name the entries of a tuple after forward's parameters; entries of a dict have their keys."""
+    names = [
+        p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _POSITIONAL
+    ]
+    if isinstance(batch, Mapping) or not names:
+        return {}
+    if how.whole:
+        return {(): names[0]}
+    return {(i,): name for i, name in enumerate(names[: how.positions])}
+
+
+class Step(nn.Module):
+    """Call the model on tensors of the batch; return the loss (when there is one) and the outputs.
+
+    `has_loss` says after a call whether there was a loss.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None, batch: Batch, how: Route) -> None:
+        super().__init__()
+        self.model = model
+        self.has_loss = False
+        self._loss = loss
+        self._names = [entry.name for entry in batch.entries]
+        self._template = batch.template
+        self._how = how
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return (loss, *outputs), or the outputs alone."""
+        batch = fill(self._template, dict(zip(self._names, tensors, strict=True)))
+        output = self._how.call(self.model, batch)
+        loss = self._loss(output, batch) if self._loss else _own_loss(output)
+        self.has_loss = loss is not None
+        outputs = [tensor for tensor in tensors_in(output) if tensor is not loss]
+        if loss is None:
+            return tuple(outputs)
+        _check_loss(loss)
+        return (loss, *outputs)
+
+
+def _own_loss(output: object) -> Tensor | None:
+    """Find the loss that a model returns itself: a scalar output, or `output.loss`."""
+    if isinstance(output, Mapping):
+        candidate = output.get("loss", getattr(output, "loss", None))
+    else:
+        candidate = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if isinstance(candidate, Tensor) and candidate.dim() == 0 and candidate.is_floating_point():
+        return candidate
+    return None
+
+
+def _check_loss(loss: object) -> None:
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return
+    found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise CaptureError(
+        f"loss(output, batch) must return a scalar tensor, found {found}",
+        help="return the mean: loss.mean()",
+    )

@@ -1,0 +1,176 @@
+"""A torch.export program -> core.Graph: plain calls with names, sizes, costs and lines of source.
+
+This file puts the pieces together; `scope` translates the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from bigbrain_fx.capture import rules
+from bigbrain_fx.capture.batch import Batch, unique
+from bigbrain_fx.capture.nodes import spec_of, storage
+from bigbrain_fx.capture.opaque import Call
+from bigbrain_fx.capture.params import Store, store, tensor_names
+from bigbrain_fx.capture.regions import without_dead
+from bigbrain_fx.capture.scope import Scope, World
+from bigbrain_fx.capture.sources import inside
+from bigbrain_fx.core import Arg, Graph, Input, Op, ParamRef, Ref
+from bigbrain_fx.errors import CaptureError
+
+_TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the graph is called and made for."""
+
+    name: str
+    rows: int
+    training: bool
+    autocast: str | None
+    static_rows: int | None = None
+    has_loss: bool = False
+
+
+def translate(
+    program: ExportedProgram,
+    model: nn.Module,
+    batch: Batch,
+    calls: Mapping[str, Call],
+    labels: Labels,
+) -> tuple[Graph, Store]:
+    """Translate an exported step.
+
+    Args:
+        program: of a `Step` over `model`.
+        batch: the example batch, whose entries are the step's arguments in order.
+        calls: the custom functions' calls, by the key in the trace.
+
+    Raises:
+        CaptureError: the trace holds what no graph can: shapes that depend on data, control flow of
+            torch, a write into an input that is also viewed.
+    """
+    taken = {*tensor_names(model), *(entry.name for entry in batch.entries)}
+    names = _tensor_names(program, taken)
+    kept = store(model, _constants(program, names))
+    nodes = list(program.graph.nodes)
+    world = World(kept, calls, _written(nodes), {param.name for param in kept.params})
+    scope = Scope(world, grad=labels.training, autocast=labels.autocast is not None)
+    inputs = _bind(scope, program, names, batch)
+    scope.run(nodes)
+    results = _results(scope, cast("Sequence[object]", nodes[-1].args[0]))
+    ops = with_grown(without_dead(scope.ops, results), world)
+    _check_inputs_unwritten(ops, inputs)
+    loss, outputs = (results[0], results[1:]) if labels.has_loss else (None, results)
+    graph = Graph(
+        labels.name,
+        tuple(ops),
+        inputs,
+        kept.params,
+        tuple(dict.fromkeys(outputs)),
+        loss,
+        batch=labels.rows,
+        static_batch=labels.static_rows,
+        training=labels.training,
+        autocast=labels.autocast,
+    )
+    return graph, kept
+
+
+def _tensor_names(program: ExportedProgram, taken: set[str]) -> dict[str, str]:
+    """Name the trace's tensors as the user does; a constant gets another name than any input."""
+    names = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in _TENSORS:
+            continue
+        name = inside(str(spec.target))
+        constant = spec.kind is InputKind.CONSTANT_TENSOR
+        names[spec.arg.name] = unique(name, taken) if constant else name
+    return names
+
+
+def _constants(program: ExportedProgram, names: Mapping[str, str]) -> dict[str, Tensor]:
+    return {
+        names[spec.arg.name]: cast("Tensor", program.constants[str(spec.target)])
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+
+
+def _written(nodes: Sequence[fx.Node]) -> frozenset[int]:
+    """Number the storages that some call writes into; `detach_` writes no numbers."""
+    found = [
+        storage(entry)
+        for node in nodes
+        if node.op == "call_function" and rules.family(node.target) != "detach"
+        for entry in rules.written_arguments(node)
+    ]
+    return frozenset(number for number in found if number is not None)
+
+
+def _bind(
+    scope: Scope, program: ExportedProgram, names: Mapping[str, str], batch: Batch
+) -> tuple[Input, ...]:
+    """Say what the placeholders stand for; describe the inputs."""
+    places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    entries = iter(batch.entries)
+    inputs = []
+    for spec in program.graph_signature.input_specs:
+        node = places[spec.arg.name]
+        if spec.kind in _TENSORS:
+            scope.env[node] = ParamRef(names[node.name])
+            continue
+        entry = next(entries)
+        made = Input(entry.name, entry.key, spec_of(node.meta["val"], False), entry.batched)
+        scope.world.specs[entry.name] = (made.spec,)
+        scope.world.names.add(entry.name)
+        scope.fresh.add(entry.name)
+        scope.env[node] = Ref(entry.name)
+        inputs.append(made)
+    return tuple(inputs)
+
+
+def _results(scope: Scope, results: Sequence[object]) -> list[str]:
+    """Name what the step returns; a parameter that is returned as it is becomes a value."""
+    return [_value_name(scope, scope.arg(result)) for result in results if result is not None]
+
+
+def _value_name(scope: Scope, arg: Arg) -> str:
+    if isinstance(arg, Ref):
+        return arg.value
+    if not isinstance(arg, ParamRef):
+        raise CaptureError(f"the model returns a constant, {arg}, where a tensor was expected")
+    spec = scope.world.store.spec(arg.param)
+    name = unique("output", scope.world.names)
+    return scope.add(Op(name, "aten.alias.default", (arg,), outputs=(spec,), view_of=arg.param))
+
+
+def _check_inputs_unwritten(ops: Sequence[Op], inputs: Sequence[Input]) -> None:
+    names = {entry.name for entry in inputs}
+    for op in ops:
+        for name in op.mutates:
+            if name in names:
+                raise CaptureError(
+                    f"the model writes into its input {name!r}: {op.code}",
+                    at=op.source or None,
+                    help="write into a copy: x = x.clone()",
+                )
+
+
+def with_grown(ops: Sequence[Op], world: World) -> list[Op]:
+    """Mark values that got a gradient through a later write into them."""
+    if not world.grown:
+        return list(ops)
+    return [
+        replace(op, outputs=tuple(replace(s, requires_grad=True) for s in op.outputs))
+        if world.root.get(op.name) in world.grown
+        else op
+        for op in ops
+    ]

@@ -1,0 +1,10 @@
+"""cluster.json -> Cluster: unit strings, presets of common GPUs, a default link and exceptions.
+
+This room knows the file; it knows nothing of models or plans, and imports no torch.
+"""
+
+from bigbrain_fx.cluster.file import schema
+from bigbrain_fx.cluster.presets import PRESETS, Preset
+from bigbrain_fx.cluster.resolve import parse_cluster, read_cluster, to_json
+
+__all__ = ["PRESETS", "Preset", "parse_cluster", "read_cluster", "schema", "to_json"]

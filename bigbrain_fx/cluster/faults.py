@@ -1,0 +1,105 @@
+"""What pydantic found -> an error that names the place, the fault and its cure.
+
+This room translates; it decides nothing about what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bigbrain_fx.cluster.document import Document, JsonPath
+from bigbrain_fx.cluster.file import (
+    BetweenEntry,
+    ClusterFile,
+    DeviceEntry,
+    LinkEntry,
+    LinksEntry,
+)
+from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
+from bigbrain_fx.errors import InputError
+
+_ENTRIES: Mapping[tuple[str, ...], type[BaseModel]] = {
+    (): ClusterFile,
+    ("devices", "*"): DeviceEntry,
+    ("links",): LinksEntry,
+    ("links", "default"): LinkEntry,
+    ("links", "same_host"): LinkEntry,
+    ("links", "between", "*"): BetweenEntry,
+}
+
+_EXAMPLES: Mapping[str, str] = {
+    "name": '"name": "d0"',
+    "devices": '"devices": [{"name": "d0", "preset": "h200"}]',
+    "bandwidth": '"bandwidth": "10Gbit/s"',
+    "latency": '"latency": "50us"',
+}
+
+_SHAPES: Mapping[str, str] = {
+    "model_type": "an object { ... }",
+    "model_attributes_type": "an object { ... }",
+    "dict_type": "an object { ... }",
+    "list_type": "a list [ ... ]",
+    "string_type": 'a text in "quotes"',
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+}
+
+_SHOWN = 4  # further faults are named by place only; a long list hides the first
+
+
+def file_error(document: Document, error: ValidationError) -> InputError:
+    """Turn the first fault, in file order, into the user's error; the others become notes."""
+    order = {path: i for i, path in enumerate(document.lines)}  # it was filled in file order
+    faults = sorted(
+        (_fault(detail) for detail in error.errors()),
+        key=lambda fault: order[document.known(fault[0])],
+    )
+    (path, what, help), *others = faults
+    notes = tuple(
+        f"also {document.at(other)}: {text}" if other else f"also: {text}"
+        for other, text, _ in others[:_SHOWN]
+    )
+    if len(others) > _SHOWN:
+        notes += (f"and {len(others) - _SHOWN} more",)
+    return document.error(path, what, help, notes)
+
+
+def _fault(detail: Any) -> tuple[JsonPath, str, str]:  # noqa: ANN401  # pydantic's ErrorDetails: untyped context
+    """Return path, what is wrong, and help for one entry of pydantic's list."""
+    path: JsonPath = detail["loc"]
+    context = detail.get("ctx", {})
+    found = quoted(detail["input"])
+    match detail["type"]:
+        case "value_error" if isinstance(context["error"], BadValueError):
+            return path, context["error"].what, context["error"].help
+        case "missing":
+            name = str(path[-1])
+            return path, "this field is missing", f"add {_EXAMPLES.get(name, quoted(name))}"
+        case "extra_forbidden":
+            return path, f"unknown field {quoted(path[-1])}", _known_fields(path)
+        case "literal_error":
+            return path, f"expected {context['expected']}, found {found}", 'write "cpu" or "cuda"'
+        case "too_short" if path == ("devices",):
+            return path, "the cluster has no devices", f"add one: {_EXAMPLES['devices']}"
+        case "too_short" | "too_long" if path[-1] in ("devices", "hosts") and len(path) > 1:
+            return path, f"expected two names, found {len(detail['input'])}", 'like ["a", "b"]'
+        case "too_long":
+            most = context["max_length"]
+            return path, f"more than {most} devices", f"describe at most {most} devices"
+        case "greater_than_equal" | "less_than_equal":
+            return path, f"expected 1 to 4096, found {found}", 'for example "threads": 1'
+        case kind if kind in _SHAPES:
+            return path, f"expected {_SHAPES[kind]}, found {found}", "see `bigbrain-fx schema`"
+        case _:
+            return path, f"{detail['msg']}, found {found}", "see `bigbrain-fx schema`"
+
+
+def _known_fields(path: JsonPath) -> str:
+    key = tuple("*" if isinstance(part, int) else part for part in path[:-1])
+    fields = [field.alias or name for name, field in _ENTRIES[key].model_fields.items()]
+    near = nearest(str(path[-1]), fields)
+    hint = f'did you mean "{near[0]}"? ' if near else ""
+    return f"{hint}known here: {', '.join(field for field in fields if field[0] != '$')}"

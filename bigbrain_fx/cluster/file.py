@@ -1,0 +1,169 @@
+"""What a cluster.json may hold, field by field; the JSON Schema comes from here.
+
+This room describes the file; what its parts mean together (pairs, presets, hosts) is `resolve`'s.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
+
+from bigbrain_fx.cluster import quantity
+from bigbrain_fx.cluster.presets import PRESETS
+from bigbrain_fx.cluster.quantity import BadValueError, Quantity, quoted
+
+MAX_DEVICES = 1024  # links between hosts are kept per pair of devices
+
+# No shell metacharacter, no blank, no slash, and no leading hyphen or dot: a name may become a
+# file name, and a host an argument of ssh or torchrun.
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+_HOST = r"^[A-Za-z0-9:][A-Za-z0-9_.:-]{0,252}$"
+
+
+def _device_name(name: str) -> str:
+    if re.fullmatch(_NAME, name) and not name.endswith("\n"):
+        return name
+    raise BadValueError(
+        f"not a device name: {quoted(name)}",
+        "use letters, digits, '_', '-' and '.', a letter or digit first, 63 at most: \"gpu0\"",
+    )
+
+
+def _host_name(name: str) -> str:
+    if re.fullmatch(_HOST, name) and not name.endswith("\n") and (":" not in name or _is_ip(name)):
+        return name
+    raise BadValueError(
+        f"not a host name or address: {quoted(name)}",
+        'use a name like "node-1.lab" or an IP address, without user, port or shell characters',
+    )
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _text(pattern: str, description: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern, "description": description})
+
+
+def _amount(
+    kind: Quantity, read: Callable[[object], object]
+) -> tuple[BeforeValidator, WithJsonSchema]:
+    schema = {
+        "type": "string",
+        "pattern": kind.pattern,
+        "examples": [kind.example],
+        "description": f"{kind.noun[0].upper()}{kind.noun[1:]} with its unit.",
+    }
+    return BeforeValidator(read), WithJsonSchema(schema)
+
+
+DeviceName = Annotated[str, AfterValidator(_device_name), _text(_NAME, "A device's name.")]
+HostName = Annotated[
+    str, AfterValidator(_host_name), _text(_HOST, "A host: a name or an IP address.")
+]
+OptionalMemory = Annotated[int | None, *_amount(quantity.MEMORY, quantity.memory_bytes)]
+OptionalCompute = Annotated[float | None, *_amount(quantity.COMPUTE, quantity.flops_per_s)]
+Bandwidth = Annotated[float, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
+OptionalBandwidth = Annotated[float | None, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
+Time = Annotated[float, *_amount(quantity.TIME, quantity.seconds)]
+
+
+def _hide_null(schema: dict[str, Any]) -> None:
+    """Take null out of the schema: it stands for "left out" and is no value to write."""
+    schema.pop("default", None)
+    for option in schema.pop("anyOf", ()):
+        schema.update(option if option != {"type": "null"} else {})
+
+
+def _left_out(**extra: Any) -> Any:  # noqa: ANN401  # a Field stands for a value of any type
+    return Field(default=None, json_schema_extra=_hide_null, **extra)
+
+
+class Entry(BaseModel):
+    """The habits of every object in the file: no unknown field, no guessing of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    comment: str | None = _left_out(alias="$comment", description="A note for people; ignored.")
+
+
+class DeviceEntry(Entry):
+    """One device. With a preset the other rates may be left out; what is written overrides it."""
+
+    name: DeviceName
+    host: HostName = Field(default="localhost", description="The machine the device is in.")
+    kind: Literal["cpu", "cuda"] | None = _left_out(
+        description="Where its tensors live; a preset is cuda."
+    )
+    preset: str | None = _left_out(
+        description="A card by name, with its datasheet's peak FP32 rate.",
+        examples=list(PRESETS),
+    )
+    memory: OptionalMemory = _left_out()
+    flops: OptionalCompute = _left_out()
+    memory_bandwidth: OptionalBandwidth = _left_out()
+    launch: Time = Field(default=5e-6, json_schema_extra={"default": "5us"})
+    threads: int = Field(
+        default=1, ge=1, le=4096, description="CPU threads its process computes with."
+    )
+
+
+class LinkEntry(Entry):
+    """A connection: a message of n bytes takes latency + n / bandwidth, either way."""
+
+    bandwidth: Bandwidth
+    latency: Time
+
+
+class BetweenEntry(LinkEntry):
+    """An exception: the connection of two devices, or of every device pair of two hosts."""
+
+    devices: Annotated[list[DeviceName], Field(min_length=2, max_length=2)] | None = _left_out()
+    hosts: Annotated[list[HostName], Field(min_length=2, max_length=2)] | None = _left_out()
+
+
+class LinksEntry(Entry):
+    """The connections; an exception for two devices wins over one for their hosts."""
+
+    default: LinkEntry | None = _left_out(
+        description="Any pair without an entry. Left out: 1Gbit/s and 0.1ms."
+    )
+    same_host: LinkEntry | None = _left_out(
+        description="Devices of one host. Left out: the default; without one, 1GB/s and 50us."
+    )
+    between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
+
+
+class ClusterFile(Entry):
+    """The devices to split a model over, in pipeline order, and the connections between them."""
+
+    schema_url: str | None = _left_out(
+        alias="$schema", description="Where the editor finds this schema; ignored."
+    )
+    devices: list[DeviceEntry] = Field(min_length=1, max_length=MAX_DEVICES)
+    links: LinksEntry = Field(default_factory=LinksEntry)
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a cluster file, for editors to check with."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ClusterFile.model_json_schema(mode="validation"),
+        "title": "bigbrain-fx cluster",
+    }

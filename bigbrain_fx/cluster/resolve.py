@@ -1,0 +1,257 @@
+"""cluster.json -> Cluster, and back.
+
+This room decides what the file's entries mean together: presets, hosts, which link wins.
+
+    a link of two devices:  between.devices  >  between.hosts  >  same_host  >  default
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bigbrain_fx.cluster import quantity
+from bigbrain_fx.cluster.document import Document, JsonPath, read_document, read_text
+from bigbrain_fx.cluster.faults import file_error
+from bigbrain_fx.cluster.file import BetweenEntry, ClusterFile, DeviceEntry, LinkEntry, LinksEntry
+from bigbrain_fx.cluster.presets import Preset, preset
+from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.errors import InputError
+
+# For a file that names no links: the slowest network a lab is likely to have, so that a forecast
+# errs on the careful side; and what gloo surely does between two processes of one host (measured on
+# a two-core machine: 55 us and 3.9 GB/s).
+DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=125e6)
+DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
+
+_Pair = frozenset[str]
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises:
+        InputError: cannot be read, is not JSON, or describes no cluster; names line and field.
+    """
+    return parse_cluster(read_text(path), str(path))
+
+
+def parse_cluster(text: str, source: str) -> Cluster:
+    """Turn the text of a cluster file into a Cluster.
+
+    Args:
+        text: JSON, as `schema()` describes it.
+        source: what errors call the text; a path.
+
+    Raises:
+        InputError: the first fault, with its line and its path, `devices[2].memory`.
+    """
+    document = read_document(text, source)
+    try:
+        file = ClusterFile.model_validate(document.value)
+    except ValidationError as error:
+        raise file_error(document, error) from error
+    devices = tuple(
+        _device(document, ("devices", i), entry) for i, entry in enumerate(file.devices)
+    )
+    _check_names(document, devices)
+    return Cluster(
+        devices=devices,
+        default_link=_link(file.links.default) if file.links.default else DEFAULT_LINK,
+        links=_links(document, file.links, devices),
+    )
+
+
+# --------------------------------------------------------------------------- devices
+
+
+def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
+    card = _preset(document, path, entry)
+    kind = entry.kind or ("cuda" if card else None)
+    memory_bytes = entry.memory or (card and card.memory_bytes)
+    flops_per_s = entry.flops or (card and card.flops_per_s)
+    memory_bytes_per_s = entry.memory_bandwidth or (card and card.memory_bytes_per_s)
+    if not (kind and memory_bytes and flops_per_s and memory_bytes_per_s):
+        raise _missing_fields(document, path, entry)
+    return Device(
+        name=entry.name,
+        host=entry.host,
+        kind=kind,
+        memory_bytes=memory_bytes,
+        flops_per_s=flops_per_s,
+        memory_bytes_per_s=memory_bytes_per_s,
+        launch_s=entry.launch,
+        threads=entry.threads,
+    )
+
+
+def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> Preset | None:
+    if entry.preset is None:
+        return None
+    if entry.kind == "cpu":
+        raise document.error(
+            (*path, "kind"),
+            f"the preset {quoted(entry.preset)} is a GPU, but kind is cpu",
+            'delete "kind", or delete "preset" and write memory, flops and memory_bandwidth',
+        )
+    try:
+        return preset(entry.preset)
+    except BadValueError as error:
+        raise document.error((*path, "preset"), error.what, error.help) from error
+
+
+def _missing_fields(document: Document, path: JsonPath, entry: DeviceEntry) -> InputError:
+    examples: Mapping[str, tuple[object, str]] = {
+        "kind": (entry.kind, '"cpu"'),
+        "memory": (entry.memory, '"4GiB"'),
+        "flops": (entry.flops, '"60GFLOP/s"'),
+        "memory_bandwidth": (entry.memory_bandwidth, '"12GB/s"'),
+    }
+    missing = {name: example for name, (value, example) in examples.items() if value is None}
+    wanted = ", ".join(f'"{name}": {example}' for name, example in missing.items())
+    return document.error(
+        (*path, next(iter(missing))),
+        f"this field is missing, and device {quoted(entry.name)} has no preset to take it from",
+        f'add {wanted}; or name a card, "preset": "h200"; or let `bigbrain-fx doctor` measure',
+    )
+
+
+def _check_names(document: Document, devices: tuple[Device, ...]) -> None:
+    first: dict[str, int] = {}
+    for i, device in enumerate(devices):
+        if device.name in first:
+            raise document.error(
+                ("devices", i, "name"),
+                f"duplicate of devices[{first[device.name]}].name: {quoted(device.name)}",
+                "give every device its own name",
+            )
+        first[device.name] = i
+
+
+# --------------------------------------------------------------------------- links
+
+
+def _links(
+    document: Document, links: LinksEntry, devices: tuple[Device, ...]
+) -> tuple[tuple[str, str, Link], ...]:
+    """List the pairs whose link is not the default: pairs as written first, then by host."""
+    of_devices: dict[_Pair, tuple[str, str, Link]] = {}
+    of_hosts: dict[_Pair, Link] = {}
+    first: dict[tuple[str, _Pair], int] = {}
+    for i, entry in enumerate(links.between):
+        field, (a, b) = _ends(document, ("links", "between", i), entry, devices)
+        pair = frozenset((a, b))
+        if (field, pair) in first:
+            raise document.error(
+                ("links", "between", i, field),
+                f"the pair {quoted(a)}, {quoted(b)} is already in "
+                f"links.between[{first[field, pair]}]",
+                "keep one of the two; a link holds both ways",
+            )
+        first[field, pair] = i
+        if field == "devices":
+            of_devices[pair] = (a, b, _link(entry))
+        else:
+            of_hosts[pair] = _link(entry)
+    same_host = _same_host(links)
+    others = []
+    for one, two in itertools.combinations(devices, 2):
+        fallback = same_host if one.host == two.host else None
+        link = of_hosts.get(frozenset((one.host, two.host)), fallback)
+        if link and frozenset((one.name, two.name)) not in of_devices:
+            others.append((one.name, two.name, link))
+    return (*of_devices.values(), *others)
+
+
+def _same_host(links: LinksEntry) -> Link | None:
+    if links.same_host:
+        return _link(links.same_host)
+    return None if links.default else DEFAULT_SAME_HOST_LINK
+
+
+def _ends(
+    document: Document, path: JsonPath, entry: BetweenEntry, devices: tuple[Device, ...]
+) -> tuple[str, list[str]]:
+    """Return "devices" or "hosts" and the two names, once it is clear that they exist."""
+    if (entry.devices is None) == (entry.hosts is None):
+        both = "both" if entry.devices else "neither"
+        raise document.error(
+            path,
+            f'expected either "devices" or "hosts", found {both}',
+            '"devices": ["d0", "d1"] for one pair, "hosts": ["a", "b"] for all pairs of two hosts',
+        )
+    if entry.devices is None:
+        assert entry.hosts is not None  # one of the two is there
+        field, names, known = "hosts", entry.hosts, [device.host for device in devices]
+    else:
+        field, names, known = "devices", entry.devices, [device.name for device in devices]
+    known = list(dict.fromkeys(known))
+    for k, name in enumerate(names):
+        if name not in known:
+            near = nearest(name, known)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            raise document.error(
+                (*path, field, k),
+                f"no {field[:-1]} {quoted(name)} in this cluster",
+                f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+            )
+    if field == "devices" and names[0] == names[1]:
+        raise document.error(
+            (*path, field),
+            f"device {quoted(names[0])} is linked to itself",
+            "name two devices; moving data inside one device costs nothing here",
+        )
+    return field, names
+
+
+def _link(entry: LinkEntry) -> Link:
+    return Link(latency_s=entry.latency, bytes_per_s=entry.bandwidth)
+
+
+# --------------------------------------------------------------------------- and back
+
+
+def to_json(cluster: Cluster) -> str:
+    """Write a cluster as a cluster file; parsing it gives an equal Cluster.
+
+    Raises:
+        InputError: a value that has no text with a unit (an infinite bandwidth).
+    """
+    try:
+        content = {
+            "devices": [_device_json(device) for device in cluster.devices],
+            "links": {
+                "default": _link_json(cluster.default_link),
+                "between": [
+                    {"devices": [a, b], **_link_json(link)} for a, b, link in cluster.links
+                ],
+            },
+        }
+    except BadValueError as error:
+        raise InputError(f"cannot write the cluster: {error.what}", help=error.help) from error
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _device_json(device: Device) -> dict[str, str | int]:
+    return {
+        "name": device.name,
+        "host": device.host,
+        "kind": device.kind,
+        "memory": quantity.memory_text(device.memory_bytes),
+        "flops": quantity.rate_text(device.flops_per_s, "FLOP/s"),
+        "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
+        "launch": quantity.time_text(device.launch_s),
+        "threads": device.threads,
+    }
+
+
+def _link_json(link: Link) -> dict[str, str]:
+    return {
+        "bandwidth": quantity.rate_text(link.bytes_per_s, "B/s"),
+        "latency": quantity.time_text(link.latency_s),
+    }

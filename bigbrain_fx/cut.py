@@ -1,0 +1,314 @@
+"""Graph, Placement -> Stages: an acyclic list of stages for any placement, and what crosses each edge.
+
+This room knows the graph and the placement; it knows nothing of schedules, of time, or of emitted text.
+
+    placement   a a b a b b          scattered placements too: each device gets as few stages as the
+    stages      [a a a] [b b b]      greedy finds, and a chain of k devices gives exactly k
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
+from bigbrain_fx.units import is_size, units
+
+
+def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
+    """Turn a placement into stages and edges.
+
+    Args:
+        graph: as captured. rows: of a micro-batch, so that edges know their bytes.
+        placement: a device for every op; ops that must stay together follow the heaviest of them.
+        clip: whether gradients are clipped by their global norm, so that devices exchange norms.
+
+    Returns:
+        Stages in an order in which they can run. Deterministic.
+
+    Source: architecture.md, "Cut"; the greedy is run from both ends and the shorter list kept.
+    """
+    live = live_ops(graph)
+    concrete = graph.at(rows)
+    found = units(concrete)
+    groups = [group for group in (_only(group, live) for group in found.groups) if group]
+    device_of = [_device_of(concrete, group, placement) for group in groups]
+    order = _shorter(_Groups.of(graph, groups, device_of))
+    stages = [
+        _stage(graph, found.replicated, number, device_of[ids[0]], [groups[i] for i in ids])
+        for number, ids in enumerate(order)
+    ]
+    stages = _with_sends(stages)
+    moved = [
+        name
+        for group, device in zip(groups, device_of, strict=True)
+        for name in group
+        if placement.device_of[name] != device
+    ]
+    edges = (*_activations(concrete, stages), *_gradients(concrete, stages), *_tied(graph, stages))
+    return Stages(tuple(stages), (*edges, *(_norms(graph, stages) if clip else ())), tuple(moved))
+
+
+def live_ops(graph: Graph) -> frozenset[str]:
+    """Return the ops that the loss (or, without one, an output) depends on, and those that write state."""
+    wanted = [graph.loss] if graph.loss else list(graph.outputs)
+    pending = [name for name in wanted if name in graph.op]
+    pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
+    writers = defaultdict(list)
+    for op in graph.ops:
+        for name in op.mutates:
+            writers[name].append(op.name)
+    live: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in live:
+            continue
+        live.add(name)
+        pending += [ref for ref in graph.op[name].refs if ref in graph.op]
+        pending += writers[name]
+    return frozenset(live)
+
+
+def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
+    """Return the stages that have a backward pass: they make the loss, or a trained stage reads them."""
+    found: set[int] = set()
+    for stage in reversed(stages):
+        own = set(stage.ops) - set(stage.recomputed)
+        readers = {value for later in stages if later.index in found for value in later.receives}
+        wanted = {value for value in stage.sends if value in readers} | ({graph.loss} & own)
+        if graph.loss and any(graph.op[value].requires_grad for value in wanted if value):
+            found.add(stage.index)
+    return frozenset(found)
+
+
+def roots(graph: Graph, stage: Stage) -> tuple[str, ...]:
+    """Return the values a stage returns: those it sends, then the loss or the model's outputs that it makes."""
+    own = set(stage.ops) - set(stage.recomputed)
+    wanted = (graph.loss,) if graph.loss else graph.outputs
+    return (*stage.sends, *(name for name in dict.fromkeys(wanted) if name in own and name not in stage.sends))
+
+
+# --------------------------------------------------------------------------- the order of stages
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The graph of groups: who must run before whom, on which device."""
+
+    device_of: Sequence[str]
+    before: Sequence[frozenset[int]]
+    after: Sequence[frozenset[int]]
+
+    @staticmethod
+    def of(graph: Graph, groups: Sequence[tuple[str, ...]], device_of: Sequence[str]) -> _Groups:
+        group_of = {name: i for i, group in enumerate(groups) for name in group}
+        before: list[set[int]] = [set() for _ in groups]
+        after: list[set[int]] = [set() for _ in groups]
+        for name, i in group_of.items():
+            for ref in graph.op[name].refs:
+                j = group_of.get(ref, i)
+                if j != i:
+                    before[i].add(j)
+                    after[j].add(i)
+        return _Groups(device_of, [frozenset(s) for s in before], [frozenset(s) for s in after])
+
+    def reversed(self) -> _Groups:
+        return _Groups(self.device_of, self.after, self.before)
+
+
+def _shorter(groups: _Groups) -> list[list[int]]:
+    """Neither direction always wins; the minimum is hard, so take the better of the two."""
+    early = _greedy(groups)
+    late = [sorted(stage) for stage in reversed(_greedy(groups.reversed()))]
+    return early if len(early) <= len(late) else late
+
+
+def _greedy(groups: _Groups) -> list[list[int]]:
+    """Emit, again and again, all that one device can run now: one it finishes with, else the most."""
+    left = Counter(groups.device_of)
+    waiting = [len(before) for before in groups.before]
+    devices = list(dict.fromkeys(groups.device_of))
+    stages: list[list[int]] = []
+    done: set[int] = set()
+    while left:
+        closures = {d: _closure(groups, d, waiting, done) for d in devices if left[d]}
+        best = max(closures, key=lambda d: (len(closures[d]) == left[d], len(closures[d]), -devices.index(d)))
+        stages.append(sorted(closures[best]))
+        for i in closures[best]:
+            done.add(i)
+            for j in groups.after[i]:
+                waiting[j] -= 1
+        left[best] -= len(closures[best])
+        left += Counter()  # drops devices that are done
+    return stages
+
+
+def _closure(groups: _Groups, device: str, waiting: Sequence[int], done: set[int]) -> set[int]:
+    """Return the groups of one device that can run with nothing more from the others."""
+    met = dict[int, int]()
+    ready = [i for i, d in enumerate(groups.device_of) if d == device and i not in done and waiting[i] == 0]
+    closure: set[int] = set()
+    while ready:
+        i = ready.pop()
+        closure.add(i)
+        for j in groups.after[i]:
+            met[j] = met.get(j, 0) + 1
+            if groups.device_of[j] == device and met[j] == waiting[j]:
+                ready.append(j)
+    return closure
+
+
+def _device_of(graph: Graph, group: tuple[str, ...], placement: Placement) -> str:
+    weight: dict[str, int] = {}
+    for name in group:
+        op = graph.op[name]
+        work = 1 + int(op.flops) + int(op.reads_bytes) + int(op.writes_bytes)
+        weight[placement.device_of[name]] = weight.get(placement.device_of[name], 0) + work
+    return max(weight, key=lambda device: weight[device])  # the first of equals: dicts keep order
+
+
+def _only(group: tuple[str, ...], live: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name in group if name in live)
+
+
+# --------------------------------------------------------------------------- one stage
+
+
+def _stage(
+    graph: Graph, replicated: frozenset[str], number: int, device: str, groups: list[tuple[str, ...]]
+) -> Stage:
+    own = {name for group in groups for name in group}
+    copies = _copies(graph, own, replicated)
+    names = tuple(op.name for op in graph.ops if op.name in own or op.name in copies)
+    reads = dict.fromkeys(ref for name in names if not is_size(graph.op[name]) for ref in graph.op[name].refs)
+    params = dict.fromkeys(param for name in names for param in graph.op[name].params)
+    receives = tuple(op.name for op in graph.ops if op.name in reads and op.name not in own | copies)
+    inputs = tuple(entry.name for entry in graph.inputs if entry.name in reads)
+    stage = Stage(
+        number, device, names, tuple(n for n in names if n in copies), tuple(params), inputs, receives
+    )
+    return _with_size_source(graph, stage)
+
+
+def _copies(graph: Graph, own: set[str], replicated: frozenset[str]) -> set[str]:
+    copies: set[str] = set()
+    pending = [ref for name in own for ref in graph.op[name].refs]
+    while pending:
+        name = pending.pop()
+        if name in replicated and name not in copies:
+            copies.add(name)
+            if graph.op[name].target != "aten.sym_size.int":  # reads whatever local tensor has that size
+                pending += graph.op[name].refs
+    return copies
+
+
+def _with_size_source(graph: Graph, stage: Stage) -> Stage:
+    """Give the stage a model input to read the batch size from, when nothing local has it."""
+    sizes = [graph.op[name] for name in stage.ops if graph.op[name].target == "aten.sym_size.int"]
+    inputs = set(stage.inputs)
+    for op in sizes:
+        value = op.refs[0]
+        if _is_local(graph, stage, value):
+            continue
+        wanted = _spec(graph, value).shape[int(str(op.args[1]))]
+        if any(wanted in _spec(graph, name).shape for name in (*stage.receives, *sorted(inputs))):
+            continue
+        inputs.update(entry.name for entry in graph.inputs if wanted in entry.spec.shape)
+    return replace(stage, inputs=tuple(e.name for e in graph.inputs if e.name in inputs))
+
+
+def _is_local(graph: Graph, stage: Stage, value: str) -> bool:
+    return value in stage.ops or value in stage.receives or value in stage.inputs
+
+
+def _spec(graph: Graph, value: str) -> TensorSpec:
+    return graph.input[value].spec if value in graph.input else graph.op[value].outputs[0]
+
+
+def _with_sends(stages: list[Stage]) -> list[Stage]:
+    wanted = {name for stage in stages for name in stage.receives}
+    return [
+        replace(stage, sends=tuple(n for n in stage.ops if n in wanted and n not in stage.recomputed))
+        for stage in stages
+    ]
+
+
+# --------------------------------------------------------------------------- edges
+
+
+def _readers(stages: list[Stage]) -> Iterator[tuple[str, Stage, list[Stage]]]:
+    for maker in stages:
+        for value in maker.sends:
+            yield value, maker, [stage for stage in stages if value in stage.receives]
+
+
+def _activations(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
+    """Yield who gets each value from whom: the maker, or an earlier reader on the same device."""
+    for value, maker, readers in _readers(stages):
+        holder = {maker.device: maker.index}
+        for reader in readers:
+            source = holder.setdefault(reader.device, reader.index)
+            source = maker.index if source == reader.index else source
+            yield Edge(value, source, reader.index, "activation", graph.op[value].outputs[0].nbytes)
+
+
+def _gradients(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
+    """Yield the relay of each gradient: last reader first, through every reader, to the maker.
+
+    That is the order in which the autograd engine adds them up in one process.
+    """
+    with_backward = trained(graph, stages)
+    for value, maker, readers in _readers(stages):
+        if graph.op[value].requires_grad:
+            path = [maker.index, *(r.index for r in readers if r.index in with_backward)]
+            for target, source in zip(path, path[1:], strict=False):
+                yield Edge(value, source, target, "gradient", graph.op[value].outputs[0].nbytes)
+
+
+def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
+    """Return, for each trained parameter by canonical name, the stages that hold it, in order."""
+    found: dict[str, list[Stage]] = {}
+    with_backward = trained(graph, stages)
+    for stage in stages:
+        if stage.index not in with_backward:
+            continue
+        for name in stage.params:
+            param = graph.param[name]
+            stages_of = found.setdefault(param.canonical, [])
+            if param.spec.requires_grad and stage not in stages_of:
+                stages_of.append(stage)
+    order = {param.canonical: i for i, param in reversed(list(enumerate(graph.params)))}
+    return {name: found[name] for name in sorted(found, key=lambda name: order[name]) if found[name]}
+
+
+def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
+    """Yield each leaf's gradient to every other device that holds the parameter, last stage first."""
+    if graph.loss is None:
+        return
+    for name, held_by in holders(graph, stages).items():
+        first_on: dict[str, int] = {}
+        for stage in held_by:
+            first_on.setdefault(stage.device, stage.index)
+        for source in reversed(held_by):
+            for device, target in first_on.items():
+                if device != source.device:
+                    yield Edge(name, source.index, target, "tied", graph.param[name].spec.nbytes)
+
+
+def _norms(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
+    """Yield an edge between every two devices that own parameters: per-parameter norms, once a step."""
+    owned = owners(graph, stages)
+    first_on = {stage.device: stage.index for stage in reversed(stages)}
+    for a, own in owned.items():
+        for b in first_on:
+            if a != b and own:
+                yield Edge("norms", first_on[a], first_on[b], "norm", 4 * len(own))
+
+
+def owners(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[str]]:
+    """Return the parameters each device answers for: those it holds first, by canonical name, in model order."""
+    owned: dict[str, list[str]] = {device: [] for device in dict.fromkeys(s.device for s in stages)}
+    for name, held_by in holders(graph, stages).items():
+        owned[held_by[0].device].append(name)
+    return owned

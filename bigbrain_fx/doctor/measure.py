@@ -1,0 +1,136 @@
+"""What a device sustains: matrix products, copies, tiny ops; and what a link takes.
+
+This room times torch; it knows no processes and no files. Everything here runs inside a worker.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+# rows x inner x columns. Products of a model of some hundred to a thousand features: projection,
+# the two halves of an MLP, the gradient of a weight, and a larger one.
+CPU_SHAPES = (
+    (128, 512, 512),
+    (128, 512, 2048),
+    (128, 2048, 512),
+    (2048, 128, 512),
+    (512, 1024, 1024),
+)
+GPU_SHAPES = ((2048, 1024, 4096), (2048, 4096, 1024), (4096, 2048, 1024), (2048, 4096, 4096))
+_COPY_BYTES = 64 * 2**20  # beyond most caches
+_WEIGHTS_BYTES = 16 * 2**20  # weights come from memory, as they do when a model's layers take turns
+_MESSAGE_BYTES = (2**18, 2**20, 2**22)
+_SAMPLES = 5
+
+
+def per_call_s(
+    run: Callable[[int], object], window_s: float, sync: Callable[[], object] = lambda: None
+) -> float:
+    """Time `run(0)`, `run(1)`, ... for about `window_s` seconds; return seconds per call.
+
+    The median of a few stretches, each the mean over many calls: a mean feels what other processes
+    take (which a median of single calls does not), and the median forgets a stretch with a hiccup.
+    """
+    calls = 1
+    while _stretch_s(run, calls, sync) < window_s / 8:
+        calls *= 2
+    return statistics.median(_stretch_s(run, calls, sync) for _ in range(_SAMPLES)) / calls
+
+
+def _stretch_s(run: Callable[[int], object], calls: int, sync: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for i in range(calls):
+        run(i)
+    sync()
+    return time.perf_counter() - start
+
+
+def matmul_flops_per_s(shape: tuple[int, int, int], window_s: float, device: torch.device) -> float:
+    """Measure one shape of FP32 product, the right factor taken in turn from many."""
+    rows, inner, columns = shape
+    count = max(2, _WEIGHTS_BYTES // (4 * inner * columns))
+    x = torch.randn(rows, inner, device=device)
+    weights = [torch.randn(columns, inner, device=device) for _ in range(count)]
+    taken_s = per_call_s(lambda i: torch.mm(x, weights[i % count].t()), window_s, _sync(device))
+    return 2.0 * rows * inner * columns / taken_s
+
+
+def copy_bytes_per_s(window_s: float, device: torch.device) -> float:
+    """Measure a large copy; bytes read and bytes written both count, as they do for an op."""
+    source = torch.ones(_COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source).fill_(0.0)  # touched, so that no page is new
+    return 2.0 * _COPY_BYTES / per_call_s(lambda _: target.copy_(source), window_s, _sync(device))
+
+
+def launch_s(window_s: float, device: torch.device) -> float:
+    """Measure what an op costs that has nothing to do, recorded for backward as in training."""
+    x = torch.ones(8, device=device, requires_grad=True)
+    return per_call_s(lambda _: x + 1.0, window_s, _sync(device))
+
+
+def ping_pong(rank: int, rounds: int) -> tuple[float, float]:
+    """Send messages to and fro between ranks 0 and 1; both call this.
+
+    Returns:
+        latency_s of an empty-handed message, and bytes_per_s of what larger ones take beyond that.
+    """
+    latency_s = _one_way_s(rank, 4, rounds * 5)
+    rates = [
+        beyond_latency_bytes_per_s(nbytes, _one_way_s(rank, nbytes, rounds), latency_s)
+        for nbytes in _MESSAGE_BYTES
+    ]
+    return latency_s, statistics.median(rates)
+
+
+def beyond_latency_bytes_per_s(nbytes: int, taken_s: float, latency_s: float) -> float:
+    """Return the rate of a message once its latency is taken off.
+
+    On a machine that is busy with other things the latency may come out longer than the message;
+    at most half of a message's time is believed to be latency.
+    """
+    return nbytes / max(taken_s - latency_s, taken_s / 2)
+
+
+def _one_way_s(rank: int, nbytes: int, rounds: int) -> float:
+    message = torch.zeros(nbytes // 4)
+    taken_s = []
+    for _ in range(rounds + 3):
+        start = time.perf_counter()
+        if rank == 0:
+            dist.send(message, 1)
+            dist.recv(message, 1)
+        else:
+            dist.recv(message, 0)
+            dist.send(message, 0)
+        taken_s.append((time.perf_counter() - start) / 2)
+    # The first few open buffers. Disturbance only ever adds, so the lower quartile is the link's own.
+    return statistics.quantiles(taken_s[3:], n=4)[0]
+
+
+def gpu_link(window_s: float) -> tuple[float, float]:
+    """Measure copies between GPUs 0 and 1: latency_s and bytes_per_s."""
+    one, two = torch.device("cuda:0"), torch.device("cuda:1")
+
+    def copy_s(nbytes: int) -> float:
+        source = torch.zeros(nbytes // 4, device=one)
+        target = torch.zeros(nbytes // 4, device=two)
+
+        def sync() -> None:
+            torch.cuda.synchronize(one)
+            torch.cuda.synchronize(two)
+
+        return per_call_s(lambda _: target.copy_(source), window_s, sync)
+
+    latency_s = copy_s(4)
+    return latency_s, beyond_latency_bytes_per_s(_COPY_BYTES, copy_s(_COPY_BYTES), latency_s)
+
+
+def _sync(device: torch.device) -> Callable[[], object]:
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None

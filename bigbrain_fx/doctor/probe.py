@@ -1,0 +1,254 @@
+"""This host -> a cluster.json that forecasts can be made with.
+
+This room decides what to measure and puts the figures together; it prints nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bigbrain_fx.cluster import to_json
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.doctor.fleet import Fleet, run
+from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
+from bigbrain_fx.errors import InputError
+
+_MIB = 2**20
+_QUICK_WINDOW_S = 0.25
+_THOROUGH_WINDOW_S = 2.0
+_QUICK_DEADLINE_S = 60.0
+_THOROUGH_DEADLINE_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one device sustains: FP32 matrix products, copies (read and write), tiny ops."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.flops_per_s / 1e9:.1f} GFLOP/s, {self.memory_bytes_per_s / 1e9:.1f} GB/s, "
+            f"{self.launch_s * 1e6:.1f} us per op"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of the host; its memory is what was free when it was probed."""
+
+    name: str
+    memory_bytes: int
+    rates: Rates
+
+
+@dataclass(frozen=True)
+class HostProbe:
+    """What was measured on this host; `cluster` is what planners get, `print` shows it.
+
+    Attributes:
+        devices: how many devices the cluster has.
+        threads: CPU threads of each.
+        cpu: what each of `devices` processes sustained while all of them computed.
+        link: between two processes, over loopback.
+        gpus: every GPU seen; empty without CUDA.
+        gpu_link: between GPUs 0 and 1; None with fewer.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    devices: int
+    threads: int
+    cores: int
+    memory_bytes: int
+    cpu: Rates
+    link: Link
+    gpus: tuple[Gpu, ...]
+    gpu_link: Link | None
+    took_s: float
+
+    @property
+    def cluster(self) -> Cluster:
+        """The host as a cluster: devices d0, d1, ... on "localhost", figures to three digits."""
+        link = self.link
+        if self.kind == "cuda":
+            devices = [self._device(i, gpu.memory_bytes, gpu.rates) for i, gpu in self._used_gpus]
+            link = self.gpu_link or self.link
+        else:
+            share_bytes = self.memory_bytes // self.devices
+            devices = [self._device(i, share_bytes, self.cpu) for i in range(self.devices)]
+        return Cluster(
+            tuple(devices), Link(_three_digits(link.latency_s), _three_digits(link.bytes_per_s))
+        )
+
+    @property
+    def _used_gpus(self) -> Sequence[tuple[int, Gpu]]:
+        return list(enumerate(self.gpus[: self.devices]))
+
+    def _device(self, index: int, memory_bytes: int, rates: Rates) -> Device:
+        return Device(
+            name=f"d{index}",
+            host="localhost",
+            kind=self.kind,
+            memory_bytes=memory_bytes // _MIB * _MIB,
+            flops_per_s=_three_digits(rates.flops_per_s),
+            memory_bytes_per_s=_three_digits(rates.memory_bytes_per_s),
+            launch_s=_three_digits(rates.launch_s),
+            threads=self.threads,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know before trusting the figures."""
+        wanted = self.devices * self.threads
+        if self.kind == "cpu" and wanted > self.cores:
+            return (f"{wanted} threads share {self.cores} cores: each gets what it got here",)
+        return ()
+
+    def write(self, path: str | Path, force: bool = False) -> None:
+        """Write the cluster file; an existing file stays unless `force`.
+
+        Raises:
+            InputError: the file exists, or cannot be written.
+        """
+        text = to_json(self.cluster)
+        try:
+            with Path(path).open("w" if force else "x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError as error:
+            raise InputError(
+                "the cluster file exists already", at=str(path), help="add --force to replace it"
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"cannot write the cluster file: {error.strerror}",
+                at=str(path),
+                help="name a file in a folder that exists and can be written",
+            ) from error
+
+    def __str__(self) -> str:
+        memory = f"{self.memory_bytes / 2**30:.1f} GiB"
+        plural = "process" if self.devices == 1 else "processes at once"
+        lines = [
+            f"host      {self.cores} cores, {memory} of memory for use",
+            f"cpu       {self.cpu}",
+            f"          each of {self.devices} {plural}, {self.threads} thread(s) each",
+            f"loopback  {_link_text(self.link)}",
+        ]
+        lines += [
+            f"gpu {i}     {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB free, {gpu.rates}"
+            for i, gpu in enumerate(self.gpus)
+        ]
+        lines += [f"gpu-gpu   {_link_text(self.gpu_link)}"] if self.gpu_link else []
+        lines += [f"cluster   {self.devices} {self.kind} device(s), probed in {self.took_s:.1f} s"]
+        return "\n".join(itertools.chain(lines, (f"note      {note}" for note in self.notes)))
+
+
+def probe(
+    threads: int = 1,
+    devices: int = 2,
+    quick: bool = True,
+    kind: Literal["cpu", "cuda"] | None = None,
+) -> HostProbe:
+    """Measure this host as `devices` devices would use it: all at once.
+
+    Processes of one host share its memory bandwidth, caches and cores, so the rates are those of
+    `devices` processes that compute at the same time. The link is a ping-pong of two processes
+    over gloo on 127.0.0.1. GPUs, where there are any, are probed too.
+
+    Args:
+        threads: CPU threads of each device.
+        devices: how many devices the cluster shall have.
+        quick: some ten seconds; otherwise about a minute, for steadier figures.
+        kind: what the devices are; None takes GPUs where there are `devices` of them, else CPU
+            processes. "cpu" leaves GPUs alone.
+
+    Raises:
+        InputError: numbers that this host cannot do.
+        ProbeError: a process failed or hung.
+    """
+    cores = usable_cores()
+    _check(threads, devices, cores)
+    memory_bytes = usable_memory_bytes()  # before our own processes take some
+    start = time.monotonic()
+    results = run(
+        Fleet(
+            world=max(2, devices),
+            busy=devices,
+            threads=threads,
+            window_s=_QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S,
+            deadline_s=_QUICK_DEADLINE_S if quick else _THOROUGH_DEADLINE_S,
+            gpus=kind != "cpu",
+        )
+    )
+    gpus = tuple(_gpu(entry) for entry in results[0].get("gpus", ()))
+    if kind == "cuda" and len(gpus) < devices:
+        raise InputError(
+            f"expected {devices} GPUs, found {len(gpus)}",
+            at="--devices",
+            help=f"ask for {len(gpus)} devices" if gpus else "probe the CPU instead",
+        )
+    return HostProbe(
+        kind=kind or ("cuda" if len(gpus) >= devices else "cpu"),
+        devices=devices,
+        threads=threads,
+        cores=cores,
+        memory_bytes=memory_bytes,
+        cpu=_middle_rates(results[:devices]),
+        link=Link(
+            statistics.mean(result["latency_s"] for result in results[:2]),
+            statistics.mean(result["bytes_per_s"] for result in results[:2]),
+        ),
+        gpus=gpus,
+        gpu_link=_gpu_link(results[0]),
+        took_s=time.monotonic() - start,
+    )
+
+
+def _check(threads: int, devices: int, cores: int) -> None:
+    if not 1 <= threads <= cores:
+        raise InputError(
+            f"expected 1 to {cores} threads, as this host has {cores} cores, found {threads}",
+            at="--threads",
+            help="--threads 1",
+        )
+    most = 4 * cores
+    if not 1 <= devices <= most:
+        raise InputError(
+            f"expected 1 to {most} devices on {cores} cores, found {devices}",
+            at="--devices",
+            help=f"probe with --devices {min(2, most)}; "
+            "for a larger cluster copy the entries and change their hosts",
+        )
+
+
+def _middle_rates(results: Sequence[Mapping[str, Any]]) -> Rates:
+    def middle(key: str) -> float:
+        return statistics.median(float(result[key]) for result in results)
+
+    return Rates(middle("flops_per_s"), middle("memory_bytes_per_s"), middle("launch_s"))
+
+
+def _gpu(entry: Mapping[str, Any]) -> Gpu:
+    return Gpu(str(entry["name"]), int(entry["memory_bytes"]), _middle_rates([entry]))
+
+
+def _gpu_link(result: Mapping[str, Any]) -> Link | None:
+    if "gpu_latency_s" not in result:
+        return None
+    return Link(float(result["gpu_latency_s"]), float(result["gpu_bytes_per_s"]))
+
+
+def _link_text(link: Link) -> str:
+    return f"{link.latency_s * 1e6:.0f} us, {link.bytes_per_s / 1e9:.2f} GB/s"
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")

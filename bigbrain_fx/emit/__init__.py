@@ -1,0 +1,9 @@
+"""Plan -> bundle: plain Python that a person would keep, weights, and a README.
+
+This room knows the plan and how code is written. It imports no torch, and knows nothing of processes.
+"""
+
+from bigbrain_fx.emit.bundle import check_out, write_bundle
+from bigbrain_fx.emit.texts import bundle_texts
+
+__all__ = ["bundle_texts", "check_out", "write_bundle"]

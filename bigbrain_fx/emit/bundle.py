@@ -1,0 +1,90 @@
+"""Write a bundle: all of it or nothing, and only inside the folder asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from bigbrain_fx.emit.texts import bundle_texts, training_slice, weight_files, weight_index
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, timeline, to_json
+from bigbrain_fx.simulate import chrome_trace
+
+RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
+
+
+class Weights(Protocol):
+    """Who has the model's tensors: the capture session."""
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write tensors by name into safetensors files."""
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch's tensors into one safetensors file, by input name."""
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Refuse a folder that is there already, before any work is done.
+
+    Raises:
+        InputError: it exists and `force` is off, or it is no folder that a bundle may replace.
+    """
+    if out.is_symlink():
+        raise InputError(f"{out} is a symbolic link", help="give the folder itself")
+    if out.exists() and not force:
+        raise InputError(f"{out} exists already", help="give another --out, or --force to replace it")
+    if out.exists() and not (out / "plan.json").is_file():
+        raise InputError(f"{out} is not a bundle: --force replaces bundles only", help="give another --out")
+
+
+def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False) -> Path:
+    """Write the bundle beside its place and move it there in one step; return its path.
+
+    Raises:
+        InputError: `out` exists and `force` is off, or cannot be written.
+    """
+    check_out(out, force=force)
+    texts = bundle_texts(plan)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"cannot write in {out.parent}: {error.strerror}", help="give another --out") from error
+    try:
+        _fill(scratch, plan, texts, weights)
+        _move(scratch, out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return out
+
+
+def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) -> None:
+    folder.chmod(0o755)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "__init__.py").write_text(f'"""{plan.graph.name!r}, split by bigbrain-fx; see README.md."""\n')
+    (folder / "plan.json").write_bytes(to_json(plan))
+    (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
+    shutil.copytree(RUNTIME, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in training_slice(plan).files:
+        shutil.copyfile(path, folder / path.name)
+    (folder / "weights").mkdir()
+    (folder / "weights" / "index.json").write_text(json.dumps(weight_index(plan), indent=1) + "\n")
+    weights.write_weights(folder / "weights", weight_files(plan))
+    if not plan.source.has_batches:
+        weights.write_batch(folder / "example.safetensors")
+
+
+def _move(scratch: Path, out: Path) -> None:
+    if out.exists():
+        old = out.with_name(f".{out.name}-old-{os.getpid()}")
+        out.rename(old)
+        scratch.rename(out)
+        shutil.rmtree(old)
+    else:
+        scratch.rename(out)

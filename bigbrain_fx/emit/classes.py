@@ -1,0 +1,403 @@
+"""Templates and stages -> class definitions: nn.Modules with the names of the original model."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bigbrain_fx.core import Graph, Op, Param, Stage
+from bigbrain_fx.emit.blocks import Blocks, Instance, Template, Where, draws, find_blocks, numbers, runs
+from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
+from bigbrain_fx.emit.hints import value_names
+from bigbrain_fx.emit.layout import statement
+from bigbrain_fx.emit.names import Names, identifier, is_attribute
+from bigbrain_fx.emit.scope import Scope, make_scope
+from bigbrain_fx.randomness import draw_places
+
+
+@dataclass(frozen=True)
+class StageText:
+    """One stage, ready to print.
+
+    `arguments` maps received values and model inputs to argument names, `results` returned values to
+    public names; `classes` are the keys of the block classes it uses.
+    """
+
+    stage: Stage
+    name: str
+    lines: tuple[str, ...]
+    arguments: Mapping[str, str]
+    results: Mapping[str, str]
+    classes: tuple[object, ...]
+
+
+@dataclass
+class Classes:
+    """All classes of one bundle, so that every device file names and writes them alike."""
+
+    graph: Graph
+    stages: Sequence[Stage]
+    results: Sequence[tuple[str, ...]]
+    hints: Mapping[str, str] = field(init=False)
+    blocks: Blocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hints = value_names(self.graph)
+        self.places = draw_places(self.graph)
+        ops = [tuple(self.graph.op[name] for name in stage.ops) for stage in self.stages]
+        gives = [frozenset(results) for results in self.results]
+        self.blocks = find_blocks(self.graph, ops, gives, self.places)
+        taken = Names(["Tensors", "Region", "Stage", "Device", "Channel"])
+        taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
+        used = [key for stage in self.stages for key in self._used(stage)]
+        self.class_names = {
+            key: taken.fresh(identifier(self.blocks.templates[key].module.rpartition(".")[2]))  # type: ignore[index]
+            for key in dict.fromkeys(used)
+        }
+
+    # ------------------------------------------------------------------ block classes
+
+    def block_lines(self, key: object) -> list[str]:
+        """Return the class definition of one block."""
+        template = self.blocks.templates[key]  # type: ignore[index]
+        scope = template.model.scope
+        varying = self._varying_names(template)
+        arguments = self._argument_names(scope)
+        text = FunctionText(
+            self.graph,
+            self.hints,
+            scope.path,
+            {value: arguments[value] for value in scope.takes},
+            scope.gives,
+            {name: arguments[name] for name in scope.outer_params},
+            self._draws(scope),
+            {where: name for where, name in varying.items() if where[0] != "param"},
+        )
+        head = [f"class {self.class_names[key]}(Region):", f'    """{self._block_doc(template)}"""', ""]
+        init = self._block_init(scope, varying)
+        signature = ", ".join(["self", *arguments.values()])
+        return [*head, *init, f"    def forward({signature}):", *text.lines(scope.ops, 8)]
+
+    def _block_init(self, scope: Scope, varying: Mapping[Where, str]) -> list[str]:
+        tree = _tree({scope.relative(name): self._tensor(self.graph.param[name]) for name in scope.params})
+        for where, name in varying.items():
+            if where[0] == "param":
+                _put(tree, str(where[1]), self._varying_tensor(scope, str(where[1]), name))
+        names = list(dict.fromkeys(varying.values()))
+        lines = [f"    def __init__({', '.join(['self', *names])}):", *_super_init(tree)]
+        kept = dict.fromkeys(name for where, name in varying.items() if where[0] != "param")
+        lines += [f"        self.{name} = {name}" for name in kept]
+        return [*lines, ""]
+
+    def _varying_tensor(self, scope: Scope, relative: str, name: str) -> ast.expr:
+        plain = self._tensor(self.graph.param[f"{scope.path}.{relative}"])
+        if isinstance(plain, ast.Call):
+            plain.args = [ast.Starred(ast.Name(name))]
+            return plain
+        return ast.Name(name)
+
+    def _varying_names(self, template: Template) -> dict[Where, str]:
+        names, scope = Names(), template.model.scope
+        found: dict[Where, str] = {}
+        for places in template.varying:
+            where = places[0]
+            if where[0] == "param":
+                base = identifier(str(where[1]))
+            else:
+                op = scope.ops[int(str(where[0]))]
+                base = identifier(f"{self.hints[op.name]}_{op.target.split('.')[1]}")
+            found.update(dict.fromkeys(places, names.fresh(base)))
+        return found
+
+    def _block_doc(self, template: Template) -> str:
+        path = template.model.scope.path
+        source = next((op.source for op in template.model.scope.ops if op.source), "")
+        where = f", first in {source}" if source else ""
+        return _plain(f"{template.module.rpartition('.')[2]}, such as `{path}` of the model{where}.")
+
+    # ------------------------------------------------------------------ stages
+
+    def stage_text(self, stage: Stage) -> StageText:
+        """Return one stage's class and how to call it."""
+        results = self.results[stage.index]
+        ops = [self.graph.op[name] for name in stage.ops]
+        scope = make_scope(self.graph, ops, set(results), takes=(*stage.receives, *stage.inputs))
+        names = Names()
+        arguments = {value: names.fresh(self.hints[value]) for value in scope.takes}
+        public = {value: names.fresh(self.hints[value]) for value in results}
+        items = self._rolled(self._items(stage, scope), stage)
+        text = FunctionText(
+            self.graph, self.hints, "", arguments, results, {}, self._draws(scope), {}
+        )
+        name = f"Stage{stage.index}"
+        returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")
+        head = [f"class {name}(Stage):", f'    """{self._stage_doc(stage)}"""', "", f"    returns = ({returns})", ""]
+        init = self._stage_init(stage)
+        signature = ", ".join(["self", *arguments.values()])
+        lines = [*head, *init, f"    def forward({signature}):", *self._under_autocast(text, items)]
+        return StageText(stage, name, tuple(lines), arguments, public, tuple(self._used(stage)))
+
+    def _under_autocast(self, text: FunctionText, items: list[Item]) -> list[str]:
+        if self.graph.autocast is None:
+            return text.lines(items, 8)
+        where = next(iter(text.arguments.values()), "self")
+        head = f"        with torch.autocast({where}.device.type, dtype=torch.{self.graph.autocast}):"
+        return [head, *text.lines(items, 12)]
+
+    def _stage_doc(self, stage: Stage) -> str:
+        paths = dict.fromkeys(
+            ".".join(op.module_path.split(".")[:2]) for op in (self.graph.op[name] for name in stage.ops) if op.module_path
+        )
+        names = list(paths)
+        span = f"{names[0]} to {names[-1]}" if len(names) > 1 else (names[0] if names else "values")
+        return _plain(f"Stage {stage.index}, for device {stage.device}: {span}.")
+
+    def _stage_init(self, stage: Stage) -> list[str]:
+        tree: dict[str, object] = {}
+        inside = {name: i for i in self._instances(stage) for name in i.scope.params}
+        order = {param.name: position for position, param in enumerate(self.graph.params)}
+        ties: list[str] = []
+        first: dict[str, str] = {}
+        for name in sorted(stage.params, key=lambda name: order[name]):
+            param = self.graph.param[name]
+            twin = first.setdefault(param.canonical, name)
+            if twin != name and param.kind == "parameter":
+                ties.append(f"        self.tie({name!r}, {twin!r})")
+            if name in inside:
+                _put(tree, inside[name].scope.path, self._construct(inside[name]))
+            else:
+                _put(tree, name, self._tensor(param))
+        return ["    def __init__(self):", *_super_init(tree), *ties, ""]
+
+    def _construct(self, instance: Instance) -> ast.expr:
+        key = self._key_of(instance)
+        template = self.blocks.templates[key]  # type: ignore[index]
+        values = numbers(self.graph, instance.scope)
+        arguments: list[ast.expr] = [_literal(values[places[0]]) for places in template.varying]
+        return ast.Call(ast.Name(self.class_names[key]), arguments, [])
+
+    def _items(self, stage: Stage, scope: Scope) -> list[Item]:
+        """Replace the ops of each block by a call of its class."""
+        starts: dict[str, Instance] = {}
+        inside: set[str] = set()
+        for instance in self._instances(stage):
+            body = [op.name for op in scope.ops if op.name in instance.names]
+            starts[body[0]] = instance
+            inside |= {op.name for op in instance.scope.ops}
+        items: list[Item] = []
+        for op in scope.ops:
+            if op.name in starts:
+                items.append(self._call(starts[op.name]))
+            elif op.name not in inside:
+                items.append(op)
+        return _without_unused_sizes(items)
+
+    def _call(self, instance: Instance) -> BlockCall:
+        scope = instance.scope
+        source = next((op.source for op in scope.ops if op.source), "")
+        return BlockCall(
+            scope.path,
+            scope.call,
+            scope.takes,
+            scope.outer_params,
+            scope.gives,
+            self._key_of(instance),
+            any(op.random for op in scope.ops),
+            "" if source else source,
+        )
+
+    def _rolled(self, items: list[Item], stage: Stage) -> list[Item]:
+        """Turn runs of blocks that feed each other into loops."""
+        rolled: list[Item] = []
+        position = 0
+        while position < len(items):
+            run = _chain(items, position, set(self.results[stage.index]))
+            if len(run) > 1:
+                parent = run[0].path.rpartition(".")[0]
+                carried = run[1].takes.index(run[0].gives[0])
+                whole = self._is_whole(stage, parent, run)
+                rolled.append(BlockLoop(tuple(run), carried, parent, whole))
+                position += len(run)
+            else:
+                rolled.append(items[position])
+                position += 1
+        return rolled
+
+    def _is_whole(self, stage: Stage, parent: str, run: Sequence[BlockCall]) -> bool:
+        below = {name[len(parent) + 1 :].split(".")[0] for name in stage.params if name.startswith(f"{parent}.")}
+        return below == {call.path.rpartition(".")[2] for call in run}
+
+    # ------------------------------------------------------------------ shared
+
+    def _instances(self, stage: Stage) -> list[Instance]:
+        """Return the outermost blocks of a stage that own all of the stage's tensors below their path."""
+        ops = [self.graph.op[name] for name in stage.ops]
+        return list(self._outermost(stage, ops, 0))
+
+    def _outermost(self, stage: Stage, ops: Sequence[Op], depth: int) -> list[Instance]:
+        chosen: list[Instance] = []
+        for module, run in runs(ops, depth):
+            if module is None:
+                continue
+            instance = self.blocks.instances.get((stage.index, module.path, module.call))
+            if instance is not None and self._owns_all(stage, instance):
+                chosen.append(instance)
+            else:
+                chosen += self._outermost(stage, run, depth + 1)
+        return chosen
+
+    def _owns_all(self, stage: Stage, instance: Instance) -> bool:
+        prefix = f"{instance.scope.path}."
+        below = {name for name in stage.params if name.startswith(prefix)}
+        return below == set(instance.scope.params)
+
+    def _used(self, stage: Stage) -> list[object]:
+        return list(dict.fromkeys(self._key_of(instance) for instance in self._instances(stage)))
+
+    def _key_of(self, instance: Instance) -> object:
+        return self.blocks.key_of[instance.stage, instance.scope.path, instance.scope.call]
+
+    def _argument_names(self, scope: Scope) -> dict[str, str]:
+        names = Names()
+        found = {value: names.fresh(self.hints[value]) for value in scope.takes}
+        return found | {name: names.fresh(identifier(name.rpartition(".")[2])) for name in scope.outer_params}
+
+    def _draws(self, scope: Scope) -> dict[str, tuple[str | int, ...]]:
+        """Return the arguments of `self.key` for each random op of a scope."""
+        found: dict[str, tuple[str | int, ...]] = {}
+        for index, count, op in draws(scope, self.places):
+            path, ordinal = self.places[op.name]
+            relative = scope.relative(path) if path != scope.path else ""
+            if not scope.path:
+                found[op.name] = (relative, ordinal) if ordinal else (relative,)
+            else:
+                found[op.name] = (relative, index, count) if count > 1 else (relative,)
+        return found
+
+    def _tensor(self, param: Param) -> ast.expr:
+        """Return how a tensor is declared: a shape, `buffer(...)` or `parameter(...)`."""
+        spec = param.spec
+        shape = [ast.Constant(size) for size in spec.shape]
+        keywords = []
+        if spec.dtype != "float32":
+            keywords.append(ast.keyword("dtype", ast.Attribute(ast.Name("torch"), spec.dtype)))
+        if param.kind != "parameter":
+            return ast.Call(ast.Name("buffer"), [*shape], keywords)
+        if not spec.requires_grad:
+            keywords.append(ast.keyword("requires_grad", ast.Constant(False)))
+        if keywords:
+            return ast.Call(ast.Name("parameter"), [*shape], keywords)
+        return ast.Tuple([*shape])
+
+
+def _chain(items: Sequence[Item], start: int, results: set[str]) -> list[BlockCall]:
+    """Return the longest run of calls from `start` in which each block only feeds the next."""
+    first = items[start]
+    if not isinstance(first, BlockCall) or len(first.gives) != 1 or not _index(first):
+        return [first] if isinstance(first, BlockCall) else []
+    run, carried = [first], -1
+    for item in items[start + 1 :]:
+        last = run[-1]
+        if not isinstance(item, BlockCall) or not _follows(last, item, items, results):
+            break
+        position = item.takes.index(last.gives[0])
+        if carried not in (-1, position) or not _same_others(run[0], item, position):
+            break
+        carried = position
+        run.append(item)
+    return run
+
+
+def _follows(last: BlockCall, item: BlockCall, items: Sequence[Item], results: set[str]) -> bool:
+    value = last.gives[0]
+    readers = [i for i in items if value in (i.refs if isinstance(i, Op) else i.takes)]
+    same_parent = last.path.rpartition(".")[0] == item.path.rpartition(".")[0]
+    in_order = _index(item) is not None and _index(item) == (_index(last) or 0) + 1
+    alike = item.template == last.template and item.call == last.call == 0 and len(item.gives) == 1
+    return readers == [item] and value not in results and same_parent and in_order and alike
+
+
+def _same_others(first: BlockCall, item: BlockCall, position: int) -> bool:
+    if len(first.takes) != len(item.takes) or first.outer_params != item.outer_params:
+        return False
+    return all(a == b for i, (a, b) in enumerate(zip(first.takes, item.takes, strict=True)) if i != position)
+
+
+def _index(call: BlockCall) -> int | None:
+    last = call.path.rpartition(".")[2]
+    return int(last) + 1 if last.isdigit() else None
+
+
+def _without_unused_sizes(items: list[Item]) -> list[Item]:
+    used = {ref for item in items for ref in (item.refs if isinstance(item, Op) else item.takes)}
+    return [i for i in items if not isinstance(i, Op) or i.outputs or i.mutates or i.is_tuple or i.name in used]
+
+
+def _tree(named: Mapping[str, ast.expr]) -> dict[str, object]:
+    tree: dict[str, object] = {}
+    for path, value in named.items():
+        _put(tree, path, value)
+    return tree
+
+
+def _put(tree: dict[str, object], path: str, value: ast.expr) -> None:
+    head, _, rest = path.partition(".")
+    if not rest:
+        tree[head] = value
+        return
+    below = tree.setdefault(head, {})
+    assert isinstance(below, dict), f"{path} lies inside a tensor"
+    _put(below, rest, value)
+
+
+def _super_init(tree: Mapping[str, object]) -> list[str]:
+    call = ast.Call(ast.Attribute(ast.Call(ast.Name("super"), [], []), "__init__"), *_holder_arguments(tree))
+    return statement(ast.Expr(call), 8)
+
+
+def _holder(tree: object) -> ast.expr:
+    if isinstance(tree, ast.expr):
+        return tree
+    assert isinstance(tree, dict)
+    return ast.Call(ast.Name("Tensors"), *_holder_arguments(tree))
+
+
+def _holder_arguments(tree: Mapping[str, object]) -> tuple[list[ast.expr], list[ast.keyword]]:
+    """Return keyword arguments for plain names, and one mapping for names like "0" and "class"."""
+    same = _comprehension(tree)
+    if same is not None:
+        return [same], []
+    odd = {name: value for name, value in tree.items() if not is_attribute(name)}
+    keywords = [ast.keyword(name, _holder(value)) for name, value in tree.items() if name not in odd]
+    if not odd:
+        return [], keywords
+    keys: list[ast.expr | None] = [ast.Constant(int(name) if _is_index(name) else name) for name in odd]
+    return [ast.Dict(keys, [_holder(value) for value in odd.values()])], keywords
+
+
+def _comprehension(tree: Mapping[str, object]) -> ast.expr | None:
+    """Return `{i: Block() for i in range(6, 12)}` when all children are equal and numbered on end."""
+    if len(tree) < 2 or not all(_is_index(name) and isinstance(tree[name], ast.Call) for name in tree):
+        return None
+    texts = {ast.unparse(ast.fix_missing_locations(_holder(value))) for value in tree.values()}
+    indices = [int(name) for name in tree]
+    if len(texts) > 1 or indices != list(range(indices[0], indices[0] + len(indices))):
+        return None
+    bounds = [ast.Constant(indices[0])] if indices[0] else []
+    over = ast.Call(ast.Name("range"), [*bounds, ast.Constant(indices[-1] + 1)], [])
+    loop = ast.comprehension(ast.Name("i"), over, [], 0)
+    return ast.DictComp(ast.Name("i"), _holder(next(iter(tree.values()))), [loop])
+
+
+def _is_index(name: str) -> bool:
+    return name.isdigit() and str(int(name)) == name
+
+
+def _literal(value: object) -> ast.expr:
+    return ast.parse(repr(value), mode="eval").body
+
+
+def _plain(text: str) -> str:
+    """Make text safe inside a docstring."""
+    return " ".join(text.replace("\\", "/").replace('"', "'").split())

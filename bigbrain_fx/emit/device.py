@@ -1,0 +1,282 @@
+"""Stages and programs of one device -> its file: classes, channels, and step_once with explicit messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bigbrain_fx.core import Backward, Edge, Forward, Graph, Program, Stage, Stages
+from bigbrain_fx.cut import holders, owners
+from bigbrain_fx.emit.classes import Classes, StageText
+from bigbrain_fx.emit.layout import double_quoted, wrapped
+from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
+from bigbrain_fx.emit.names import Names, identifier
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """What one device file says, besides its classes."""
+
+    graph: Graph
+    stages: Stages
+    program: Program
+    schedule: str
+    micro_batches: int
+    rows: int
+    clip: bool
+    title: str
+
+
+def device_text(file: DeviceFile, classes: Classes) -> str:
+    """Return the text of one device's file."""
+    own = [classes.stage_text(stage) for stage in file.stages.of(file.program.device)]
+    used = dict.fromkeys(key for text in own for key in text.classes)
+    channels = _Channels(file, {text.stage.index: text for text in own})
+    blocks = [line for key in used for line in ("", "", *classes.block_lines(key))]
+    bodies = [line for text in own for line in ("", "", *text.lines)]
+    imports = _imports([*blocks, *bodies])
+    lines = [
+        f'"""{_header(file, own)}"""',
+        "",
+        *imports,
+        *blocks,
+        *bodies,
+        "",
+        "",
+        *channels.lines(),
+        "",
+        "",
+        *_device_class(file, own, channels),
+    ]
+    return double_quoted("\n".join(lines) + "\n")
+
+
+def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
+    device = file.program.device
+    chain = " --> ".join(f"[{d}]" if d == device else d for d in file.stages.devices)
+    numbers = ", ".join(str(text.stage.index) for text in own)
+    word = "stage" if len(own) == 1 else "stages"
+    return (
+        f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {file.title}.\n\n"
+        f"    {chain}      {file.schedule}, {file.micro_batches} micro-batches of {file.rows}\n\n"
+        "Written by bigbrain-fx; needs torch only.\n"
+    )
+
+
+def _imports(lines: Sequence[str]) -> list[str]:
+    text = "\n".join(lines)
+    names = ["Channel", "Device", "Stage", "Tensors"]
+    names += [name for name in ("Region", "buffer", "parameter") if f"{name}(" in text or f"({name})" in text]
+    if "Tensors(" not in text:
+        names.remove("Tensors")
+    listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
+    found = ["import torch"]
+    if "F." in text:
+        found.append("import torch.nn.functional as F")
+    return [
+        *found,
+        "",
+        "if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`",
+        f"    from .runtime import {listed}",
+        "else:",
+        f"    from runtime import {listed}",
+    ]
+
+
+class _Channels:
+    """The channels that start or end at a device, each with a constant's name."""
+
+    def __init__(self, file: DeviceFile, own: Mapping[int, StageText]) -> None:
+        self.file = file
+        self.own = own
+        device = file.program.device
+        at = {stage.index: stage.device for stage in file.stages.stages}
+        self.edges = [e for e in file.stages.edges if device in (at[e.source], at[e.target])]
+        self.device_of = at
+        self.hints = _value_hints(own.values())
+        names = Names()
+        self.names = {edge: names.fresh(self._base(edge)) for edge in self.edges}
+
+    def lines(self) -> list[str]:
+        """Return one constant per channel."""
+        tags = {edge: tag for tag, edge in enumerate(self.file.stages.edges)}
+        lines: list[str] = []
+        for edge in self.edges:
+            lines += wrapped(f"{self.names[edge]} = {self._call(edge, tags[edge])}", 0)
+        legend = "# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)"
+        return [legend, *lines] if lines else ["# This device neither sends nor receives."]
+
+    def _call(self, edge: Edge, tag: int) -> str:
+        shape, dtype, wants = self._spec(edge)
+        ends = edge.source, edge.target, self.device_of[edge.source], self.device_of[edge.target]
+        parts = [repr(part) for part in (tag, edge.kind, edge.value, *ends, shape)]
+        return f"Channel({', '.join([*parts, f'torch.{dtype}', *(['requires_grad=True'] if wants else [])])})"
+
+    def _spec(self, edge: Edge) -> tuple[tuple[object, ...], str, bool]:
+        if edge.kind == "norm":
+            owned = owners(self.file.graph, self.file.stages.stages)[self.device_of[edge.source]]
+            return (len(owned),), "float32", False
+        if edge.kind == "tied":
+            spec = self.file.graph.param[edge.value].spec
+            return spec.shape, spec.dtype, False
+        spec = self.file.graph.op[edge.value].outputs[0].at(self.file.rows)
+        relayed = {e.value for e in self.file.stages.out_of(edge.target, "gradient")}
+        wants = edge.kind == "activation" and edge.value in relayed
+        return spec.shape, spec.dtype, wants
+
+    def _base(self, edge: Edge) -> str:
+        outward = self.device_of[edge.source] == self.file.program.device
+        here, far = (edge.source, edge.target) if outward else (edge.target, edge.source)
+        what = "norms" if edge.kind == "norm" else self.hints.get(edge.value) or identifier(edge.value)
+        what = f"{what}_grad" if edge.kind in ("gradient", "tied") else what
+        where = f"to_{far}" if outward else f"from_{far}"
+        several = len(self.own) > 1
+        return f"{what}_{where}_at_{here}".upper() if several else f"{what}_{where}".upper()
+
+
+def _value_hints(own: Iterable[StageText]) -> dict[str, str]:
+    hints: dict[str, str] = {}
+    for text in own:
+        hints.update({**text.arguments, **text.results})
+    return hints
+
+
+def _device_class(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
+    device = file.program.device
+    lines = [
+        f"class Device{file.stages.devices.index(device)}(Device):",
+        f'    """What {identifier(device)} does in one step; `step_once` at the end is the schedule."""',
+        "",
+        *_attributes(file, own, channels),
+    ]
+    trained = {i.stage for i in file.program.instructions if isinstance(i, Backward)}
+    for text in own:
+        lines += ["", *_forward(text, file, channels)]
+        if text.stage.index in trained:
+            lines += ["", *_backward(text, file, channels)]
+    if file.graph.loss is not None:
+        lines += ["", *_update(file, channels)]
+    return [*lines, "", *_step_once(file)]
+
+
+def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
+    mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
+    held = holders(file.graph, file.stages.stages)
+    tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
+    aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
+    aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
+    loss = next((text.results[file.graph.loss] for text in own if file.graph.loss in text.results), None)
+    rows = [
+        f"name = {file.program.device!r}",
+        f"names = {file.stages.devices!r}",
+        f"micro_batches = {file.micro_batches}",
+        f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
+        *([f"loss = {loss!r}"] if loss else []),
+        f"channels = {_names_tuple(channels.names.values())}",
+        *([f"tied = {tied!r}"] if tied else []),
+        *([f"aliases = {aliases!r}"] if aliases else []),
+    ]
+    return [line for row in rows for line in wrapped(row, 4)]
+
+
+def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
+    stage, stages = text.stage, file.stages
+    sources = {edge.value: edge for edge in stages.into(stage.index, "activation")}
+    lines = [f"    def forward_{stage.index}(self, m):"]
+    for value in stage.receives:
+        edge = sources[value]
+        lines.append(f"        {text.arguments[value]} = self.recv({channels.names[edge]}, m){_far(edge, file, 'from')}")
+    for value in stage.inputs:
+        lines.append(f"        {text.arguments[value]} = self.batch({value!r}, m)")
+    passed = ", ".join(f"{name}={name}" for name in text.arguments.values())
+    results = ", ".join(_result_names(text).values())
+    call = f"self.forward({stage.index}, m{', ' + passed if passed else ''})"
+    sent = stages.out_of(stage.index, "activation")
+    lines += wrapped(f"{results} = {call}" if sent else call, 8)
+    names = {**text.arguments, **_result_names(text)}
+    for edge in sent:
+        lines.append(f"        self.send({channels.names[edge]}, m, {names[edge.value]}){_far(edge, file, 'to')}")
+    return lines
+
+
+def _result_names(text: StageText) -> dict[str, str]:
+    """Return variables for a stage's results that do not hide its arguments."""
+    names = Names(text.arguments.values())
+    return {value: names.fresh(name) for value, name in text.results.items()}
+
+
+def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
+    stage, stages = text.stage, file.stages
+    lines = [f"    def backward_{stage.index}(self, m):"]
+    public = {**text.arguments, **text.results}
+    passed = []
+    for edge in stages.into(stage.index, "gradient"):
+        variable = f"{public[edge.value]}_grad"
+        name = channels.names[edge]
+        lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
+        passed.append(f"{public[edge.value]}={variable}")
+    sent = {edge.value: edge for edge in stages.out_of(stage.index, "gradient")}
+    order = [value for value in stage.receives if value in sent]
+    call = f"self.backward({', '.join([str(stage.index), 'm', *passed])})"
+    results = ", ".join(f"{public[value]}_grad" for value in order)
+    lines += wrapped(f"{results} = {call}" if order else call, 8)
+    for edge in stages.out_of(stage.index, "gradient"):
+        lines.append(f"        self.send({channels.names[edge]}, m, {public[edge.value]}_grad){_far(edge, file, 'to')}")
+    return lines
+
+
+def _update(file: DeviceFile, channels: _Channels) -> list[str]:
+    lines = ["    def update(self):"]
+    for kind, suffix in (("tied", "tied"), ("norm", "norms")):
+        edges = [edge for edge in channels.edges if edge.kind == kind]
+        mine = [e for e in edges if channels.device_of[e.source] == file.program.device]
+        theirs = [e for e in edges if channels.device_of[e.target] == file.program.device]
+        lines += [f"        self.send_{suffix}({channels.names[e]}){_far(e, file, 'to')}" for e in mine]
+        lines += [f"        self.recv_{suffix}({channels.names[e]}){_far(e, file, 'from')}" for e in theirs]
+    return [*lines, "        self.optimizer_step()"]
+
+
+def _far(edge: Edge, file: DeviceFile, word: str) -> str:
+    if file.stages.is_local(edge):
+        return "  # stays here"
+    far = edge.source if word == "from" else edge.target
+    return f"  # {word} {identifier(file.stages.stages[far].device)}"
+
+
+def _step_once(file: DeviceFile) -> list[str]:
+    steps = [
+        Step(f"{i.do}_{i.stage}", i.micro) for i in file.program.instructions if isinstance(i, Forward | Backward)
+    ]
+    loops = roll(steps)
+    lines = ["    def step_once(self):"]
+    if is_readable(loops):
+        lines += [line for loop in loops for line in _loop(loop)]
+    else:
+        lines = [*_table(steps), "", *lines, "        for action, m in self.order:", "            getattr(self, action)(m)"]
+    return [*lines, "        self.update()"] if file.graph.loss is not None else lines
+
+
+def _loop(loop: Loop) -> list[str]:
+    if loop.count == 1:
+        return [f"        self.{step.action}({step.micro})" for step in loop.body]
+    least = min(step.micro for step in loop.body)
+    bounds = f"{least}, {least + loop.count}" if least else f"{loop.count}"
+    lines = [f"        for m in range({bounds}):"]
+    for step in loop.body:
+        shift = step.micro - least
+        lines.append(f"            self.{step.action}(m{f' + {shift}' if shift else ''})")
+    return lines
+
+
+def _table(steps: Sequence[Step]) -> list[str]:
+    """Write a schedule that has no period as rows of (action, micro-batch)."""
+    cells = [f"({step.action!r}, {step.micro})" for step in steps]
+    rows = [", ".join(cells[i : i + 4]) for i in range(0, len(cells), 4)]
+    return ["    order = (", *(f"        {row}," for row in rows), "    )"]
+
+
+def _names_tuple(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
+
+

@@ -1,0 +1,79 @@
+"""A list of (action, micro-batch) -> loops: what repeats with the micro-batch counting up is written once.
+
+    F0 F1 B0 F2 B1 F3 B2 B3     becomes     F0; for m in range(3): F(m+1), B(m); B3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_BODY = 64
+MAX_STATEMENTS = 16  # more than that is no loop a person would read: write a table
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action on one micro-batch."""
+
+    action: str
+    micro: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`body` repeated `count` times; in turn i every micro-batch number is higher by i."""
+
+    body: tuple[Step, ...]
+    count: int
+
+
+def roll(steps: Sequence[Step]) -> list[Loop]:
+    """Write steps as loops, from left to right, each time the loop that covers most.
+
+    `unroll(roll(steps)) == steps` always; a loop of count 1 is a plain statement.
+    """
+    loops: list[Loop] = []
+    start = 0
+    while start < len(steps):
+        length, count = _best(steps, start)
+        loops.append(Loop(tuple(steps[start : start + length]), count))
+        start += length * count
+    return loops
+
+
+def unroll(loops: Sequence[Loop]) -> list[Step]:
+    """Return the steps that loops stand for."""
+    return [
+        Step(step.action, step.micro + turn) for loop in loops for turn in range(loop.count) for step in loop.body
+    ]
+
+
+def is_readable(loops: Sequence[Loop]) -> bool:
+    """Whether the loops are short enough to be written as text."""
+    return sum(len(loop.body) for loop in loops) <= MAX_STATEMENTS
+
+
+def _best(steps: Sequence[Step], start: int) -> tuple[int, int]:
+    """Return body length and count of the loop from `start` that saves most statements; else (1, 1)."""
+    best = (1, 1)
+    for length in range(1, min(MAX_BODY, (len(steps) - start) // 2) + 1):
+        count = _turns(steps, start, length)
+        if count > 1 and length * (count - 1) > best[0] * (best[1] - 1):
+            best = (length, count)
+    return best
+
+
+def _turns(steps: Sequence[Step], start: int, length: int) -> int:
+    turns = 1
+    while all(_matches(steps, start, length, turns, i) for i in range(length)):
+        turns += 1
+    return turns
+
+
+def _matches(steps: Sequence[Step], start: int, length: int, turn: int, i: int) -> bool:
+    at = start + turn * length + i
+    if at >= len(steps):
+        return False
+    first = steps[start + i]
+    return steps[at] == Step(first.action, first.micro + turn)

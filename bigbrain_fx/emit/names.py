@@ -1,0 +1,46 @@
+"""Names for emitted code: every identifier of a bundle comes from here, and none can be a surprise."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable
+
+RESERVED = frozenset(
+    {"self", "torch", "nn", "F", "m", *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+)
+
+
+def identifier(text: str, default: str = "value") -> str:
+    """Turn any text into a Python identifier that is no keyword and hides no builtin."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII).strip("_") or default
+    if name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+def is_attribute(name: str) -> bool:
+    """Whether `self.<name>` is safe to write for a module's child or tensor."""
+    return (
+        name.isidentifier()
+        and name.isascii()
+        and not keyword.iskeyword(name)
+        and not name.startswith("__")
+    )
+
+
+class Names:
+    """Hand out names that are not taken; the second `linear` is `linear_2`."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.taken = set(taken)
+
+    def fresh(self, base: str) -> str:
+        """Return `base`, or `base` with the smallest free number, and take it."""
+        name, number = base, 1
+        while name in self.taken:
+            number += 1
+            name = f"{base}_{number}"
+        self.taken.add(name)
+        return name

@@ -1,0 +1,65 @@
+"""The errors a user may see; each says what was expected, what was found, where, and what to do.
+
+This room knows nothing of torch, files or the terminal: `cli` decides how an error is shown.
+"""
+
+from __future__ import annotations
+
+
+class BigBrainError(Exception):
+    """Stop the command for a reason that the user can act on.
+
+    Args:
+        what: one sentence: what went wrong, what was expected and what was found.
+        at: where: `model.py:31` or `cluster.json: devices[2].memory`.
+        notes: the arithmetic or the circumstances, one line each.
+        help: one edit or one command that mends it.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, what: str, *, at: str | None = None, notes: tuple[str, ...] = (), help: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.at = at
+        self.notes = notes
+        self.help = help
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.at:
+            lines.append(f"  at: {self.at}")
+        lines.extend(f"  note: {note}" for note in self.notes)
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+class InputError(BigBrainError):
+    """Report a file or an option that cannot be used (exit code 2)."""
+
+
+class NoPlanError(BigBrainError):
+    """Report that no plan satisfies the limits, with the arithmetic per device (exit code 3)."""
+
+    exit_code = 3
+
+
+class CaptureError(BigBrainError):
+    """Report that the model cannot be traced, with the user's line (exit code 4)."""
+
+    exit_code = 4
+
+
+class VerificationError(BigBrainError):
+    """Report that a bundle does not compute what the model computes (exit code 5)."""
+
+    exit_code = 5
+
+
+class ScheduleError(BigBrainError):
+    """Report programs that cannot run; `bigbrain_fx.schedule.check` has the named faults (exit code 1)."""
+
+    exit_code = 1

@@ -1,0 +1,258 @@
+"""Plan: everything that is decided before a process starts; and the search for a good one.
+
+This room knows graph, cluster, plug-ins, cut, schedules and the simulator. It knows nothing of torch, of
+emitted text, or of how a plan is run. `plan.json` is this noun, field by field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Forecast,
+    Graph,
+    Placement,
+    Program,
+    Stages,
+)
+from bigbrain_fx.cut import cut, trained
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plugins import estimator, partitioner
+from bigbrain_fx.schedule import build, require_sound, stage_costs
+from bigbrain_fx.simulate import simulate
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose; None means: let the planner choose."""
+
+    partitioner: str = "chain-dp"
+    estimator: str = "analytical"
+    schedule: str | None = None
+    micro_batches: int | None = None
+    seed: int = 0
+    in_flight: tuple[int, ...] | None = None
+    partitioner_options: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model came from, so that `verify` can ask it again."""
+
+    path: str
+    has_batches: bool = False
+    has_optimizer: bool = False
+    has_loss: bool = False
+    has_lr_scale: bool = False
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, a cluster, and who does what when.
+
+    Attributes:
+        rows: of a micro-batch. trained: stages that have a backward pass.
+        forecast: of one step, without its timeline (`timeline(plan)` simulates it again).
+    """
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    partitioner: str
+    estimator: str
+    schedule: str
+    micro_batches: int
+    rows: int
+    seed: int
+    placement: Placement
+    stages: Stages
+    trained: tuple[int, ...]
+    programs: tuple[Program, ...]
+    forecast: Forecast
+    format: int = FORMAT
+
+    @cached_property
+    def key(self) -> str:
+        """A short hash of all that running the plan depends on: processes of another plan are refused."""
+        return hashlib.sha256(to_json(self)).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """Show the plan as plain text, a line per device."""
+        lines = [
+            f"{self.graph.name}: {len(self.stages.stages)} stages on {len(self.stages.devices)} devices, "
+            f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
+            f"forecast {self.forecast.step_s:.3f} s a step"
+        ]
+        for entry in self.forecast.devices:
+            numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
+            lines.append(
+                f"  {entry.device}: stages {numbers}; busy {entry.busy_s:.3f} s; peak {entry.peak_bytes / 2**20:.0f} MiB"
+            )
+        return "\n".join(lines)
+
+
+def make_plan(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+    """Place, cut, schedule and simulate; with no number of micro-batches given, try those that divide the batch.
+
+    Raises:
+        NoPlanError: nothing fits in memory; the arithmetic per device.
+        InputError: the batch cannot be split as asked.
+    """
+    counts = _counts(graph, cluster, options)
+    found: list[Plan] = []
+    failure: NoPlanError | None = None
+    for count in counts:
+        try:
+            found.append(_plan(graph, cluster, source, options, count))
+        except NoPlanError as error:
+            failure = failure or error
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found, key=lambda plan: plan.forecast.step_s)
+
+
+def replan(plan: Plan, cluster: Cluster) -> Plan:
+    """Make the same plan's choices again for another cluster: what would it give there?"""
+    options = Options(plan.partitioner, plan.estimator, None, plan.micro_batches, plan.seed)
+    return make_plan(plan.graph, cluster, plan.source, options)
+
+
+def costs_of(plan: Plan) -> Costs:
+    """Estimate the plan's ops again, for a closer look than plan.json holds."""
+    return estimator(plan.estimator).estimate(plan.graph.at(plan.rows), plan.cluster)
+
+
+def timeline(plan: Plan) -> Forecast:
+    """Simulate the plan again, with its timeline."""
+    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, costs_of(plan))
+    return simulate(plan.programs, plan.stages, costs)
+
+
+def _plan(graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int) -> Plan:
+    rows = graph.batch // micro_batches
+    concrete = graph.at(rows)
+    costs = estimator(options.estimator).estimate(concrete, cluster)
+    choices: Mapping[str, object] = dict(options.partitioner_options)
+    method = partitioner(options.partitioner, micro_batches=micro_batches, **choices)
+    placement = method.partition(concrete, cluster, costs)
+    stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
+    with_backward = trained(graph, stages.stages)
+    schedule = options.schedule or ("1f1b" if stages.is_chain else "list")
+    per_stage = stage_costs(concrete, stages, costs)
+    programs = build(schedule, stages, micro_batches, per_stage, with_backward, options.in_flight)
+    require_sound(programs, stages)
+    forecast = replace(simulate(programs, stages, per_stage, timeline=False), timeline=())
+    _require_fits(forecast, cluster)
+    return Plan(
+        graph,
+        cluster,
+        source,
+        options.partitioner,
+        options.estimator,
+        schedule,
+        micro_batches,
+        rows,
+        options.seed,
+        placement,
+        stages,
+        tuple(sorted(with_backward)),
+        programs,
+        forecast,
+    )
+
+
+def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
+    """Return the numbers of micro-batches to try: the one asked for, or every divisor up to 4 per device."""
+    batch = graph.batch
+    if graph.static_batch is not None:
+        fixed = batch // graph.static_batch
+        if options.micro_batches not in (None, fixed):
+            raise InputError(
+                f"the trace of {graph.name} holds for {graph.static_batch} rows only, so a batch of {batch} has "
+                f"{fixed} micro-batches, not {options.micro_batches}",
+                help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
+            )
+        return [fixed]
+    if options.micro_batches is None:
+        most = max(1, 4 * len(cluster.devices))
+        return [count for count in range(1, min(batch, most) + 1) if batch % count == 0]
+    if options.micro_batches < 1 or batch % options.micro_batches:
+        divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
+        raise InputError(
+            f"a batch of {batch} rows cannot be split into {options.micro_batches} equal micro-batches",
+            help=f"use --micro-batches with one of {divisors}",
+        )
+    return [options.micro_batches]
+
+
+def _require_fits(forecast: Forecast, cluster: Cluster) -> None:
+    over = [e for e in forecast.devices if e.peak_bytes > cluster.device[e.device].memory_bytes]
+    if not over:
+        return
+    notes = tuple(
+        f"{e.device} needs {_mib(e.peak_bytes)} and has {_mib(cluster.device[e.device].memory_bytes)}: "
+        f"weights {_mib(e.weights_bytes)}, gradients {_mib(e.gradients_bytes)}, optimizer {_mib(e.optimizer_bytes)}, "
+        f"activations {_mib(e.activations_bytes)}, messages {_mib(e.messages_bytes)}"
+        for e in forecast.devices
+    )
+    raise NoPlanError(
+        f"the plan does not fit: {', '.join(e.device for e in over)} would run out of memory",
+        notes=notes,
+        help="use more micro-batches, more devices, or --partitioner chain-dp, which respects memory",
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+# --------------------------------------------------------------------------- plan.json
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[Plan]:
+    return TypeAdapter(Plan)
+
+
+def to_json(plan: Plan) -> bytes:
+    """Return the plan as JSON: the same bytes for the same plan."""
+    return _adapter().dump_json(plan, indent=None) + b"\n"
+
+
+def from_json(text: bytes, where: str) -> Plan:
+    """Read a plan.
+
+    Raises:
+        InputError: not a plan, or of a newer format; names the field.
+    """
+    try:
+        plan = _adapter().validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"not a plan: {first['msg']}", at=f"{where}: {at}", help="make it again with `bigbrain-fx split`") from error
+    if plan.format != FORMAT:
+        raise InputError(f"plan format {plan.format} is not {FORMAT}", at=where, help="use the bigbrain-fx that wrote it")
+    return plan
+
+
+def read_plan(path: Path) -> Plan:
+    """Read plan.json, or the plan of a bundle folder."""
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}", help="give a bundle folder or a plan.json") from error
+    return from_json(text, str(file))

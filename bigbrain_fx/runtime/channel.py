@@ -1,0 +1,135 @@
+"""Channels and layouts: how a tensor with any strides becomes one run of bytes and comes back the same.
+
+The strides travel once per channel, ahead of its first message, because kernels may round differently
+for a transposed or an expanded tensor: the receiver must compute on exactly what the sender had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HEADER_LENGTH = 33  # number of dimensions, then up to 16 sizes and 16 strides
+MAX_DIMS = 16
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One ordered stream of messages between two stages.
+
+    `kind` is activation, gradient, tied (a shared parameter's gradient) or norm (for clipping). `tag`
+    numbers the channel in the whole bundle. Messages have shape `shape` and type `dtype`.
+    """
+
+    tag: int
+    kind: str
+    value: str
+    source: int
+    target: int
+    sender: str
+    receiver: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both stages are on one device, so that nothing is sent."""
+        return self.sender == self.receiver
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value!r} from stage {self.source} ({self.sender}) to stage {self.target} ({self.receiver})"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape and strides of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: Tensor) -> Layout:
+        """Return a tensor's layout."""
+        return Layout(tuple(tensor.shape), tuple(tensor.stride()))
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Return the shape without what is only repeated (stride 0)."""
+        return tuple(1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the stored elements fill one run of memory, in some order of dimensions."""
+        expected = 1
+        for step, size in sorted(zip(self.strides, self.stored, strict=True)):
+            if size != 1 and step != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def numel(self) -> int:
+        """Number of elements that travel."""
+        count = 1
+        for size in self.stored:
+            count *= size
+        return count
+
+    def header(self) -> Tensor:
+        """Return the layout as the int64 message that opens a channel."""
+        dims = len(self.shape)
+        if dims > MAX_DIMS:
+            raise ValueError(f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most")
+        pad = (0,) * (MAX_DIMS - dims)
+        return torch.tensor((dims, *self.shape, *pad, *self.strides, *pad), dtype=torch.int64)
+
+    @staticmethod
+    def from_header(header: Tensor) -> Layout:
+        """Read the message that opens a channel."""
+        numbers = header.tolist()
+        dims = numbers[0]
+        return Layout(tuple(numbers[1 : 1 + dims]), tuple(numbers[1 + MAX_DIMS : 1 + MAX_DIMS + dims]))
+
+
+def pack(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return the elements to send as one dense 1-d tensor, without a copy where the layout allows.
+
+    `layout` is the channel's; a tensor of other strides is first copied into it.
+    """
+    if Layout.of(tensor) != layout:
+        fresh = torch.empty_strided(layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device)
+        return fresh.copy_(_stored(tensor, layout)).as_strided((layout.numel,), (1,))
+    if layout.is_dense:
+        return tensor.as_strided((layout.numel,), (1,))
+    return _stored(tensor, layout).reshape(-1)
+
+
+def unpack(flat: Tensor, layout: Layout) -> Tensor:
+    """Return the received elements as a tensor with exactly the sender's shape and strides."""
+    if layout.is_dense:
+        return flat.as_strided(layout.shape, layout.strides)
+    extent = 1 + sum((size - 1) * step for size, step in zip(layout.stored, layout.strides, strict=True))
+    gappy = torch.empty(extent, dtype=flat.dtype, device=flat.device)
+    gappy.as_strided(layout.stored, layout.strides).copy_(flat.view(layout.stored))
+    return gappy.as_strided(layout.shape, layout.strides)
+
+
+def _dense_strides(layout: Layout) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in the same order as the layout's."""
+    if layout.is_dense:
+        return layout.strides
+    strides, step = [], 1
+    for size in reversed(layout.stored):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _stored(tensor: Tensor, layout: Layout) -> Tensor:
+    for dim, step in enumerate(layout.strides):
+        if step == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

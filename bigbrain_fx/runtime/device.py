@@ -1,0 +1,343 @@
+"""One device at work: what the emitted `step()` calls, one method per kind of instruction.
+
+The emitted file decides what happens when; this file only does it. It knows no schedule.
+
+    recv ──▶ forward ──▶ send      activations, to later stages
+    send ◀── backward ◀── recv     gradients, to earlier stages; summed over micro-batches
+    tied gradients, norms ──▶ optimizer_step
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .channel import Channel
+from .data import Stream
+from .modules import Stage, active
+
+Optimizer = torch.optim.Optimizer
+
+
+class Transport(Protocol):
+    """How messages travel between devices."""
+
+    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
+        """Expect so many messages on each incoming channel."""
+
+    def send(self, channel: Channel, tensor: Tensor) -> None:
+        """Start sending."""
+
+    def recv(self, channel: Channel) -> Tensor:
+        """Wait for the next message."""
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        """Compare a digest with the other devices'."""
+
+    def finish(self) -> None:
+        """Wait until all sends have left."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the user's file says about training; see `training.py` of the bundle."""
+
+    optimizer: Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
+    lr_scale: Callable[[int], float] | None = None
+    clip_norm: float | None = None
+
+
+@dataclass
+class _Saved:
+    """What the backward pass of one stage and micro-batch starts from."""
+
+    leaves: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+@dataclass
+class _Step:
+    """What one step gathers."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Device:
+    """Run one device's part of every step; emitted classes fill in the attributes and `step_once`.
+
+    Attributes:
+        name: the device; names: all devices, by rank.
+        micro_batches: how many a step has.
+        stages: stage number -> class. loss: the value to train on, if it is made here.
+        tied: parameters that several stages hold, on any device -> those stages.
+        aliases: other names of tied parameters -> the name that the optimizer sees.
+    """
+
+    name = ""
+    names: tuple[str, ...] = ()
+    micro_batches = 1
+    stages: Mapping[int, type[Stage]] = {}
+    loss: str | None = None
+    channels: tuple[Channel, ...] = ()
+    tied: Mapping[str, tuple[int, ...]] = {}
+    aliases: Mapping[str, str] = {}
+
+    def __init__(self, transport: Transport, stream: Stream, seed: int, device: torch.device) -> None:
+        self.transport = transport
+        self.stream = stream
+        self.seed = seed
+        self.device = device
+        self.modules: dict[int, Stage] = {}
+        for number, stage in self.stages.items():
+            self.modules[number] = stage().to(device).train().place()  # type: ignore[assignment]
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.held: dict[int, list[str]] = {}
+        self.owner: Mapping[str, str] = {}
+        self.step = 0
+        self._saved: dict[tuple[int, int], _Saved] = {}
+        self._kept: dict[int, deque[Tensor]] = {}
+        self._now = _Step()
+        self.last_gradients: dict[str, Tensor] | None = None
+
+    # ------------------------------------------------------------------ set-up
+
+    def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
+        """Give the stages their weights, by their names in the model.
+
+        `owner` lists every trained parameter of the whole model, in its order, and the device that answers
+        for its norm.
+
+        Raises:
+            KeyError, RuntimeError: a tensor is missing, or has another shape.
+        """
+        self.owner = owner
+        for number, module in self.modules.items():
+            module.load_state_dict({name: tensors[name] for name in module.state_dict()})
+            self._share(number, module)
+        self.parameters = {name: self.parameters[name] for name in owner if name in self.parameters}
+        self.held = {number: [n for n in self.parameters if n in names] for number, names in self.held.items()}
+
+    def _share(self, number: int, module: Stage) -> None:
+        """Use one Parameter for all names, in all stages of this device, that mean the same tensor."""
+        self.held[number] = []
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if parameter.requires_grad:
+                canonical = self.aliases.get(name, name)
+                shared = self.parameters.setdefault(canonical, parameter)
+                owner, _, attribute = name.rpartition(".")
+                setattr(module.get_submodule(owner), attribute, shared)
+                self.held[number].append(canonical)
+
+    def train_with(self, training: Training) -> None:
+        """Make the optimizer for this device's parameters, in the order of the model."""
+        self.training = training
+        self.optimizer = training.optimizer(list(self.parameters.items())) if self.parameters else None
+        self._base_lr = [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+
+    def state(self) -> dict[str, Tensor]:
+        """Return this device's tensors by their names in the model."""
+        return {name: t.detach() for module in self.modules.values() for name, t in module.state_dict().items()}
+
+    # ------------------------------------------------------------------ a step
+
+    def run_step(self, step: int) -> Tensor | None:
+        """Run one training step; return its loss (mean over micro-batches) where the loss is made."""
+        self.step = step
+        self._now = _Step()
+        self.stream.advance(step)
+        if step == 0:
+            self.transport.agree("the first batch", self.stream.digest(), self.name)
+        incoming = [channel for channel in self.channels if channel.receiver == self.name and not channel.is_local]
+        self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
+        self.step_once()
+        self.transport.finish()
+        return torch.stack(self._now.losses).mean() if self._now.losses else None
+
+    def step_once(self) -> None:
+        """Run this device's instructions for one step; emitted."""
+        raise TypeError("a device file defines step_once")
+
+    def _messages(self, channel: Channel) -> int:
+        return self.micro_batches if channel.kind in ("activation", "gradient") else 1
+
+    # ------------------------------------------------------------------ instructions
+
+    def recv(self, channel: Channel, micro: int) -> Tensor:
+        """Wait for an activation or a gradient; an activation becomes a leaf of this stage's backward."""
+        tensor = self._kept[channel.tag].popleft() if channel.is_local else self.transport.recv(channel)
+        return tensor.requires_grad_(channel.requires_grad) if channel.kind == "activation" else tensor
+
+    def send(self, channel: Channel, micro: int, tensor: Tensor) -> None:
+        """Start sending a value or a gradient; within this device it is handed over as it is."""
+        if channel.is_local:
+            self._kept.setdefault(channel.tag, deque()).append(tensor.detach())
+        else:
+            self.transport.send(channel, tensor.detach())
+
+    def batch(self, name: str, micro: int) -> Tensor:
+        """Return one model input of one micro-batch, from this device's own data stream."""
+        return self.stream.get(name, micro)
+
+    def forward(self, stage: int, micro: int, **values: Tensor) -> Any:
+        """Run a stage forward; remember what its backward needs."""
+        active.key, active.device = (self.seed, self.step, micro), self.device
+        module = self.modules[stage]
+        try:
+            result = module(**values)
+        finally:
+            active.key = None
+        results = result if isinstance(result, tuple) else (result,)
+        outputs = dict(zip(module.returns, results, strict=True))
+        leaves = {name: value for name, value in values.items() if value.requires_grad}
+        roots = {name: value for name, value in outputs.items() if value.requires_grad}
+        if roots:
+            self._saved[stage, micro] = _Saved(leaves, roots)
+        if self.loss is not None and self.loss in outputs:
+            self._now.losses.append(outputs[self.loss].detach())
+        return result
+
+    def backward(self, stage: int, micro: int, **gradients: Tensor) -> Any:
+        """Run a stage backward; return the gradients of what it received, in the order received.
+
+        `gradients` are those of its results and, relayed from later readers, those of what it received:
+        they enter as roots, so that they are added in the order of an unsplit backward pass. The loss is
+        seeded with 1/M.
+        """
+        saved = self._saved.pop((stage, micro))
+        roots, seeds = [], []
+        if self.loss is not None and self.loss in saved.outputs:
+            roots.append(saved.outputs[self.loss])
+            seeds.append(torch.full_like(roots[0], 1.0 / self.micro_batches))
+        for name, gradient in gradients.items():
+            root = saved.outputs.get(name, saved.leaves.get(name))
+            if root is not None:  # None: planned to want a gradient, but the forward detached it
+                roots.append(root)
+                seeds.append(gradient)
+        held = self.held[stage]
+        inputs = [*saved.leaves.values(), *(self.parameters[name] for name in held)]
+        found = _gradients(roots, inputs, seeds)
+        for name, gradient in zip(held, found[len(saved.leaves) :], strict=True):
+            self._add(name, stage, gradient)
+        relayed = tuple(_or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
+        return relayed[0] if len(relayed) == 1 else relayed
+
+    def _add(self, name: str, stage: int, gradient: Tensor | None) -> None:
+        """Add up a parameter's gradient over micro-batches, in ascending order.
+
+        The first sum makes a new tensor: autograd may have handed out one that something else holds too.
+        """
+        if gradient is None:
+            return
+        key, now = (name, stage), self._now
+        count = now.counts.get(key, 0)
+        if count == 0:
+            now.gradients[key] = gradient
+        elif count == 1:
+            now.gradients[key] = now.gradients[key] + gradient
+        else:
+            now.gradients[key].add_(gradient)
+        now.counts[key] = count + 1
+
+    # ------------------------------------------------------------------ once a step
+
+    def send_tied(self, channel: Channel) -> None:
+        """Send this stage's gradient of a parameter that another device holds too."""
+        gradient = self._now.gradients.get((channel.value, channel.source))
+        parameter = self.parameters[channel.value]
+        self.transport.send(channel, torch.zeros_like(parameter) if gradient is None else gradient)
+
+    def recv_tied(self, channel: Channel) -> None:
+        """Take another stage's gradient of a parameter that this device holds too."""
+        self._now.gradients[channel.value, channel.source] = self.transport.recv(channel)
+
+    def send_norms(self, channel: Channel) -> None:
+        """Send the norms of the gradients that this device answers for."""
+        self.transport.send(channel, self._own_norms())
+
+    def recv_norms(self, channel: Channel) -> None:
+        """Take the norms of the gradients that another device answers for."""
+        owned = [name for name, owner in self.owner.items() if owner == channel.sender]
+        self._now.norms.update(zip(owned, self.transport.recv(channel).unbind(), strict=True))
+
+    def optimizer_step(self) -> None:
+        """Sum tied gradients, last stage first; clip by the global norm; update the parameters."""
+        if self.optimizer is None:
+            return
+        gradients = self._summed()
+        if self.training.clip_norm is not None:
+            self._clip(gradients, self.training.clip_norm)
+        self.last_gradients = gradients
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients.get(name)
+        if self.training.lr_scale is not None:
+            scale = self.training.lr_scale(self.step)
+            for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
+                group["lr"] = base * scale
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _summed(self) -> dict[str, Tensor]:
+        found = {}
+        for name in self.parameters:
+            parts = [self._now.gradients.get((name, stage)) for stage in self._stages_of(name)]
+            total = _total([part for part in parts if part is not None])
+            if total is not None:
+                found[name] = total
+        return found
+
+    def _stages_of(self, name: str) -> list[int]:
+        """Return the stages that hold a parameter, on any device, last first."""
+        here = [stage for stage, names in self.held.items() if name in names]
+        return sorted(self.tied.get(name, here), reverse=True)
+
+    def _own_norms(self) -> Tensor:
+        gradients = self._summed()
+        owned = [name for name, owner in self.owner.items() if owner == self.name]
+        norms = [_norm(gradients.get(name), self.parameters[name]) for name in owned]
+        self._now.norms.update(zip(owned, norms, strict=True))
+        return torch.stack(norms)
+
+    def _clip(self, gradients: dict[str, Tensor], limit: float) -> None:
+        """Scale gradients as `torch.nn.utils.clip_grad_norm_` does, from norms in model order."""
+        if len(self.names) == 1 or not self._now.norms:
+            self._own_norms()
+        norms = [self._now.norms[name] for name in self.owner]
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        factor = torch.clamp(limit / (total + 1e-6), max=1.0)
+        for name, gradient in gradients.items():
+            gradients[name] = gradient * factor
+
+
+def _gradients(roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]) -> tuple[Tensor | None, ...]:
+    if not roots or not inputs:
+        return (None,) * len(inputs)
+    return torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+
+
+def _total(parts: list[Tensor]) -> Tensor | None:
+    total = None
+    for part in parts:
+        total = part if total is None else total + part
+    return total
+
+
+def _norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    return torch.zeros((), device=parameter.device) if gradient is None else torch.linalg.vector_norm(gradient)
+
+
+def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
+    """A reader may not use a value in a differentiable way after all; the earlier one still waits."""
+    return torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def adamw(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+    """Make torch's AdamW as it comes, which is used where the model file names no optimizer."""
+    return torch.optim.AdamW(list(named))

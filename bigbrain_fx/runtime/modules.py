@@ -1,0 +1,136 @@
+"""What stage modules are made of: named tensors, and random numbers that do not depend on the placement.
+
+This file knows nothing of devices, messages or schedules: a stage module works in anyone's training loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A tensor to be: its shape, element type, and whether it is a parameter or a buffer."""
+
+    shape: Shape
+    dtype: torch.dtype = torch.float32
+    requires_grad: bool = True
+    is_buffer: bool = False
+
+
+def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Empty:
+    """Declare a buffer (running statistics, a constant table)."""
+    return Empty(shape, dtype, requires_grad=False, is_buffer=True)
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> Empty:
+    """Declare a parameter that is not plain float32, or is frozen."""
+    return Empty(shape, dtype, requires_grad)
+
+
+class Tensors(nn.Module):
+    """Hold parameters, buffers and further holders under the names they have in the original model.
+
+    A value is a shape (a float32 parameter), `buffer(...)`, `parameter(...)`, or a module. Names that are
+    no Python names ("0", "class") go in the positional mapping and are reached by `holder["0"]`.
+    """
+
+    def __init__(self, named: Mapping[Any, Any] | None = None, /, **more: Any) -> None:
+        super().__init__()
+        self.hold({**(named or {}), **more})
+
+    def hold(self, named: Mapping[Any, Any]) -> None:
+        """Register more tensors and modules under these names."""
+        for name, value in named.items():
+            entry = Empty(value) if isinstance(value, tuple) else value
+            if not isinstance(entry, Empty):
+                setattr(self, str(name), entry)
+                continue
+            empty = torch.empty(entry.shape, dtype=entry.dtype)
+            if entry.is_buffer:
+                self.register_buffer(str(name), empty)
+            else:
+                setattr(self, str(name), nn.Parameter(empty, requires_grad=entry.requires_grad))
+
+    def tie(self, name: str, twin: str) -> None:
+        """Make the parameter `name` the same one as `twin`; both are dotted names below this module."""
+        owner, _, attribute = name.rpartition(".")
+        setattr(self.get_submodule(owner), attribute, self.get_parameter(twin))
+
+    def __getitem__(self, name: str | int) -> Any:
+        return getattr(self, str(name))
+
+
+class Region(Tensors):
+    """A part of the model with a forward of its own: a stage, or a block that repeats.
+
+    Inside `with self.key("drop"):` the default generator is seeded by (seed, step, micro-batch, place in
+    the model), so that a dropout mask is the same wherever the op runs. With no active key (in a foreign
+    training loop) the default generator goes on as it is.
+    """
+
+    path = ""
+    call = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live."""
+        found = [tensor.device for tensor in (*self.parameters(), *self.buffers())]
+        return found[0] if found else active.device
+
+    def nth(self, call: int) -> Region:
+        """Say which call of a shared block the next one is; return the block."""
+        self.call = call
+        return self
+
+    def key(self, name: str, index: int = 0, of: int = 1) -> contextlib.AbstractContextManager[None]:
+        """Seed the draws in the `with` block; `index` of `of` draws under this name in one call."""
+        if active.key is not None:
+            place = ".".join(part for part in (self.path, name) if part)
+            ordinal = self.call * of + index
+            reseed(active.key, f"{place}#{ordinal}" if ordinal else place, active.device)
+        return _NOTHING
+
+
+class Stage(Region):
+    """One stage of the split model; `returns` names the values that its forward returns, in order."""
+
+    returns: tuple[str, ...] = ()
+
+    def place(self) -> Stage:
+        """Tell every region its path in the model, which is part of its random key; return the stage."""
+        for path, module in self.named_modules():
+            if isinstance(module, Region):
+                module.path = path
+        return self
+
+
+@dataclass
+class Active:
+    """The key under which random numbers are drawn now: (seed, step, micro-batch), or None."""
+
+    key: tuple[int, int, int] | None = None
+    device: torch.device = torch.device("cpu")
+
+
+active = Active()
+_NOTHING = contextlib.nullcontext()
+
+
+def reseed(key: tuple[int, int, int], place: str, device: torch.device) -> None:
+    """Seed the default generator of `device` for one draw."""
+    text = f"{key[0]}/{key[1]}/{key[2]}/{place}"
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)

@@ -1,0 +1,185 @@
+"""Messages over torch.distributed: one process per device, receives posted ahead, sends in the background.
+
+gloo matches messages by tag, so all channels share one group. nccl has no tags: there every channel gets
+a group of its own, which keeps its order and lets channels pass each other.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
+
+AHEAD = 2  # receives posted per channel: one being used, one arriving
+
+
+@dataclass
+class _Line:
+    """The state of one channel at one end."""
+
+    channel: Channel
+    peer: int
+    group: dist.ProcessGroup | None
+    layout: Layout | None = None
+    header: tuple[Tensor, dist.Work] | None = None
+    posted: deque[tuple[Tensor, dist.Work]] = field(default_factory=deque)
+    expected: int = 0
+
+
+class NetworkTransport:
+    """Send and receive over an initialised torch.distributed group.
+
+    Args:
+        ranks: device name -> rank.
+        device: where tensors live; cuda tensors go through host memory unless the backend is nccl.
+        deadline_s: longest wait for any one message.
+        store: where devices compare what they must agree on.
+    """
+
+    def __init__(
+        self, ranks: dict[str, int], device: torch.device, deadline_s: float, store: dist.Store
+    ) -> None:
+        self.ranks = ranks
+        self.device = device
+        self.deadline = timedelta(seconds=deadline_s)
+        self.store = store
+        self.is_nccl = dist.get_backend() == "nccl"
+        self.wire = device if self.is_nccl else torch.device("cpu")
+        self.lines: dict[int, _Line] = {}
+        self.background = _Background(self.deadline)
+
+    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
+        """Say how many messages each incoming channel will bring in this step; post the first receives."""
+        for channel, count in channels:
+            line = self._line(channel)
+            line.expected += count
+            self._post(line)
+
+    def send(self, channel: Channel, tensor: Tensor) -> None:
+        """Start sending; the tensor must not be written to afterwards."""
+        line = self._line(channel)
+        if line.layout is None:
+            line.layout = Layout.of(tensor)
+            self._start_send(line, line.layout.header().to(self.wire), 2 * channel.tag)
+        flat = pack(tensor, line.layout).to(self.wire)
+        self._start_send(line, flat.view(torch.uint8), 2 * channel.tag + 1)
+
+    def recv(self, channel: Channel) -> Tensor:
+        """Wait for the channel's next message.
+
+        Raises:
+            TimeoutError: none came within the deadline; names the channel.
+            ValueError: the sender's shape is not the planned one.
+        """
+        line = self._line(channel)
+        if line.layout is None:
+            line.layout = self._read_header(line)
+        self._post(line)
+        flat, work = line.posted.popleft()
+        self._wait(work, channel)
+        self._post(line)
+        return unpack(flat.to(self.device), line.layout)
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        """Raise unless every device that names `what` gives the same digest."""
+        mine = f"{device} {digest}"
+        first = self.store.compare_set(f"agree/{what}", "", mine).decode()
+        other, seen = first.split(" ", 1)
+        if seen != digest:
+            raise RuntimeError(f"{what} differs between devices: {other} has {seen}, {device} has {digest}")
+
+    def finish(self) -> None:
+        """Wait until everything sent has been received."""
+        self.background.drain()
+
+    def _line(self, channel: Channel) -> _Line:
+        line = self.lines.get(channel.tag)
+        if line is None:
+            me = dist.get_rank()
+            ends = sorted((self.ranks[channel.sender], self.ranks[channel.receiver]))
+            group = dist.new_group(ends, use_local_synchronization=True) if self.is_nccl else None
+            line = _Line(channel, ends[0] + ends[1] - me, group)
+            self.lines[channel.tag] = line
+        return line
+
+    def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
+        work = dist.isend(payload, line.peer, group=line.group, tag=tag)
+        if work is not None:
+            self.background.keep(work, payload)
+
+    def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> dist.Work:
+        work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
+        if work is None:
+            raise RuntimeError(f"this process is not part of {line.channel}")
+        return work
+
+    def _post(self, line: _Line) -> None:
+        """Keep up to AHEAD receives posted; before the layout is known, the header's only."""
+        if line.layout is None:
+            if line.header is None and line.expected:
+                header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self.wire)
+                line.header = header, self._start_recv(line, header, 2 * line.channel.tag)
+            return
+        while line.expected and len(line.posted) < AHEAD:
+            flat = torch.empty(line.layout.numel, dtype=line.channel.dtype, device=self.wire)
+            work = self._start_recv(line, flat.view(torch.uint8), 2 * line.channel.tag + 1)
+            line.posted.append((flat, work))
+            line.expected -= 1
+
+    def _read_header(self, line: _Line) -> Layout:
+        if line.header is None:
+            raise RuntimeError(f"no message is due on {line.channel}")
+        header, work = line.header
+        self._wait(work, line.channel)
+        layout = Layout.from_header(header)
+        if layout.shape != line.channel.shape:
+            raise ValueError(f"{line.channel}: planned shape {line.channel.shape}, sent {layout.shape}")
+        return layout
+
+    def _wait(self, work: dist.Work, channel: Channel) -> None:
+        self.background.check()
+        try:
+            work.wait(self.deadline)
+        except RuntimeError as error:
+            seconds = self.deadline.total_seconds()
+            raise TimeoutError(f"no message within {seconds:g} s, or the peer is gone: {channel}") from error
+
+
+class _Background:
+    """Hold what is being sent until it has left; a thread waits so that the device need not."""
+
+    def __init__(self, deadline: timedelta) -> None:
+        self.deadline = deadline
+        self.under_way: queue.Queue[tuple[dist.Work, Tensor]] = queue.Queue()
+        self.error: BaseException | None = None
+        threading.Thread(target=self._release, daemon=True, name="sends").start()
+
+    def keep(self, work: dist.Work, payload: Tensor) -> None:
+        self.check()
+        self.under_way.put((work, payload))
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise ConnectionError("a message could not be sent; the peer is gone or too slow") from self.error
+
+    def drain(self) -> None:
+        self.under_way.join()
+        self.check()
+
+    def _release(self) -> None:
+        while True:
+            work, payload = self.under_way.get()
+            try:
+                work.wait(self.deadline)
+            except RuntimeError as error:
+                self.error = self.error or error
+            del work, payload
+            self.under_way.task_done()

@@ -1,0 +1,217 @@
+"""The training loop of a bundle: one process per device, or all devices in one process.
+
+This file knows how to start and how to report; what a step does is in the device files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .data import Stream
+from .device import Device, Training, Transport
+from .local import Hub, LocalTransport
+from .malloc import keep_freed_memory
+from .network import NetworkTransport
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What `train.py` says of the bundle."""
+
+    folder: Path
+    plan: str
+    devices: tuple[type[Device], ...]
+    kinds: tuple[str, ...]
+    threads: tuple[int, ...]
+    seed: int
+    batches: Callable[[int], Iterator[Any]]
+    inputs: Mapping[str, tuple[str | int, ...]]
+    whole: tuple[str, ...]
+    training: Training
+
+
+def main(bundle: Bundle) -> None:
+    """Train: parse the command line, join the other devices, run the steps."""
+    options = _parser(bundle).parse_args()
+    seed = bundle.seed if options.seed is None else options.seed
+    keep_freed_memory()
+    if options.in_process:
+        run_in_process(bundle, options.steps, seed, _printer(options.json))
+        return
+    rank = _environment_number("RANK", options.rank)
+    torch.set_num_threads(bundle.threads[rank])
+    store = _join(bundle, rank, options)
+    try:
+        _run(bundle, rank, seed, store, options)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_in_process(
+    bundle: Bundle, steps: int, seed: int, report: Callable[[int, float, float], None] | None = None
+) -> dict[str, Device]:
+    """Run all devices in this process, in turn; return them, trained."""
+    hub = Hub()
+    devices = {
+        cls.name: make_device(bundle, rank, LocalTransport(hub), seed, torch.device("cpu"))
+        for rank, cls in enumerate(bundle.devices)
+    }
+    hub.run({name: lambda d=device: run_steps(d, steps, report) for name, device in devices.items()})  # type: ignore[misc]
+    return devices
+
+
+def make_device(bundle: Bundle, rank: int, transport: Transport, seed: int, where: torch.device) -> Device:
+    """Build one device with its weights, its data stream and its optimizer."""
+    cls = bundle.devices[rank]
+    stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where)
+    device = cls(transport, stream, seed, where)
+    weights = bundle.folder / "weights"
+    owner = json.loads((weights / "index.json").read_text())
+    device.load(load_file(weights / f"{cls.name}.safetensors"), owner)
+    device.train_with(bundle.training)
+    return device
+
+
+def run_steps(device: Device, steps: int, report: Callable[[int, float, float], None] | None) -> None:
+    """Run steps 0 to steps-1; report each where the loss is made."""
+    for step in range(steps):
+        start = time.perf_counter()
+        loss = device.run_step(step)
+        if loss is not None and report is not None:
+            report(step, float(loss), time.perf_counter() - start)
+
+
+def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
+    """Yield the example batch again and again: the model file has no `batches`."""
+    batch = load_file(path)
+    while True:
+        yield batch
+
+
+def _run(bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argparse.Namespace) -> None:
+    where = torch.device("cpu")
+    if bundle.kinds[rank] == "cuda":
+        where = torch.device("cuda", _environment_number("LOCAL_RANK", 0))
+        torch.cuda.set_device(where)
+    ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
+    transport = NetworkTransport(ranks, where, options.deadline, store)
+    device = make_device(bundle, rank, transport, seed, where)
+    run_steps(device, options.steps, _printer(options.json))
+    if options.save:
+        _save(device, Path(options.save))
+    if options.report:
+        _write_report(device, Path(options.report))
+    _leave_together(store, rank, len(ranks))
+
+
+def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> dist.Store:
+    """Join the group; refuse a process that runs another plan. Return the store that all share."""
+    world = len(bundle.devices)
+    if _environment_number("WORLD_SIZE", world) != world:
+        raise SystemExit(f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}")
+    timeout = timedelta(seconds=options.deadline)
+    backend = "nccl" if all(kind == "cuda" for kind in bundle.kinds) else "gloo"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        base = dist.TCPStore(host, port, world, is_master=False, timeout=timeout)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart must not read old addresses
+    else:
+        base, attempt = _tcp_store(rank, world, timeout), "0"
+    store = dist.PrefixStore(f"bigbrain/{attempt}", base)
+    store.set(f"plan/{rank}", bundle.plan)
+    for other in range(world):
+        found = store.get(f"plan/{other}").decode()
+        if found != bundle.plan:
+            raise SystemExit(
+                f"rank {other} runs plan {found}, this process runs {bundle.plan}: copy one bundle to all hosts"
+            )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    return store
+
+
+def _tcp_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """Open the rendezvous on MASTER_ADDR only: torch's own listener would take every interface."""
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = _environment_number("MASTER_PORT", 29500)
+    if host == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if rank != 0:
+        return dist.TCPStore(host, port, world, is_master=False, timeout=timeout)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise SystemExit(f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT") from error
+    listener.listen(128)
+    return dist.TCPStore(
+        host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def _leave_together(store: dist.Store, rank: int, world: int) -> None:
+    """Rank 0 holds the store: it leaves last."""
+    store.set(f"done/{rank}", "1")
+    if rank == 0:
+        store.wait([f"done/{other}" for other in range(world)])
+
+
+def _save(device: Device, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.cpu().clone() for name, tensor in device.state().items()}
+    save_file(tensors, folder / f"{device.name}.safetensors")
+
+
+def _write_report(device: Device, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    text = json.dumps({"device": device.name, "max_rss_bytes": peak})
+    (folder / f"{device.name}.json").write_text(text + "\n")
+
+
+def _printer(as_json: bool) -> Callable[[int, float, float], None]:
+    def show(step: int, loss: float, step_s: float) -> None:
+        line = json.dumps({"step": step, "loss": loss, "step_s": round(step_s, 6)})
+        print(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s", flush=True)
+
+    return show
+
+
+def _environment_number(name: str, default: int | None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is None:
+        raise SystemExit(f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank")
+    return int(text) if text is not None else int(default or 0)
+
+
+def _parser(bundle: Bundle) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="train.py", description=f"Train on {len(bundle.devices)} devices.")
+    parser.add_argument("--steps", type=int, default=10, help="training steps (default 10)")
+    parser.add_argument("--seed", type=int, default=None, help=f"seed of data and dropout (default {bundle.seed})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
+    parser.add_argument("--save", help="write the trained tensors, one safetensors file per device, to this folder")
+    parser.add_argument("--report", help="write each device's peak memory to this folder")
+    parser.add_argument("--deadline", type=float, default=300.0, help="longest wait for any message, in seconds")
+    parser.add_argument("--rank", type=int, default=None, help="this process's device (default: $RANK)")
+    parser.add_argument("--in-process", action="store_true", help="run all devices in this process, for pdb")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit("run train.py of the bundle")

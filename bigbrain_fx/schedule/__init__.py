@@ -1,0 +1,152 @@
+"""Stages x micro-batches -> Programs: who computes what and when; and a checker for programs.
+
+One file per schedule, all in `SCHEDULES`; each decides only the order of forwards and backwards,
+and `messages` puts the messages around them. `check` returns named faults, `require_sound` raises
+them. This room imports no torch and knows nothing of how programs are written as text or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from bigbrain_fx.core import Program, Stages
+from bigbrain_fx.errors import InputError, ScheduleError
+from bigbrain_fx.schedule.check import check, require_sound
+from bigbrain_fx.schedule.costs import StageCosts, stage_costs
+from bigbrain_fx.schedule.faults import (
+    BackwardBeforeForward,
+    Deadlock,
+    DuplicateMessage,
+    Finding,
+    MicroOrder,
+    Misplaced,
+    MissingCompute,
+    MissingInput,
+    OutOfMemory,
+    UnmatchedRecv,
+    UnmatchedSend,
+)
+from bigbrain_fx.schedule.gpipe import GPipe
+from bigbrain_fx.schedule.in_flight import in_flight_to_fill
+from bigbrain_fx.schedule.list_scheduler import ListScheduler
+from bigbrain_fx.schedule.memory import Held, fixed_bytes, held
+from bigbrain_fx.schedule.messages import Orders, with_messages
+from bigbrain_fx.schedule.one_f_one_b import OneForwardOneBackward
+from bigbrain_fx.schedule.table import table
+
+__all__ = [
+    "SCHEDULES",
+    "BackwardBeforeForward",
+    "Deadlock",
+    "DuplicateMessage",
+    "Finding",
+    "GPipe",
+    "Held",
+    "ListScheduler",
+    "MicroOrder",
+    "Misplaced",
+    "MissingCompute",
+    "MissingInput",
+    "OneForwardOneBackward",
+    "OutOfMemory",
+    "Schedule",
+    "StageCosts",
+    "UnmatchedRecv",
+    "UnmatchedSend",
+    "build",
+    "check",
+    "fixed_bytes",
+    "held",
+    "in_flight_to_fill",
+    "require_sound",
+    "stage_costs",
+    "table",
+]
+
+
+class Schedule(Protocol):
+    """Decide in which order every device runs forwards and backwards.
+
+    Contract: every stage runs its micro-batches in ascending order, forward and backward; stages
+    that are not in `trained` have no backward; the programs pass `check`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that the command line offers."""
+        ...
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order."""
+        ...
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+    GPipe.name: GPipe,
+    OneForwardOneBackward.name: OneForwardOneBackward,
+    ListScheduler.name: ListScheduler,
+}
+"""Every schedule by its name; each takes `in_flight`."""
+
+
+def build(
+    name: str,
+    stages: Stages,
+    micro_batches: int,
+    costs: StageCosts,
+    trained: frozenset[int],
+    in_flight: tuple[int, ...] | None = None,
+) -> tuple[Program, ...]:
+    """Schedule one step.
+
+    Args:
+        name: one of `SCHEDULES`.
+        stages: the cut graph; `gpipe` and `1f1b` need one stage per device.
+        micro_batches: how many a step has, at least 1.
+        costs: of the same stages; only the list scheduler looks at them.
+        trained: indices of the stages that have a Backward; empty for inference: then there are
+            only forwards, no gradient, tied or norm messages and no OptimizerStep.
+        in_flight: the most micro-batches on each device at once, in the order of `stages.devices`.
+
+    Returns:
+        One program per device, in the order of `stages.devices`.
+
+    Raises:
+        InputError: no such schedule, it cannot run these stages, or a number is out of range.
+        ScheduleError: a gradient edge starts or ends at a stage without a Backward.
+    """
+    if name not in SCHEDULES:
+        raise InputError(
+            f"there is no schedule '{name}'", help=f"choose one of {', '.join(sorted(SCHEDULES))}"
+        )
+    if micro_batches < 1:
+        raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
+    _require_in_flight(stages, in_flight)
+    _require_gradients_between(stages, trained)
+    orders = SCHEDULES[name](in_flight=in_flight).order(stages, micro_batches, costs, trained)
+    return with_messages(stages, orders, trained)
+
+
+def _require_in_flight(stages: Stages, in_flight: tuple[int, ...] | None) -> None:
+    if in_flight is None or (len(in_flight) == len(stages.devices) and min(in_flight) >= 1):
+        return
+    raise InputError(
+        f"in_flight needs one number of at least 1 for each of {len(stages.devices)} devices, "
+        f"but is {list(in_flight)}",
+        help=f"the devices are {', '.join(stages.devices)}, in this order",
+    )
+
+
+def _require_gradients_between(stages: Stages, trained: frozenset[int]) -> None:
+    """Raise when a gradient would come from, or go to, a stage that has no Backward."""
+    for edge in stages.edges if trained else ():
+        if edge.kind == "gradient" and not trained.issuperset((edge.source, edge.target)):
+            without = edge.source if edge.source not in trained else edge.target
+            raise ScheduleError(
+                f"edge '{edge}' carries a gradient, but stage {without} has no Backward",
+                notes=(f"stages with a Backward: {sorted(trained)}",),
+                help="cut gradient edges only between stages that are trained",
+            )

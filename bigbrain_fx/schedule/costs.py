@@ -1,0 +1,102 @@
+"""Add up what one micro-batch of each stage costs, and what its device holds for the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bigbrain_fx.core import Cluster, Costs, Dim, Edge, Graph, Op, Param, Stage, Stages
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """What each stage costs on its own device, for one micro-batch, and what each device holds.
+
+    Tuples have one entry per stage. `saved_bytes` stay from forward to backward; `workspace_bytes`
+    are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
+    one leaf per (parameter, stage). Mappings are by device: `weights_bytes` counts parameters,
+    buffers and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable
+    parameters.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    saved_bytes: tuple[int, ...]
+    cluster: Cluster
+    workspace_bytes: tuple[int, ...] = ()
+    gradient_bytes: tuple[int, ...] = ()
+    weights_bytes: Mapping[str, int] = field(default_factory=dict)
+    optimizer_bytes: Mapping[str, int] = field(default_factory=dict)
+    optimizer_s: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = len(self.forward_s)
+        object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
+        object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
+
+    def wire_s(self, stages: Stages, edge: Edge) -> tuple[float, float]:
+        """Return the seconds one message occupies its link, and the latency that comes on top."""
+        link = self.cluster.link(
+            stages.stages[edge.source].device, stages.stages[edge.target].device
+        )
+        return edge.nbytes / link.bytes_per_s, link.latency_s
+
+
+def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
+    """Add up the costs of every stage on its device.
+
+    Args:
+        graph: concrete (`graph.at(rows)`), for the micro-batch that `costs` and `stages` are for.
+        stages: the cut; copies that a stage recomputes are paid for in that stage.
+        costs: one entry per op and device that `stages` uses.
+    """
+    each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
+    trainable = {device: _trainable_bytes(graph, stages.of(device)) for device in stages.devices}
+    return StageCosts(
+        forward_s=tuple(sum(cost.forward_s for cost in ops) for ops in each),
+        backward_s=tuple(sum(cost.backward_s for cost in ops) for ops in each),
+        saved_bytes=tuple(sum(cost.saved_bytes for cost in ops) for ops in each),
+        cluster=costs.cluster,
+        workspace_bytes=tuple(_workspace_bytes(graph, stage, costs) for stage in stages.stages),
+        gradient_bytes=tuple(_trainable_bytes(graph, (stage,)) for stage in stages.stages),
+        weights_bytes={d: _bytes(_params(graph, stages.of(d))) for d in stages.devices},
+        optimizer_bytes={d: int(trainable[d] * costs.optimizer_state_per_byte) for d in trainable},
+        optimizer_s={d: trainable[d] * costs.optimizer_s_per_byte[d] for d in trainable},
+    )
+
+
+def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
+    """Return the most that one running op holds besides what is saved: result and workspace."""
+    return max(
+        (
+            _number(graph.op[name].writes_bytes, graph.op[name])
+            + costs.op_cost(name, stage.device).workspace_bytes
+            for name in stage.ops
+        ),
+        default=0,
+    )
+
+
+def _number(size: Dim, op: Op) -> int:
+    assert isinstance(size, int), (
+        f"{op.name}: costs are added up over a concrete graph, graph.at(rows)"
+    )
+    return size
+
+
+def _params(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
+    """Return the parameters, buffers and constants of some stages; tied names count once."""
+    found = {
+        graph.param[name].canonical: graph.param[name] for stage in stages for name in stage.params
+    }
+    return tuple(found.values())
+
+
+def _trainable_bytes(graph: Graph, stages: Iterable[Stage]) -> int:
+    return _bytes(
+        p for p in _params(graph, stages) if p.kind == "parameter" and p.spec.requires_grad
+    )
+
+
+def _bytes(params: Iterable[Param]) -> int:
+    return sum(param.spec.nbytes for param in params)

@@ -1,0 +1,80 @@
+"""1F1B: forward until enough micro-batches are in flight, then one backward, one forward, in turn.
+
+It knows nothing of messages, times or memory; `in_flight` is decided by whoever builds the plan.
+
+    stage 0  F0 F1 F2 .  .  .  B0 F3 .  B1 F4 .  B2 ...     step = (m + p - 1)(tf + tb)
+    stage 1  .  F0 F1 .  .  B0 F2 .  B1 F3 .  B2 F4 ...     in flight: min(m, p - s)
+    stage 2  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 ...
+
+Source: Narayanan et al., PipeDream, SOSP 2019 and the flushed form of Fan et al., DAPPLE, PPoPP
+2021; where links are slow more micro-batches than theirs may be in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bigbrain_fx.core import Backward, Forward, Stages
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.schedule.chain import require_chain
+from bigbrain_fx.schedule.costs import StageCosts
+from bigbrain_fx.schedule.messages import Compute, Orders
+
+
+@dataclass(frozen=True)
+class OneForwardOneBackward:
+    """Alternate forwards and backwards; needs one stage per device.
+
+    `in_flight[s]` is the most micro-batches that stage s holds between their forward and their
+    backward; None is the classic p - s. The steady cycle is at least
+    sum over j >= s of (t_j + round trip_j) / in_flight[s].
+    """
+
+    name: str = "1f1b"
+    in_flight: tuple[int, ...] | None = None
+
+    def order(
+        self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
+    ) -> Orders:
+        """Return what each device computes, in order.
+
+        Raises:
+            InputError: a device has several stages, or `in_flight` grows along the chain.
+        """
+        require_chain(self.name, stages)
+        count = len(stages.stages)
+        in_flight = self.in_flight or tuple(range(count, 0, -1))
+        _require_falling(in_flight, trained)
+        return {
+            stage.device: _alternate(stage.index, micro_batches, in_flight[stage.index])
+            if stage.index in trained
+            else tuple(Forward(stage.index, m) for m in range(micro_batches))
+            for stage in stages.stages
+        }
+
+
+def _alternate(stage: int, micro_batches: int, in_flight: int) -> tuple[Compute, ...]:
+    """Return F 0..w-1, then B0 F w B1 F w+1 ..., then the backwards that are left."""
+    warm_up = min(in_flight, micro_batches)
+    order: list[Compute] = [Forward(stage, m) for m in range(warm_up)]
+    for m in range(micro_batches):
+        order.append(Backward(stage, m))
+        if warm_up + m < micro_batches:
+            order.append(Forward(stage, warm_up + m))
+    return tuple(order)
+
+
+def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
+    """Raise when a stage would wait for more micro-batches than an earlier one lets out."""
+    waiting = sorted(trained)
+    for earlier, later in pairwise(waiting):
+        if in_flight[earlier] < in_flight[later]:
+            raise InputError(
+                f"in_flight must not grow along the chain, but stage {earlier} has "
+                f"{in_flight[earlier]} and stage {later} has {in_flight[later]}",
+                notes=(
+                    f"stage {later} would wait for a micro-batch that stage {earlier} holds back",
+                ),
+                help=f"give stage {earlier} at least {in_flight[later]}",
+            )

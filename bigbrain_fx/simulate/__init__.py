@@ -1,0 +1,10 @@
+"""Programs x StageCosts -> Forecast, by running the very programs that the devices will run.
+
+`clock` says when, `forecast` adds who is busy and what is held, `trace` draws it. This room imports
+no torch and knows nothing of how programs came to be, or of how they are written as text.
+"""
+
+from bigbrain_fx.simulate.forecast import memory_timeline, simulate
+from bigbrain_fx.simulate.trace import chrome_trace
+
+__all__ = ["chrome_trace", "memory_timeline", "simulate"]

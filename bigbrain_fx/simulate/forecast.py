@@ -1,0 +1,116 @@
+"""Programs x StageCosts -> Forecast: how long a step takes, who is busy, what each device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bigbrain_fx.core import (
+    Backward,
+    DeviceForecast,
+    Forecast,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+    Slice,
+    Stages,
+)
+from bigbrain_fx.schedule import Held, StageCosts, fixed_bytes, held
+from bigbrain_fx.simulate.clock import Execution, execute
+
+
+def simulate(
+    programs: Sequence[Program], stages: Stages, costs: StageCosts, *, timeline: bool = True
+) -> Forecast:
+    """Run the programs in simulated time, exactly as they are.
+
+    Args:
+        programs: one per device.
+        stages: what they run.
+        costs: of these stages, at the micro-batch of these programs; `stage_costs` makes them.
+        timeline: whether to keep every bar; a search that compares thousands of plans need not.
+
+    Returns:
+        Seconds for one step; per device what it computes, and what it holds at its peak (the parts
+        add up to `peak_bytes`; workspace counts as activations). The timeline has one bar for each
+        computation and, on "a->b", one for the time that each message occupies its link.
+
+    Raises:
+        ScheduleError: the programs cannot run; shows them.
+    """
+    execution = execute(programs, stages, costs)
+    step_s = execution.step_s
+    devices = tuple(_device(program, stages, costs, execution, step_s) for program in programs)
+    bars = tuple(_bars(programs, stages, execution)) if timeline else ()
+    return Forecast(step_s, devices, bars)
+
+
+def memory_timeline(
+    programs: Sequence[Program], stages: Stages, costs: StageCosts
+) -> Mapping[str, tuple[tuple[float, int], ...]]:
+    """Return what each device holds over the step: (start in seconds, bytes) for each instruction.
+
+    Raises:
+        ScheduleError: the programs cannot run; shows them.
+    """
+    execution = execute(programs, stages, costs)
+    return {
+        program.device: tuple(
+            (start_s, sum(fixed_bytes(program, costs)) + entry.total_bytes)
+            for (start_s, _), entry in zip(
+                execution.spans[program.device], held(program, stages, costs), strict=True
+            )
+        )
+        for program in programs
+    }
+
+
+def _device(
+    program: Program, stages: Stages, costs: StageCosts, execution: Execution, step_s: float
+) -> DeviceForecast:
+    peak = max(held(program, stages, costs), key=lambda entry: entry.total_bytes, default=Held())
+    weights_bytes, optimizer_bytes = fixed_bytes(program, costs)
+    spans = zip(program.instructions, execution.spans[program.device], strict=True)
+    busy_s = sum(
+        end_s - start_s for instruction, (start_s, end_s) in spans if _computes(instruction)
+    )
+    return DeviceForecast(
+        device=program.device,
+        busy_s=busy_s,
+        idle_s=step_s - busy_s,
+        peak_bytes=weights_bytes + optimizer_bytes + peak.total_bytes,
+        weights_bytes=weights_bytes,
+        gradients_bytes=peak.gradients_bytes,
+        optimizer_bytes=optimizer_bytes,
+        activations_bytes=peak.activations_bytes,
+        messages_bytes=peak.messages_bytes,
+    )
+
+
+def _computes(instruction: Instruction) -> bool:
+    return isinstance(instruction, Forward | Backward | OptimizerStep)
+
+
+def _bars(programs: Sequence[Program], stages: Stages, execution: Execution) -> Iterator[Slice]:
+    for program in programs:
+        spans = execution.spans[program.device]
+        for instruction, (start_s, end_s) in zip(program.instructions, spans, strict=True):
+            if _computes(instruction):
+                yield Slice(program.device, label(instruction), start_s, end_s)
+    for flight in execution.flights:
+        ends = stages.stages[flight.edge.source].device, stages.stages[flight.edge.target].device
+        what = label(Send(flight.edge, flight.micro))
+        yield Slice(f"{ends[0]}->{ends[1]}", what, flight.start_s, flight.free_s)
+
+
+def label(instruction: Instruction) -> str:
+    """Return the name of a bar: "forward 0 #3" (stage, micro-batch), "activation x 0->1 #3"."""
+    match instruction:
+        case Forward(stage, micro) | Backward(stage, micro):
+            return f"{instruction.do} {stage} #{micro}"
+        case Send(edge, micro) | Recv(edge, micro):
+            return f"{edge}" if micro is None else f"{edge} #{micro}"
+        case OptimizerStep():
+            return "optimizer step"

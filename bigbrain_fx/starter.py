@@ -1,0 +1,189 @@
+"""The two files that `bigbrain-fx init` writes: a model that trains, and a cluster for it.
+
+This room holds texts; it knows nothing of how they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+
+MODEL = '''\
+"""A model for bigbrain-fx: it guesses the next byte of a text from the sixteen before it.
+
+    bigbrain-fx split model.py --devices cluster.json --out bundle
+    bigbrain-fx run bundle --steps 30
+
+The names below are what bigbrain-fx looks for. It runs this file when it splits the model; the
+bundle gets its own copy of `batches` and `optimizer`.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONTEXT = 16  # bytes that the model sees
+BATCH = 64  # rows of a mini-batch; a multiple of --micro-batches
+
+
+class Block(nn.Module):
+    """A residual block; as long as it is one class, the bundle has one class for it, too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class NextByte(nn.Module):
+    def __init__(self, width: int = 256, depth: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, 32)
+        self.enter = nn.Linear(32 * CONTEXT, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, context: Tensor) -> Tensor:
+        x = self.enter(self.embed(context).flatten(1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def model() -> nn.Module:
+    """Required. Return the model; a class or an instance called `model` would do as well."""
+    return NextByte()
+
+
+def example_batch() -> dict[str, Tensor]:
+    """Required. Return one mini-batch; dimension 0 is the batch.
+
+    Entries that are named like arguments of `forward` are passed to it; the others are for `loss`.
+    """
+    return next(batches(seed=0))
+
+
+def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Optional. Without it the model returns its loss, or an object with `.loss`."""
+    return F.cross_entropy(output, batch["target"])
+
+
+def batches(seed: int) -> Iterator[dict[str, Tensor]]:
+    """Optional. Yield mini-batches; step t takes the t-th, on every device.
+
+    Here each step has a generator of its own, so that step 1000 can be had without the 999 before.
+    """
+    text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
+    step = 0
+    while True:
+        generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+        start = torch.randint(len(text) - CONTEXT, (BATCH,), generator=generator)
+        context = text[start[:, None] + torch.arange(CONTEXT)]
+        yield {"context": context, "target": text[start + CONTEXT]}
+        step += 1
+
+
+def optimizer(named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """Optional. Called on each device with its own parameters; default: AdamW as it comes."""
+    return torch.optim.AdamW(named_params, lr=2e-3)
+
+
+# More that may be here:
+#
+# def lr_scale(step: int) -> float:      # a factor on every learning rate
+#     return min(1.0, (step + 1) / 100)
+#
+# clip_norm = 1.0                        # limit of the gradient's norm over all devices
+# autocast = "bfloat16"                  # compute in this type where torch deems it safe
+'''
+
+CLUSTER = """\
+{
+  "$comment": "Two CPU processes of one machine; `bigbrain-fx doctor` measures yours.",
+  "devices": [
+    {
+      "$comment": "Rates are what the device sustains in FP32. 'host' is the machine it is in.",
+      "name": "d0",
+      "host": "localhost",
+      "kind": "cpu",
+      "memory": "2GiB",
+      "flops": "60GFLOP/s",
+      "memory_bandwidth": "12GB/s",
+      "threads": 1
+    },
+    {
+      "$comment": "A GPU needs no rates: 'name', 'host' and 'preset': 'rtx-3090' will do.",
+      "name": "d1",
+      "host": "localhost",
+      "kind": "cpu",
+      "memory": "2GiB",
+      "flops": "60GFLOP/s",
+      "memory_bandwidth": "12GB/s",
+      "threads": 1
+    }
+  ],
+  "links": {
+    "default": {
+      "$comment": "For any two devices; 'between' holds exceptions, by devices or hosts.",
+      "bandwidth": "1GB/s",
+      "latency": "50us"
+    },
+    "between": []
+  }
+}
+"""
+
+_TEXTS = {"model.py": MODEL, "cluster.json": CLUSTER}
+
+
+def write_starter(folder: str | Path, force: bool = False) -> tuple[Path, ...]:
+    """Write model.py and cluster.json into `folder`, which is made if it is not there.
+
+    Both or none: nothing is written if either exists and `force` is off.
+
+    Returns:
+        The files written.
+
+    Raises:
+        InputError: a file exists, or the folder cannot be written.
+    """
+    folder = Path(folder)
+    there = [name for name in _TEXTS if os.path.lexists(folder / name)]
+    if there and not force:
+        raise InputError(
+            f"{' and '.join(there)} exist{'' if len(there) > 1 else 's'} already",
+            at=str(folder),
+            help="name another folder, or add --force to replace them",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tuple(_replace(folder / name, text) for name, text in _TEXTS.items())
+    except OSError as error:
+        raise InputError(
+            f"cannot write the starter files: {error.strerror}",
+            at=str(error.filename or folder),
+            help="name a folder that can be written",
+        ) from error
+
+
+def _replace(path: Path, text: str) -> Path:
+    """Write beside the file and move it there: never half a file, and a link is not followed."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,161 @@
+"""Graph -> Units: what a planner may place, and what it need not place because every stage may copy it.
+
+This room knows which ops must share a device; it knows nothing of devices, costs or stages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+
+from bigbrain_fx.core import Graph, Op
+
+FLOPS_PER_BYTE_CAP = 16  # above this, a value is worth sending; element-wise code stays below
+FLOPS_FLOOR = 1e7  # a tiny product (rotary tables are an outer product) is always cheaper than a message
+
+
+@dataclass(frozen=True)
+class Units:
+    """Groups of ops that must share a device, in topological order (no cycles between groups).
+
+    `groups` covers every op that is not in `replicated`; `replicated` are cheap values (position
+    ids, masks, rotary tables): they are copied into each stage that reads them, cost nothing to
+    "send", and may be given any device.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    replicated: frozenset[str]
+
+
+def units(graph: Graph) -> Units:
+    """Group the ops of a graph.
+
+    Kept together: a tuple and the ops that take it apart; everything that touches a mutated buffer; a
+    mutated value with its views, its writers and what reads it before the last write; and groups that would
+    form a cycle. Views of values that nobody mutates need no co-location.
+
+    Returns:
+        The groups in an order in which they could run; deterministic for a given graph.
+    """
+    index = {op.name: i for i, op in enumerate(graph.ops)}
+    replicated = frozenset(_replicated(graph))
+    classes = nx.utils.UnionFind([op.name for op in graph.ops if op.name not in replicated])
+    for group in _must_share(graph, index):
+        members = [name for name in group if name not in replicated]
+        if members:
+            classes.union(*members)
+    class_of = {name: classes[name] for name in classes}
+    merged = _merge_cycles(graph, class_of)
+    members_of: dict[int, list[str]] = defaultdict(list)
+    for name, component in merged.items():
+        members_of[component].append(name)
+    return Units(tuple(_in_order(graph, members_of, merged, index)), replicated)
+
+
+def is_size(op: Op) -> bool:
+    """Whether the op computes a number (a tensor's size, arithmetic on sizes), not a tensor."""
+    return not op.outputs and not op.mutates and op.body is None and not op.is_tuple
+
+
+def mutated_roots(graph: Graph) -> frozenset[str]:
+    """Return the params and values that some op writes into, by the name of whose storage it is."""
+    root = _roots(graph)
+    return frozenset(root.get(name, name) for op in graph.ops for name in op.mutates)
+
+
+def _replicated(graph: Graph) -> Iterator[str]:
+    """Yield ops that every stage may run for itself: no parameter, no state, no dice, cheap, no gradient."""
+    kept: set[str] = set()
+    mutated = mutated_roots(graph)
+    wanted = {*graph.outputs, graph.loss}
+    cheap_params = {p.name for p in graph.params if p.kind != "parameter" and p.name not in mutated}
+    for op in graph.ops:
+        if is_size(op):
+            kept.add(op.name)
+            yield op.name
+            continue
+        pure = not op.random and not op.mutates and op.name not in mutated and not op.requires_grad
+        local = all(ref in kept or ref in graph.input for ref in op.refs)
+        if pure and local and op.name not in wanted and cheap_params.issuperset(op.params) and _is_cheap(op):
+            kept.add(op.name)
+            yield op.name
+
+
+def _is_cheap(op: Op) -> bool:
+    if not isinstance(op.flops, int):
+        return True  # a symbolic graph is only grouped to look at it; plans use numbers
+    moved = int(op.reads_bytes) + int(op.writes_bytes)
+    return op.flops <= max(FLOPS_FLOOR, FLOPS_PER_BYTE_CAP * moved)
+
+
+def _roots(graph: Graph) -> dict[str, str]:
+    """Map each op to the value or param whose storage it shares, through any number of views."""
+    root: dict[str, str] = {}
+    for op in graph.ops:
+        root[op.name] = root.get(op.view_of, op.view_of) if op.view_of else op.name
+    return root
+
+
+def _must_share(graph: Graph, index: dict[str, int]) -> Iterator[list[str]]:
+    for op in graph.ops:
+        if op.is_tuple:
+            yield [op.name, *graph.consumers[op.name]]
+    root = _roots(graph)
+    touching: dict[str, list[str]] = defaultdict(list)
+    last_write: dict[str, int] = {}
+    for op in graph.ops:
+        for name in dict.fromkeys((*op.params, *op.refs)):
+            touching[root.get(name, name)].append(op.name)
+        for name in op.mutates:
+            last_write[root.get(name, name)] = index[op.name]
+    for name, last in sorted(last_write.items()):
+        family = [name] if name in index else []
+        is_buffer = name in graph.param
+        yield family + [reader for reader in touching[name] if is_buffer or index[reader] <= last]
+    yield from _counters(graph)
+
+
+def _counters(graph: Graph) -> Iterator[list[str]]:
+    """Yield an op that only writes state (BatchNorm's counter) with a neighbour of the same module."""
+    by_module: dict[str, str] = {}
+    for op in graph.ops:
+        if op.outputs and graph.consumers[op.name]:
+            by_module.setdefault(op.module_path, op.name)
+    for op in graph.ops:
+        if op.mutates and not graph.consumers[op.name] and op.module_path in by_module:
+            yield [op.name, by_module[op.module_path]]
+
+
+def _merge_cycles(graph: Graph, class_of: dict[str, str]) -> dict[str, int]:
+    """Number the strongly connected classes: op -> component."""
+    net: nx.DiGraph[str] = nx.DiGraph()
+    net.add_nodes_from(sorted(set(class_of.values())))
+    net.add_edges_from(_class_edges(graph, class_of))
+    component = {}
+    for number, members in enumerate(nx.strongly_connected_components(net)):
+        component.update(dict.fromkeys(members, number))
+    return {name: component[cls] for name, cls in class_of.items()}
+
+
+def _class_edges(graph: Graph, class_of: dict[str, str]) -> Iterable[tuple[str, str]]:
+    for op in graph.ops:
+        for ref in op.refs:
+            if op.name in class_of and ref in class_of and class_of[ref] != class_of[op.name]:
+                yield class_of[ref], class_of[op.name]
+
+
+def _in_order(
+    graph: Graph, members_of: dict[int, list[str]], component: dict[str, int], index: dict[str, int]
+) -> Iterator[tuple[str, ...]]:
+    net: nx.DiGraph[int] = nx.DiGraph()
+    net.add_nodes_from(sorted(members_of))
+    for op in graph.ops:
+        for ref in op.refs:
+            if op.name in component and ref in component and component[ref] != component[op.name]:
+                net.add_edge(component[ref], component[op.name])
+    first = {number: min(index[name] for name in names) for number, names in members_of.items()}
+    for number in nx.lexicographical_topological_sort(net, key=lambda n: first[n]):
+        yield tuple(sorted(members_of[number], key=lambda name: index[name]))

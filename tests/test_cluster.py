@@ -1,0 +1,292 @@
+"""cluster.json: what it may hold and what it means; `test_cluster_errors` has the mistakes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx import cluster as room
+from bigbrain_fx.cluster import PRESETS, parse_cluster, read_cluster, schema, to_json
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.errors import InputError
+
+CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
+LINK = '"bandwidth": "1GB/s", "latency": "50us"'
+
+ISSUE = """{
+  "devices": [
+    {"name": "d0", "kind": "cpu", "host": "a", "memory": "4GiB", "flops": "60GFLOP/s",
+     "memory_bandwidth": "12GB/s", "threads": 1},
+    {"name": "d1", "preset": "h200", "host": "b"}
+  ],
+  "links": {
+    "default": {"bandwidth": "1GB/s", "latency": "50us"},
+    "between": [{"devices": ["d0", "d1"], "bandwidth": "10Gbit/s", "latency": "0.1ms"}]
+  }
+}"""
+
+
+def parse(text: str) -> Cluster:
+    return parse_cluster(text, "cluster.json")
+
+
+def one(fields: str) -> Device:
+    """Parse a cluster of one device."""
+    return parse(f'{{"devices": [{{"name": "d0", {fields}}}]}}').devices[0]
+
+
+# --------------------------------------------------------------------------- good files
+
+
+def test_the_file_of_the_readme() -> None:
+    assert parse(ISSUE) == Cluster(
+        devices=(
+            Device("d0", "a", "cpu", 4 * 2**30, 60e9, 12e9, launch_s=5e-6, threads=1),
+            Device("d1", "b", "cuda", 141 * 10**9, 67e12, 4.8e12),
+        ),
+        default_link=Link(latency_s=50e-6, bytes_per_s=1e9),
+        links=(("d0", "d1", Link(latency_s=100e-6, bytes_per_s=1.25e9)),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("1.5GiB", 3 * 2**29),
+        ("80GB", 80 * 10**9),
+        ("512 MiB", 2**29),
+        ("7B", 7),
+    ],
+)
+def test_memory(text: str, expected: int) -> None:
+    fields = CPU.replace("4GiB", text)
+    assert one(fields).memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10Gbit/s", 1.25e9),
+        ("1GB/s", 1e9),
+        ("1GiB/s", 2.0**30),
+        ("8bit/s", 1.0),
+        ("3.35TB/s", 3.35e12),
+    ],
+)
+def test_bandwidth(text: str, expected: float) -> None:
+    assert one(CPU.replace("12GB/s", text)).memory_bytes_per_s == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0.2ms", 2e-4), ("50us", 5e-5), ("3s", 3.0), ("700ns", 7e-7), ("0us", 0.0)],
+)
+def test_time(text: str, expected: float) -> None:
+    assert one(f'{CPU}, "launch": "{text}"').launch_s == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("312TFLOP/s", 312e12), ("60GFLOP/s", 60e9), ("1.5PFLOP/s", 1.5e15)]
+)
+def test_compute(text: str, expected: float) -> None:
+    assert one(CPU.replace("60GFLOP/s", text)).flops_per_s == expected
+
+
+@pytest.mark.parametrize("name", ["rtx-3090", "RTX 3090", "rtx3090", "RTX_3090"])
+def test_a_preset_is_found_however_it_is_written(name: str) -> None:
+    device = one(f'"preset": "{name}"')
+    assert (device.kind, device.memory_bytes) == ("cuda", 24 * 10**9)
+    assert (device.flops_per_s, device.memory_bytes_per_s) == (35.6e12, 936e9)
+
+
+def test_common_gpus_have_presets_with_a_source() -> None:
+    wanted = "v100-16 v100-32 a100-40 a100-80 h100 h200 l4 t4 rtx-3090 rtx-4090 a6000"
+    assert set(wanted.split()) <= set(PRESETS)
+    assert all(card.source.startswith("NVIDIA") for card in PRESETS.values())
+    assert one('"preset": "V100"').memory_bytes == 16 * 10**9  # the smaller one: careful
+
+
+def test_a_field_overrides_its_preset() -> None:
+    device = one('"preset": "h100", "flops": "989TFLOP/s", "memory": "40GiB"')
+    assert (device.flops_per_s, device.memory_bytes) == (989e12, 40 * 2**30)
+    assert device.memory_bytes_per_s == PRESETS["h100"].memory_bytes_per_s
+
+
+def test_schema_and_comments_are_ignored() -> None:
+    text = f"""{{"$schema": "cluster.schema.json", "$comment": "x",
+        "devices": [{{"$comment": "y", "name": "d0", {CPU}}}],
+        "links": {{"$comment": "z", "default": {{{LINK}}}}}}}"""
+    assert len(parse(text).devices) == 1
+
+
+@pytest.mark.parametrize("host", ["node-1.lab", "10.0.0.7", "::1", "fe80::1", "localhost", "N1"])
+def test_hosts_that_are_fine(host: str) -> None:
+    assert one(f'"host": "{host}", {CPU}').host == host
+
+
+def test_read_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(ISSUE, encoding="utf-8")
+    assert read_cluster(path) == parse(ISSUE)
+    path.write_bytes(b"\xef\xbb\xbf" + ISSUE.encode())  # Windows editors write a mark first
+    assert read_cluster(path) == parse(ISSUE)
+
+
+# --------------------------------------------------------------------------- links
+
+
+def cluster_of(links: str) -> Cluster:
+    """Make d0 and d1 on host a, d2 and d3 on host b."""
+    devices = ", ".join(
+        f'{{"name": "d{i}", "host": "{host}", {CPU}}}' for i, host in enumerate("aabb")
+    )
+    return parse(f'{{"devices": [{devices}]{links}}}')
+
+
+def speeds(cluster: Cluster) -> list[float]:
+    """Return GB/s of d0-d1, d0-d2, d0-d3, d1-d2, d1-d3, d2-d3."""
+    pairs = ["d0 d1", "d0 d2", "d0 d3", "d1 d2", "d1 d3", "d2 d3"]
+    links = [cluster.link(*pair.split()) for pair in pairs]
+    assert links == [cluster.link(*reversed(pair.split())) for pair in pairs]
+    return [link.bytes_per_s / 1e9 for link in links]
+
+
+def entry(ends: str, speed: int) -> str:
+    return f'{{{ends}, "bandwidth": "{speed}GB/s", "latency": "1us"}}'
+
+
+SAME_HOST = entry('"$comment": "x"', 8)
+
+
+def test_no_links_means_slow_ethernet_and_loopback() -> None:
+    assert speeds(cluster_of("")) == [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]
+    assert speeds(cluster_of(', "links": {}')) == [1.0, 0.125, 0.125, 0.125, 0.125, 1.0]
+
+
+def test_the_default_holds_inside_a_host_too() -> None:
+    links = f', "links": {{"default": {{{LINK}}}}}'
+    assert speeds(cluster_of(links)) == [1.0] * 6
+
+
+def test_same_host_is_an_exception() -> None:
+    links = f', "links": {{"default": {{{LINK}}}, "same_host": {SAME_HOST}}}'
+    assert speeds(cluster_of(links)) == [8.0, 1.0, 1.0, 1.0, 1.0, 8.0]
+
+
+def test_devices_win_over_hosts_and_hosts_over_same_host() -> None:
+    between = ", ".join(
+        [
+            entry('"hosts": ["b", "a"]', 2),
+            entry('"devices": ["d3", "d0"]', 3),
+            entry('"hosts": ["a", "a"]', 4),
+        ]
+    )
+    links = f', "links": {{"same_host": {SAME_HOST}, "between": [{between}]}}'
+    assert speeds(cluster_of(links)) == [4.0, 2.0, 3.0, 2.0, 2.0, 8.0]
+
+
+# --------------------------------------------------------------------------- and back
+
+_names = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
+_rates = st.floats(min_value=1e-3, max_value=1e18)
+_link_values = st.builds(Link, st.floats(min_value=0.0, max_value=1e3), _rates)
+
+
+@st.composite
+def _clusters(draw: st.DrawFn) -> Cluster:
+    names = draw(st.lists(_names, min_size=1, max_size=5, unique=True))
+    devices = tuple(
+        Device(
+            name,
+            draw(st.sampled_from(["a", "b", "10.0.0.1"])),
+            draw(st.sampled_from(["cpu", "cuda"])),
+            draw(st.integers(1, 2**45)),
+            draw(_rates),
+            draw(_rates),
+            draw(st.floats(min_value=0.0, max_value=1.0)),
+            draw(st.integers(1, 64)),
+        )
+        for name in names
+    )
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
+    linked = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    links = tuple((a, b, draw(_link_values)) for a, b in linked)
+    return Cluster(devices, draw(_link_values), links)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_clusters())
+def test_writing_and_reading_gives_the_same_cluster(cluster: Cluster) -> None:
+    assert parse(to_json(cluster)) == cluster
+
+
+def test_written_files_read_well() -> None:
+    text = to_json(parse(ISSUE))
+    found = re.findall(
+        r'"(?:memory|flops|memory_bandwidth|launch|bandwidth|latency)": "(.*)"', text
+    )
+    first = ["4GiB", "60GFLOP/s", "12GB/s", "5us"]
+    second = ["141GB", "67TFLOP/s", "4.8TB/s", "5us"]
+    assert found == [*first, *second, "1GB/s", "50us", "1.25GB/s", "100us"]
+    assert parse(to_json(cluster_of(""))) == cluster_of("")
+
+
+def test_what_has_no_text_is_refused() -> None:
+    with pytest.raises(InputError, match="inf has no text with a unit"):
+        to_json(Cluster(parse(ISSUE).devices, Link(0.0, float("inf"))))
+
+
+# --------------------------------------------------------------------------- schema
+
+
+def _properties(node: Any) -> dict[str, Any]:
+    return dict(node["properties"])
+
+
+def test_schema_describes_every_field() -> None:
+    described = schema()
+    assert described["$schema"].startswith("https://json-schema.org/")
+    assert described["required"] == ["devices"]
+    assert set(_properties(described)) == {"$schema", "$comment", "devices", "links"}
+    device = described["$defs"]["DeviceEntry"]
+    fields = "name host kind preset memory flops memory_bandwidth launch threads $comment"
+    assert set(_properties(device)) == set(fields.split())
+    assert device["required"] == ["name"]
+    objects = [described, *described["$defs"].values()]
+    assert all(node["additionalProperties"] is False for node in objects)
+    assert "null" not in json.dumps(described)
+    json.dumps(described, allow_nan=False)
+
+
+def test_patterns_of_the_schema_accept_what_the_reader_accepts() -> None:
+    properties = _properties(schema()["$defs"]["DeviceEntry"])
+    for field, good, bad in [
+        ("memory", ["24GiB", "1.5 GB", "7B"], ["24", "GiB", "-1GiB", "24gib"]),
+        ("flops", ["312TFLOP/s"], ["312TFLOPS/s", "312"]),
+        ("memory_bandwidth", ["10Gbit/s", "1GB/s"], ["10Gb/s", "1GB"]),
+        ("launch", ["0us", "0.2ms"], ["5"]),
+        ("name", ["d0", "gpu-0.a"], ["-d", "a b", "a;b"]),
+    ]:
+        pattern = re.compile(properties[field]["pattern"])
+        assert all(pattern.search(text) for text in good)
+        assert not any(pattern.search(text) for text in bad)
+        assert all(pattern.search(text) for text in properties[field].get("examples", []))
+
+
+def test_the_room_imports_no_torch() -> None:
+    folder = Path(str(room.__file__)).parent
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert all(not alias.name.startswith("torch") for alias in node.names)
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("torch")

@@ -1,0 +1,306 @@
+"""The probe of this host: limits, processes that end, and a cluster made of what was measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.core import Device, Link
+from bigbrain_fx.doctor import Gpu, HostProbe, ProbeError, Rates, probe
+from bigbrain_fx.doctor.fleet import Fleet, run
+from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
+from bigbrain_fx.doctor.measure import beyond_latency_bytes_per_s, per_call_s
+from bigbrain_fx.errors import InputError
+
+GIB = 2**30
+FLEET = Fleet(world=2, busy=2, threads=1, window_s=0.1, deadline_s=30.0, gpus=False)
+
+CPU = HostProbe(
+    kind="cpu",
+    devices=2,
+    threads=1,
+    cores=2,
+    memory_bytes=8 * GIB + 12345,
+    cpu=Rates(61.2345e9, 11.987e9, 2.3456e-6),
+    link=Link(48.76e-6, 1.2345e9),
+    gpus=(),
+    gpu_link=None,
+    took_s=7.0,
+)
+GPUS = replace(
+    CPU,
+    kind="cuda",
+    gpus=tuple(Gpu(f"NVIDIA T{i}", (i + 3) * GIB, Rates(8e12, 300e9, 4e-6)) for i in range(3)),
+    gpu_link=Link(9e-6, 11e9),
+)
+
+
+# --------------------------------------------------------------------------- the real thing
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> HostProbe:
+    """Probe this host, from a folder whose torch.py must not be imported."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "torch.py").write_text("raise SystemExit('the wrong torch')", encoding="utf-8")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return probe(threads=1, devices=2, kind="cpu")
+    finally:
+        os.chdir(before)
+
+
+def test_the_figures_are_plausible(measured: HostProbe) -> None:
+    assert 1e8 < measured.cpu.flops_per_s < 1e13
+    assert 1e8 < measured.cpu.memory_bytes_per_s < 1e12
+    assert 1e-7 < measured.cpu.launch_s < 1e-3
+    assert 1e-6 < measured.link.latency_s < 1e-1
+    assert 1e6 < measured.link.bytes_per_s < 1e12
+    assert measured.took_s < 60.0
+
+
+def test_the_cluster_is_this_host(measured: HostProbe) -> None:
+    cluster = measured.cluster
+    assert [device.name for device in cluster.devices] == ["d0", "d1"]
+    assert {(d.host, d.kind, d.threads) for d in cluster.devices} == {("localhost", "cpu", 1)}
+    total = sum(device.memory_bytes for device in cluster.devices)
+    assert 0.98 * measured.memory_bytes < total <= measured.memory_bytes
+
+
+def test_what_is_written_can_be_read(measured: HostProbe, tmp_path: Path) -> None:
+    measured.write(tmp_path / "cluster.json")
+    assert read_cluster(tmp_path / "cluster.json") == measured.cluster
+
+
+# --------------------------------------------------------------------------- the noun
+
+
+def test_cpu_devices_share_the_memory_and_figures_have_three_digits() -> None:
+    device = Device("d0", "localhost", "cpu", 4 * GIB, 61.2e9, 12.0e9, 2.35e-6, 1)
+    assert CPU.cluster.devices == (device, replace(device, name="d1"))
+    assert CPU.cluster.default_link == Link(48.8e-6, 1.23e9)
+
+
+def test_gpu_devices_have_their_own_memory_and_link() -> None:
+    devices = GPUS.cluster.devices
+    assert [(d.name, d.kind, d.memory_bytes) for d in devices] == [
+        ("d0", "cuda", 3 * GIB),
+        ("d1", "cuda", 4 * GIB),
+    ]
+    assert GPUS.cluster.default_link == Link(9e-6, 11e9)
+
+
+def test_it_prints() -> None:
+    assert str(CPU).splitlines() == [
+        "host      2 cores, 8.0 GiB of memory for use",
+        "cpu       61.2 GFLOP/s, 12.0 GB/s, 2.3 us per op",
+        "          each of 2 processes at once, 1 thread(s) each",
+        "loopback  49 us, 1.23 GB/s",
+        "cluster   2 cpu device(s), probed in 7.0 s",
+    ]
+    assert "gpu 2     NVIDIA T2, 5.0 GiB free, 8000.0 GFLOP/s, 300.0 GB/s, 4.0 us per op" in str(
+        GPUS
+    )
+    assert "gpu-gpu   9 us, 11.00 GB/s" in str(GPUS)
+
+
+def test_it_notes_that_devices_share_cores() -> None:
+    assert CPU.notes == ()
+    assert replace(CPU, devices=4).notes == ("4 threads share 2 cores: each gets what it got here",)
+
+
+def test_an_existing_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="exists already") as caught:
+        CPU.write(path)
+    assert (caught.value.at, caught.value.exit_code) == (str(path), 2)
+    assert path.read_text(encoding="utf-8") == "mine"
+    CPU.write(path, force=True)
+    assert read_cluster(path) == CPU.cluster
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write the cluster file: No such file"):
+        CPU.write(tmp_path / "no" / "cluster.json")
+
+
+@pytest.mark.parametrize(
+    ("threads", "devices", "at"),
+    [(0, 2, "--threads"), (10_000, 2, "--threads"), (1, 0, "--devices"), (1, 10_000, "--devices")],
+)
+def test_numbers_this_host_cannot_do(threads: int, devices: int, at: str) -> None:
+    with pytest.raises(InputError, match="expected 1 to") as caught:
+        probe(threads=threads, devices=devices)
+    assert (caught.value.at, caught.value.exit_code) == (at, 2)
+
+
+# --------------------------------------------------------------------------- processes
+
+REPORT = """
+import json, os, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+seen = {"rank": int(options["--rank"]), "lo": os.environ["GLOO_SOCKET_IFNAME"], "pid": os.getpid(),
+        "threads": os.environ["OMP_NUM_THREADS"], "here": os.getcwd() in options["--out"]}
+open(options["--out"], "w").write(json.dumps(seen))
+"""
+
+# Rank 0 waits for an answer that never comes, until it is ended; rank 1 fails.
+FAIL = """
+import os, sys, threading
+open(os.environ["BIGBRAIN_FX_TEST_PIDS"], "a").write(f"{os.getpid()} ")
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if options["--rank"] == "1":
+    raise SystemExit("no such luck")
+threading.Event().wait(60)
+"""
+
+HANG = FAIL.replace('"1"', '"never"')
+
+
+def _worker(folder: Path, text: str) -> list[str]:
+    path = folder / "worker.py"
+    path.write_text(text, encoding="utf-8")
+    return [sys.executable, str(path)]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_report_by_rank(tmp_path: Path) -> None:
+    results = run(FLEET, _worker(tmp_path, REPORT))
+    assert [result["rank"] for result in results] == [0, 1]
+    assert {(r["lo"], r["threads"], r["here"]) for r in results} == {("lo", "1", True)}
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline_s", "what", "notes"),
+    [
+        (FAIL, 30.0, "process 1 ended with code 1", ("no such luck",)),
+        (HANG, 1.0, "process 0 did not end in time", ()),
+    ],
+)
+def test_a_worker_that_fails_ends_the_fleet(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    deadline_s: float,
+    what: str,
+    notes: tuple[str, ...],
+) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("BIGBRAIN_FX_TEST_PIDS", str(pids))
+    fleet = replace(FLEET, deadline_s=deadline_s)
+    with pytest.raises(ProbeError, match=what) as caught:
+        run(fleet, _worker(tmp_path, text))
+    assert (caught.value.exit_code, caught.value.notes) == (1, notes)
+    started = [int(pid) for pid in pids.read_text(encoding="utf-8").split()]
+    assert started
+    assert not any(_is_running(pid) for pid in started)
+
+
+def test_time_per_call_is_a_mean_over_stretches() -> None:
+    calls: list[int] = []
+    taken_s = per_call_s(calls.append, window_s=0.01)
+    assert 0.0 < taken_s < 1e-4
+    assert calls[0] == 0
+    assert len(calls) > 5
+
+
+def test_a_rate_stays_sane_when_latency_was_disturbed() -> None:
+    assert beyond_latency_bytes_per_s(1000, taken_s=3.0, latency_s=1.0) == 500.0
+    assert beyond_latency_bytes_per_s(1000, taken_s=2.0, latency_s=5.0) == 1000.0
+
+
+# --------------------------------------------------------------------------- limits
+
+
+def _host(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8388608 kB\n",
+        **files,
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8 * GIB),
+        (
+            {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": f"{2 * GIB}\n"},
+            2 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/memory.max": "max\n",
+                "sys/fs/cgroup/a/memory.max": f"{3 * GIB}\n",
+            },
+            3 * GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/\n0::/\n",
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{GIB}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            GIB,
+        ),
+        (
+            # In a container the named group is the host's, and only the mount's root is there.
+            {"proc/self/cgroup": "0::/docker/1f\n", "sys/fs/cgroup/memory.max": f"{5 * GIB}\n"},
+            5 * GIB,
+        ),
+    ],
+)
+def test_memory_is_what_the_tightest_limit_leaves(
+    tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    assert usable_memory_bytes(_host(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 16),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "250000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"}, 16),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/x\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            16,
+        ),
+    ],
+)
+def test_cores_are_what_the_quota_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert usable_cores(_host(tmp_path, files)) == expected

@@ -1,0 +1,96 @@
+"""The files of `init`: they are written whole or not at all, and they work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.starter import write_starter
+
+TRAIN = """
+import json, sys
+import torch
+import model
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = model.model()
+optimizer = model.optimizer(net.named_parameters())
+losses = []
+for _, batch in zip(range(40), model.batches(seed=1)):
+    loss = model.loss(net(batch["context"]), batch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+again = model.batches(seed=1)
+same = all(torch.equal(a, b) for a, b in zip(next(again).values(), next(model.batches(1)).values()))
+rows = {tensor.shape[0] for tensor in model.example_batch().values()}
+print(json.dumps({"losses": losses, "same": same, "rows": sorted(rows)}))
+"""
+
+
+def test_the_model_trains_and_the_cluster_parses(tmp_path: Path) -> None:
+    written = write_starter(tmp_path / "new" / "folder")
+    assert [path.name for path in written] == ["model.py", "cluster.json"]
+    assert [device.name for device in read_cluster(written[1]).devices] == ["d0", "d1"]
+    result = subprocess.run(
+        [sys.executable, "-c", TRAIN],
+        cwd=written[0].parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert seen["losses"][0] > 5.0  # ln 256 = 5.5
+    assert sum(seen["losses"][-5:]) / 5 < 3.3
+    assert seen["same"]
+    assert seen["rows"] == [64]
+
+
+@pytest.mark.parametrize("name", ["model.py", "cluster.json"])
+def test_an_existing_file_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match=f"{name} exists already") as caught:
+        write_starter(tmp_path)
+    assert caught.value.exit_code == 2
+    assert caught.value.at == str(tmp_path)
+    assert "--force" in (caught.value.help or "")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+
+
+def test_force_replaces_files_and_does_not_follow_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.py"
+    outside.write_text("mine", encoding="utf-8")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.py").symlink_to(outside)
+    (folder / "cluster.json").write_text("{}", encoding="utf-8")
+    write_starter(folder, force=True)
+    assert outside.read_text(encoding="utf-8") == "mine"
+    assert not (folder / "model.py").is_symlink()
+    assert len(read_cluster(folder / "cluster.json").devices) == 2
+    assert sorted(path.name for path in folder.iterdir()) == ["cluster.json", "model.py"]
+
+
+def test_a_dangling_link_counts_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.py").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"model\.py exists already"):
+        write_starter(tmp_path)
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="cannot write the starter files") as caught:
+        write_starter(path)
+    assert caught.value.at == str(path)

@@ -34,7 +34,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose; None means: let the planner choose."""
+    """What a user may choose; None means: let the planner choose.
+
+    `rows` of a micro-batch are for a model whose trace cannot leave the batch size free.
+    """
 
     partitioner: str = "chain-dp"
     estimator: str = "analytical"
@@ -42,12 +45,13 @@ class Options:
     micro_batches: int | None = None
     seed: int = 0
     in_flight: tuple[int, ...] | None = None
+    rows: int | None = None
     partitioner_options: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the model came from, so that `verify` can ask it again."""
+    """Where the model came from, so that `verify` can ask it again; no path for a module in memory."""
 
     path: str
     has_batches: bool = False
@@ -55,6 +59,7 @@ class Source:
     has_loss: bool = False
     has_lr_scale: bool = False
     clip_norm: float | None = None
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,17 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
     return make_plan(plan.graph, cluster, plan.source, options)
 
 
+def with_placement(plan: Plan, placement: Placement) -> Plan:
+    """Return the plan with another placement, all its other choices kept where they still apply.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+    """
+    schedule = plan.schedule if plan.stages.is_chain else None
+    options = Options(plan.partitioner, plan.estimator, schedule, plan.micro_batches, plan.seed)
+    return _placed(plan.graph, plan.cluster, plan.source, options, plan.micro_batches, placement, costs_of(plan))
+
+
 def costs_of(plan: Plan) -> Costs:
     """Estimate the plan's ops again, for a closer look than plan.json holds."""
     return estimator(plan.estimator).estimate(plan.graph.at(plan.rows), plan.cluster)
@@ -147,6 +163,20 @@ def _plan(graph: Graph, cluster: Cluster, source: Source, options: Options, micr
     choices: Mapping[str, object] = dict(options.partitioner_options)
     method = partitioner(options.partitioner, micro_batches=micro_batches, **choices)
     placement = method.partition(concrete, cluster, costs)
+    return _placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def _placed(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    micro_batches: int,
+    placement: Placement,
+    costs: Costs,
+) -> Plan:
+    rows = graph.batch // micro_batches
+    concrete = graph.at(rows)
     stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
     with_backward = trained(graph, stages.stages)
     schedule = options.schedule or ("1f1b" if stages.is_chain else "list")

@@ -115,6 +115,12 @@ def test_it_notes_that_devices_share_cores() -> None:
     assert replace(CPU, devices=4).notes == ("4 threads share 2 cores: each gets what it got here",)
 
 
+def test_it_notes_that_the_host_was_busy() -> None:
+    assert replace(CPU, load=0.9).notes == ()
+    busy = "the host was busy (load 1.5 on 2 cores): probe again when it is quiet"
+    assert replace(CPU, load=1.5).notes == (busy,)
+
+
 def test_an_existing_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text("mine", encoding="utf-8")

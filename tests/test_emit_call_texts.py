@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from bigbrain_fx import core, emit
+from bigbrain_fx.emit.call_table_tensor import NUMBERS
 from bigbrain_fx.emit.calls import ALLOWED_CALLS, RESERVED_NAMES, call_expression, is_allowed_call
 from bigbrain_fx.errors import InputError
 
@@ -227,6 +230,19 @@ def test_strings_and_numbers_are_quoted_as_python_reads_them() -> None:
     assert text_of(op_of("aten.fill_.Scalar", x, False)) == "x.fill_(False)"
 
 
+@pytest.mark.parametrize("signature", NUMBERS)
+def test_arithmetic_on_sizes_is_pythons_own(signature: str) -> None:
+    target = signature.partition("(")[0]
+    module, name = target.split(".")
+    function = getattr({"operator": operator, "math": math, "torch": torch}[module], name)
+    numbers: tuple[Any, ...] = (12, 5) if "b" in signature.partition("(")[2] else (12,)
+    if name in ("getitem", "sym_sum"):
+        numbers = ((12, 5, 7), 1)[: len(numbers)]
+    expected = function(*numbers)
+    assert eval(text_of(op_of(target, *numbers)), {"math": math}) == expected
+    assert type(eval(text_of(op_of(target, *numbers)), {"math": math})) is type(expected)
+
+
 # --------------------------------------------------------------------------- what it refuses
 
 
@@ -292,13 +308,13 @@ def test_calls_are_checked_against_the_list(call: str, allowed: bool) -> None:
 
 
 def test_the_list_names_only_what_torch_has() -> None:
-    space = {"torch": torch, "F": F, "math": __import__("math")}
+    space = {"torch": torch, "F": F, "math": math}
     for name in sorted(ALLOWED_CALLS):
         if name.startswith("."):
             assert callable(getattr(torch.Tensor, name[1:]))
         else:
             assert callable(eval(name, dict(space)))
-    assert {"torch", "F", "math", "float", "int", "max", "min"} == RESERVED_NAMES
+    assert {"torch", "F", "math", "float", "int", "max", "min", "sum"} == RESERVED_NAMES
 
 
 def test_writing_calls_does_not_import_torch() -> None:

@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch taken apart: its tensors, and what is left (`template`, with a `Slot` for each tensor)."""
+    """A batch taken apart: its tensors, and the `template` left, with a `Slot` for each of them."""
 
     template: object
     entries: tuple[Entry, ...]
@@ -69,7 +69,7 @@ def take_apart(
     several are equally common); tensors of another length are passed whole.
 
     Args:
-        batch: a tensor, dict, tuple or list, nested at will; entries that are no tensors are constants.
+        batch: a tensor, dict, tuple or list, nested at will; other entries are constants.
         names: names to give to tensors, by key; others are named after their keys.
         taken: names that are not free.
 
@@ -80,7 +80,7 @@ def take_apart(
     lengths = Counter(tensor.shape[0] for _, tensor in found if tensor.dim())
     if not lengths:
         raise InputError(
-            f"example_batch() must hold at least one tensor with a batch dimension, found {_said(batch)}",
+            f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
             help='return a dict or a tuple of tensors, e.g. {"tokens": torch.zeros(8, 128).long()}',
         )
     rows = lengths.most_common(1)[0][0]
@@ -173,7 +173,9 @@ def unique(name: str, used: set[str]) -> str:
 
 
 def _said(batch: object) -> str:
-    return f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, dict | tuple | list) else "")
+    return f"{type(batch).__name__}" + (
+        f" of {len(batch)}" if isinstance(batch, dict | tuple | list) else ""
+    )
 
 
 def to_meta(batch: object) -> object:
@@ -188,7 +190,7 @@ def to_meta(batch: object) -> object:
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """Return the tensors of a model's output, in order: dicts, sequences and dataclasses are searched."""
+    """Return the tensors of a model's output, in order, from dicts, sequences and dataclasses."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

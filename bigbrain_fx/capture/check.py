@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.capture.dice import random_state_kept
-from bigbrain_fx.capture.export import ambient
+from bigbrain_fx.capture.export import ambient, quiet
 from bigbrain_fx.capture.interpret import run_graph
 from bigbrain_fx.core import Graph, size_of
 
@@ -54,7 +54,7 @@ class Trial:
         tensors = [tensor.clone() for tensor in inputs.values()]
         torch.default_generator.manual_seed(_SEED)
         try:
-            with torch.no_grad(), ambient(self.graph.autocast, tensors):
+            with quiet(), torch.no_grad(), ambient(self.graph.autocast, tensors):
                 return self.step(*tensors)
         except (RuntimeError, ValueError, IndexError):
             return None
@@ -69,7 +69,7 @@ class Trial:
     def _state_kept(self) -> Iterator[None]:
         written = sorted({name for op in self.graph.ops for name in op.mutates})
         kept = {n: self.tensors[n].detach().clone() for n in written if n in self.tensors}
-        with random_state_kept(), torch.random.fork_rng(devices=[]):
+        with random_state_kept(), torch.random.fork_rng(devices=[]), _one_thread():
             yield
         with torch.no_grad():
             for name, value in kept.items():
@@ -81,8 +81,21 @@ def affordable(graph: Graph, rows: Sequence[int]) -> bool:
     return 2 * sum(size_of(op.flops, count) for op in graph.ops for count in rows) <= CHECK_FLOPS
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: the numbers are few, and threads wait long for a busy core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _same(found: object, want: Tensor) -> bool:
     """Whether two tensors are equal bit by bit (NaN equals NaN)."""
     if not isinstance(found, Tensor) or found.shape != want.shape or found.dtype != want.dtype:
         return False
-    return torch.equal(found, want) or bool(((found == want) | ((found != found) & (want != want))).all())
+    return torch.equal(found, want) or bool(
+        ((found == want) | ((found != found) & (want != want))).all()
+    )

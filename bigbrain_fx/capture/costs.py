@@ -62,7 +62,7 @@ def _family(target: str) -> str:
 
 
 def _product_with(inputs: Specs, outputs: Specs, _args: tuple[Arg, ...]) -> Dim:
-    """Multiply matrices: every output element is a dot product along the first factor's last dimension."""
+    """Multiply matrices: an output is a dot product along the first one's last dimension."""
     return times(2, elements(outputs[0]), inputs[0].shape[-1] if inputs[0].shape else 1)
 
 
@@ -116,7 +116,9 @@ def _per_input(count: int) -> Formula:
 
 
 _FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(("linear", "mm", "matmul", "bmm", "mv", "dot", "inner", "_grouped_mm"), _product_with),
+    **dict.fromkeys(
+        ("linear", "mm", "matmul", "bmm", "mv", "dot", "inner", "_grouped_mm"), _product_with
+    ),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
     **dict.fromkeys(
@@ -125,29 +127,104 @@ _FORMULAS: dict[str, Formula] = {
     "scaled_dot_product_attention": _attention,
     "einsum": _einsum,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d"), _pooling),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all"), _per_input(1)),
-    **dict.fromkeys(("argmax", "argmin", "cumsum", "cumprod", "norm", "adaptive_avg_pool2d"), _per_input(1)),
-    **dict.fromkeys(("var", "std", "var_mean", "logsumexp", "topk", "sort", "linalg_vector_norm"), _per_input(4)),
-    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"), _per_input(8)),
-    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _per_input(8)),
+    **dict.fromkeys(
+        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d"), _pooling
+    ),
+    **dict.fromkeys(
+        ("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all"), _per_input(1)
+    ),
+    **dict.fromkeys(
+        ("argmax", "argmin", "cumsum", "cumprod", "norm", "adaptive_avg_pool2d"), _per_input(1)
+    ),
+    **dict.fromkeys(
+        ("var", "std", "var_mean", "logsumexp", "topk", "sort", "linalg_vector_norm"), _per_input(4)
+    ),
+    **dict.fromkeys(
+        ("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"), _per_input(8)
+    ),
+    **dict.fromkeys(
+        ("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _per_input(8)
+    ),
 }
 
 _PER_ELEMENT = {
-    **dict.fromkeys(("layer_norm", "batch_norm", "group_norm", "instance_norm", "native_layer_norm"), 8),
+    **dict.fromkeys(
+        ("layer_norm", "batch_norm", "group_norm", "instance_norm", "native_layer_norm"), 8
+    ),
     **dict.fromkeys(("rms_norm", "softmax", "log_softmax", "_softmax", "_log_softmax"), 5),
     **dict.fromkeys(("gelu", "erf", "tanh", "sin", "cos", "pow"), 10),
-    **dict.fromkeys(("silu", "sigmoid", "exp", "log", "softplus", "mish", "elu", "selu", "celu"), 5),
+    **dict.fromkeys(
+        ("silu", "sigmoid", "exp", "log", "softplus", "mish", "elu", "selu", "celu"), 5
+    ),
     **dict.fromkeys(("sqrt", "rsqrt", "div", "reciprocal", "dropout"), 2),
 }
 
 _GATHERS = frozenset({"embedding", "index_select", "index", "gather", "take_along_dim"})
 
 _FREE = frozenset(  # moves or makes data, computes nothing
-    """embedding index_select index gather clone contiguous cat stack to copy fill zero zeros ones
-    empty full zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full arange
-    view reshape transpose permute t expand slice select squeeze unsqueeze flatten unflatten chunk
-    split split_with_sizes unbind detach alias repeat repeat_interleave roll flip tril triu pad
-    constant_pad_nd index_put masked_fill where scatter lift_fresh_copy getitem movedim narrow view_as
-    expand_as unsafe_split one_hot""".split()
+    [
+        "embedding",
+        "index_select",
+        "index",
+        "gather",
+        "clone",
+        "contiguous",
+        "cat",
+        "stack",
+        "to",
+        "copy",
+        "fill",
+        "zero",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+        "arange",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "t",
+        "expand",
+        "slice",
+        "select",
+        "squeeze",
+        "unsqueeze",
+        "flatten",
+        "unflatten",
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "detach",
+        "alias",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "flip",
+        "tril",
+        "triu",
+        "pad",
+        "constant_pad_nd",
+        "index_put",
+        "masked_fill",
+        "where",
+        "scatter",
+        "lift_fresh_copy",
+        "getitem",
+        "movedim",
+        "narrow",
+        "view_as",
+        "expand_as",
+        "unsafe_split",
+        "one_hot",
+    ]
 )

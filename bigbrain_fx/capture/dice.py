@@ -15,9 +15,10 @@ from types import FrameType
 from bigbrain_fx.capture.sources import is_users
 
 
-def _state() -> tuple[object, str]:
+def _states() -> dict[str, str]:
     numpy_random = sys.modules.get("numpy.random")
-    return random.getstate(), repr(numpy_random.get_state()) if numpy_random else ""
+    states = {"random": repr(random.getstate())}
+    return states | ({"numpy": repr(numpy_random.get_state())} if numpy_random else {})
 
 
 @contextlib.contextmanager
@@ -38,10 +39,10 @@ def random_state_kept() -> Iterator[None]:
 def rolls() -> Iterator[list[bool]]:
     """Yield a list that is not empty afterwards when a global generator was used."""
     found: list[bool] = []
-    before = _state()
+    before = _states()
     yield found
-    if _state() != before:
-        found.append(True)
+    after = _states()  # NumPy may have been imported meanwhile
+    found.extend(True for name in sorted(before) if before[name] != after[name])
 
 
 def where_rolled(run: Callable[[], None]) -> str | None:

@@ -57,7 +57,11 @@ def run_graph(
     Raises:
         InputError: the graph needs an input or an op that is not there.
     """
-    wanted = list(values) if values is not None else [*([graph.loss] if graph.loss else []), *graph.outputs]
+    wanted = (
+        list(values)
+        if values is not None
+        else [*([graph.loss] if graph.loss else []), *graph.outputs]
+    )
     ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
     machine = _Machine(tensors, leaf, functions or {}, torch.device(device))
     missing = [entry.name for entry in graph.inputs if entry.name not in inputs]

@@ -75,13 +75,17 @@ def storage(node: fx.Node) -> int | None:
 def same_tensor(node: fx.Node, source: fx.Node) -> bool:
     """Whether two nodes are one tensor, in shape and storage."""
     new, old = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(new, Tensor) or not isinstance(old, Tensor) or storage(node) != storage(source):
+    if (
+        not isinstance(new, Tensor)
+        or not isinstance(old, Tensor)
+        or storage(node) != storage(source)
+    ):
         return False
     return spec_of(new, False) == spec_of(old, False)
 
 
 def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
-    """Describe what a call returns: one spec per tensor of its tuple, None for an entry that is none.
+    """Describe what a call returns: a spec for each entry, None for one that is no tensor.
 
     Raises:
         CaptureError: a shape depends on data.
@@ -100,7 +104,7 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
             f"the shape of a result depends on data: {code or rules.target_name(node.target)}",
             at=at or None,
             notes=(str(error),),
-            help="use a mask and torch.where instead of selecting rows; a pipeline needs fixed shapes",
+            help="use a mask and torch.where instead of selecting rows: shapes must be fixed",
         ) from None
 
 

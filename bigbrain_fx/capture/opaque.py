@@ -1,8 +1,8 @@
 """Custom `torch.autograd.Function`s: kept whole in the trace instead of traced through.
 
 Tracing through one would drop the user's backward and train on other gradients, silently. While
-`recording` is active, each call becomes one node `bigbrain_fx::opaque`; the graph's op calls the user's
-own class again, so its gradients are the user's. This file knows nothing of the graph's types.
+`recording` is active, each call becomes one node `bigbrain_fx::opaque`; the graph's op calls the
+user's own class again, so its gradients are the user's. This file knows nothing of the graph.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class Call:
 
     Attributes:
         args: the arguments as written, a `Place` for each tensor.
-        slots: for each entry of its result the number of its tensor, None for an entry that is none.
+        slots: for each entry of its result the number of its tensor, None for other things.
         single: its result is one tensor, no tuple. random: its forward draws random numbers.
         views: for each output tensor the number of the argument whose storage it shares, or None.
         fixed: numbers of output tensors that carry no gradient.
@@ -93,7 +94,7 @@ class _Dice(TorchDispatchMode):
     """Notice whether an op draws random numbers."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it bare
         self.thrown = False
 
     def __torch_dispatch__(
@@ -165,11 +166,11 @@ class _Shim:
     """Hold the code that stands in for `Function.apply` while a trace records."""
 
     @classmethod
-    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN206, D102
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN206
         from bigbrain_fx.capture import opaque
 
         # `__class__` makes this code hold the same cell as the code it replaces.
-        return opaque._apply(cls, __class__, args, kwargs)  # type: ignore[name-defined]  # noqa: F821
+        return opaque._apply(cls, __class__, args, kwargs)  # type: ignore[name-defined]
 
 
 def _apply(
@@ -189,7 +190,7 @@ _original: list[Callable[..., object]] = []
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """Turn every call of a user's `autograd.Function` into one opaque node of the trace."""
-    apply = torch.autograd.Function.apply.__func__
+    apply = cast("types.MethodType", torch.autograd.Function.apply).__func__
     code = apply.__code__
     original = types.FunctionType(
         code, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__

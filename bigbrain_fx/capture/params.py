@@ -37,7 +37,8 @@ class Store:
         """Return the name of a tied tensor that its reader would use.
 
         Args:
-            name: any of its names. module: path of the module that the reading op belongs to.
+            name: any of its names.
+            module: path of the module that the reading op belongs to.
 
         Returns:
             The name in the reader's own module when there is one, else the first.

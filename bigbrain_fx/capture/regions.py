@@ -1,6 +1,6 @@
 """Regions of a trace (no_grad, enable_grad, autocast): one op with a body, never cut inside.
 
-A region that changes nothing where it stands (autocast switched off where it is not on) is dissolved.
+A region that changes nothing where it stands (autocast off where it is not on) is dissolved.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _close(
     scope.world.specs[region] = tuple(specs)
     scope.fresh.discard(region)
     taken = {value: _take(scope, region, i, value, ops) for i, value in enumerate(wanted)}
-    return tuple(Ref(taken[a.value]) if isinstance(a, Ref) and a.value in taken else a for a in found)
+    return tuple(
+        Ref(taken[a.value]) if isinstance(a, Ref) and a.value in taken else a for a in found
+    )
 
 
 def _region_op(
@@ -143,7 +145,7 @@ def _take(scope: Scope, region: str, index: int, value: str, ops: Sequence[Op]) 
 
 
 def without_dead(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    """Drop ops that nobody reads; dice and writes stay, so that the random stream is the model's."""
+    """Drop ops that nobody reads; dice and writes stay: the random stream is the model's."""
     live = set(wanted)
     kept = []
     for op in reversed(ops):

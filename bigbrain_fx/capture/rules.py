@@ -21,25 +21,74 @@ _MAYBE_NOTHING = frozenset(
 
 # Results that never carry a gradient, whatever their arguments.
 _NO_GRADIENT = frozenset(
-    """detach zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros
-    new_ones new_empty new_full new_empty_strided one_hot bincount histc bernoulli""".split()
+    [
+        "detach",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "new_full",
+        "new_empty_strided",
+        "one_hot",
+        "bincount",
+        "histc",
+        "bernoulli",
+    ]
 )
 
 # The plain form computes another dtype (comparisons), or nobody writes it so (copy, fill, zero).
 _KEPT_IN_PLACE = frozenset(
-    """eq ne lt le gt ge logical_and logical_or logical_xor logical_not copy fill zero set resize
-    resize_as requires_grad random normal uniform bernoulli exponential cauchy geometric log_normal
-    rrelu embedding_renorm""".split()
+    [
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "logical_not",
+        "copy",
+        "fill",
+        "zero",
+        "set",
+        "resize",
+        "resize_as",
+        "requires_grad",
+        "random",
+        "normal",
+        "uniform",
+        "bernoulli",
+        "exponential",
+        "cauchy",
+        "geometric",
+        "log_normal",
+        "rrelu",
+        "embedding_renorm",
+    ]
 )
 
 _RATE_ARGUMENT = {  # op -> positions of (probability, training) among its arguments
-    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), (1, 2)),
+    **dict.fromkeys(
+        ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), (1, 2)
+    ),
     "scaled_dot_product_attention": (4, None),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (5, 6)),
     "rrelu": (None, 3),
 }
 
-_RUNNING_STATS = {"batch_norm": (3, 4, 5), "native_batch_norm": (3, 4, 5), "instance_norm": (3, 4, 5)}
+_RUNNING_STATS = {
+    "batch_norm": (3, 4, 5),
+    "native_batch_norm": (3, 4, 5),
+    "instance_norm": (3, 4, 5),
+}
 
 
 def family(target: object) -> str:
@@ -90,6 +139,16 @@ def is_random(node: fx.Node) -> bool:
     return training is None or argument(node, training) is not False
 
 
+def is_idle_dropout(node: fx.Node) -> bool:
+    """Whether the call is a dropout that hands back its argument: p is 0, or it is not training."""
+    return family(node.target).endswith("dropout") and not is_random(node)
+
+
+def returns_view(target: OpOverload) -> bool:
+    """Whether the op's result shares its argument's storage by its schema."""
+    return any(entry.alias_info is not None for entry in target._schema.returns)
+
+
 @lru_cache(maxsize=4096)
 def _is_seeded(target: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
@@ -108,7 +167,7 @@ def argument(node: fx.Node, position: int) -> object:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes whose tensors the call writes into; running statistics in training included."""
+    """Return the nodes whose tensors the call writes into, batch norm's statistics among them."""
     target = node.target
     if not isinstance(target, OpOverload):
         return []
@@ -136,7 +195,8 @@ def plain_form(node: fx.Node, base: Tensor, others: list[Tensor]) -> OpOverload 
 
     Args:
         node: a call that writes into its first argument alone.
-        base: what it writes into. others: its other tensor arguments.
+        base: what it writes into.
+        others: its other tensor arguments.
 
     Returns:
         None when the in-place form must stay: it has no plain form, or one of another dtype.

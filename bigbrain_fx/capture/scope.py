@@ -143,9 +143,8 @@ class Scope:
         if str(node.target) == "aten.detach_.default":
             arg = self.arg(source)
             return None if self.world.needs_gradient(arg) else arg
-        if not rules.may_do_nothing(node.target) or not same_tensor(node, source):
-            return None
-        return self.arg(source)
+        nothing = rules.may_do_nothing(node.target) and same_tensor(node, source)
+        return self.arg(source) if nothing or rules.is_idle_dropout(node) else None
 
     def _getitem(self, node: fx.Node) -> None:
         parent, index = cast("tuple[fx.Node, int]", node.args)
@@ -222,7 +221,7 @@ class Scope:
         needs = needs and any(self.world.needs_gradient(arg) for arg in everything)
         specs = specs_of(node, needs)
         name = rules.target_name(target)
-        view_of = self._owner(node)
+        view_of = self._owner(node) if plain is None or rules.returns_view(plain) else None
         if name == "aten.lift_fresh_copy.default":  # a constant that is written into: copy it first
             name, view_of = "aten.clone.default", None
         base = self.arg(written[0]) if written else None
@@ -295,7 +294,11 @@ class Scope:
             return [spec for spec in self.world.specs.get(arg.value, ()) if spec is not None]
         if isinstance(arg, ParamRef):
             return [spec_of(self.world.store.tensors[arg.param])]
-        return [spec for item in arg for spec in self._specs_of(item)] if isinstance(arg, tuple) else []
+        return (
+            [spec for item in arg for spec in self._specs_of(item)]
+            if isinstance(arg, tuple)
+            else []
+        )
 
     def add(self, op: Op) -> str:
         """Append an op; return its name."""

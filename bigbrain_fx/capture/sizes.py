@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from bigbrain_fx.core import Dim
 
 if TYPE_CHECKING:
-    import sympy
+    import sympy  # type: ignore[import-untyped]  # sympy ships no types
     import torch
 
 _MONOMIAL = re.compile(r"(?:(\d+)\*)?B(?:\*\*(\d+))?")

@@ -25,10 +25,12 @@ _MACHINERY = tuple(f"{_STDLIB}/site-packages/{name}/" for name in ("torch", "sym
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a source file is the user's (or of a library of models), not of the tracing machinery."""
+    """Whether a source file is the user's (or a library's of models), not the machinery's."""
     import torch
 
-    if file.startswith(("<", _HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
+    if not file.startswith("/"):  # torch writes "torch/fx/..." and "<string>" for its own
+        return False
+    if file.startswith((_HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
         return False
     return not file.startswith(_STDLIB) or "site-packages" in file
 

@@ -44,7 +44,7 @@ def route(model: nn.Module, batch: object, has_loss: bool) -> Route:
       cannot be an entry: no key of the dict is called so, or it is called `batch`, or (for a tuple,
       without a loss function) there are more entries than parameters.
     * Of a dict, forward gets the entries named like its parameters (all of them with `**kwargs`);
-      the loss function sees the whole batch. Without a loss function every entry must find a parameter.
+      the loss function sees the whole batch. Without one every entry must find a parameter.
     * Of a tuple, forward gets the first entries, as many as it has positional parameters; with a
       loss function at least one entry is left for the loss unless forward requires it:
       `(x, y)` with `forward(x, mask=None)` passes x.
@@ -90,9 +90,7 @@ def _by_key(
     names = {p.name for p in parameters}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     keys = tuple(key for key in batch if takes_any or key in names)
-    keyword_only = [
-        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty
-    ]
+    keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     missing = [name for name in (*required, *keyword_only) if name not in batch]
     left = [key for key in batch if key not in keys]
     if missing or (left and not has_loss):
@@ -125,7 +123,10 @@ def _mismatch(
     what = f"the example batch does not fit {kind}.forward({', '.join(parameters)})"
     return InputError(
         what,
-        notes=(f"batch: {', '.join(map(str, have))}", f"missing: {', '.join(missing) or 'nothing'}"),
+        notes=(
+            f"batch: {', '.join(map(str, have))}",
+            f"missing: {', '.join(missing) or 'nothing'}",
+        ),
         help="rename the batch's entries like forward's parameters, or define loss(output, batch) "
         "for what only the loss reads",
     )
@@ -134,7 +135,9 @@ def _mismatch(
 def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
     """Name the entries of a tuple after forward's parameters; entries of a dict have their keys."""
     names = [
-        p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _POSITIONAL
+        p.name
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.kind in _POSITIONAL
     ]
     if isinstance(batch, Mapping) or not names:
         return {}
@@ -143,16 +146,22 @@ def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
     return {(i,): name for i, name in enumerate(names[: how.positions])}
 
 
+class Seen:
+    """What a call of the step showed; an object of its own, as torch.export undoes attributes."""
+
+    has_loss = False
+
+
 class Step(nn.Module):
     """Call the model on tensors of the batch; return the loss (when there is one) and the outputs.
 
-    `has_loss` says after a call whether there was a loss.
+    `seen.has_loss` says after a call whether there was a loss.
     """
 
     def __init__(self, model: nn.Module, loss: Loss | None, batch: Batch, how: Route) -> None:
         super().__init__()
         self.model = model
-        self.has_loss = False
+        self.seen = Seen()
         self._loss = loss
         self._names = [entry.name for entry in batch.entries]
         self._template = batch.template
@@ -163,7 +172,7 @@ class Step(nn.Module):
         batch = fill(self._template, dict(zip(self._names, tensors, strict=True)))
         output = self._how.call(self.model, batch)
         loss = self._loss(output, batch) if self._loss else _own_loss(output)
-        self.has_loss = loss is not None
+        self.seen.has_loss = loss is not None
         outputs = [tensor for tensor in tensors_in(output) if tensor is not loss]
         if loss is None:
             return tuple(outputs)

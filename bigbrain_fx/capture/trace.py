@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigbrain_fx.capture.batch import Batch, take_apart, to_meta
 from bigbrain_fx.capture.check import Trial, affordable
 from bigbrain_fx.capture.dice import random_state_kept, rolls, where_rolled
-from bigbrain_fx.capture.export import ambient, explain, export_step
+from bigbrain_fx.capture.export import ambient, explain, export_step, quiet
 from bigbrain_fx.capture.opaque import recording
 from bigbrain_fx.capture.params import tensor_names
 from bigbrain_fx.capture.sources import where
@@ -60,13 +60,14 @@ def capture(
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
-    The graph computes (loss, outputs): the loss is `loss(output, batch)`, else the scalar output, else
-    `output.loss`, else there is none (inference). How the batch reaches forward: see `step.route`.
+    The graph computes (loss, outputs): the loss is `loss(output, batch)`, else the scalar output,
+    else `output.loss`, else there is none (inference).
+    How the batch reaches forward: see `step.route`.
     Where the batch size cannot stay free, the graph holds for one size: `micro_batch`, else the
-    example's; `graph.static_batch` says so. Modules on the meta device give a graph without numbers.
+    example's; `graph.static_batch` says so. On the meta device nothing is compared.
 
     Args:
-        module: put into train mode (eval mode without `training`) for the trace; its modes are kept.
+        module: traced in train mode (eval mode without `training`); its own modes come back.
         example_batch: tensor, dict, tuple or list, nested at will; dimension 0 is the batch.
         loss: what to train on.
         training: whether dropout and batch norm behave as in training.
@@ -110,7 +111,7 @@ class _Job:
         if found is None:
             rows = micro_batch or self.batch.rows
             self.warnings.append(
-                f"the trace holds for micro-batches of {rows} rows only: with a free size, {problem}"
+                f"the trace holds for micro-batches of {rows} rows only: {problem}"
             )
             found = self.fixed(rows)
         return replace(found, warnings=tuple(dict.fromkeys(self.warnings)))
@@ -135,7 +136,7 @@ class _Job:
         if wrong is not None:
             raise CaptureError(
                 f"the captured graph does not compute what the model computes: {wrong}",
-                help="keep random numbers of Python and NumPy, and state outside buffers, out of forward",
+                help="keep Python's random numbers, and state that is no buffer, out of forward",
             )
         return found
 
@@ -147,7 +148,9 @@ class _Job:
             program = export_step(self.step, tensors, batched, self.labels.autocast)
         if rolled:
             self.warn_of_dice(tensors)
-        labels = replace(self.labels, static_rows=None if free else rows, has_loss=self.step.has_loss)
+        labels = replace(
+            self.labels, static_rows=None if free else rows, has_loss=self.step.seen.has_loss
+        )
         graph, store = translate(program, self.step.model, self.batch, recorder.calls, labels)
         functions = {call.target: call.function for call in recorder.calls.values()}
         return Captured(graph, store.tensors, functions, (), self.batch)
@@ -157,7 +160,9 @@ class _Job:
         if self.on_meta:
             return None
         if not affordable(found.graph, rows):
-            self.warnings.append("too large to compare with the module here; `verify` compares them")
+            self.warnings.append(
+                "too large to compare with the module here; `verify` compares them"
+            )
             return None
         trial = Trial(self.step, found.graph, found.tensors, found.functions)
         for count in rows:
@@ -168,17 +173,19 @@ class _Job:
         return None
 
     def warn_of_dice(self, tensors: Sequence[Tensor]) -> None:
-        """Say that random numbers of Python or NumPy are now constants, and where they come from."""
+        """Say that random numbers of Python or NumPy are constants now, and name the line."""
         at = where_rolled(lambda: self._quiet_run(tensors))
+        if at is None:
+            return  # not the user's: an import that seeds something, say
         self.warnings.append(
-            f"{at or 'forward'} draws random numbers with Python or NumPy: the trace keeps what it "
+            f"{at} draws random numbers with Python or NumPy: the trace keeps what it "
             "drew once; use torch.rand instead"
         )
 
     def _quiet_run(self, tensors: Sequence[Tensor]) -> None:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            with ambient(self.labels.autocast, tensors):
-                self.step(*tensors)
+        cast_as_asked = ambient(self.labels.autocast, tensors)
+        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]), cast_as_asked:
+            self.step(*tensors)
 
     def own_fault(self, rows: int) -> InputError | None:
         """Say when the module fails on its example batch without us, too."""

@@ -27,6 +27,9 @@ from bigbrain_fx.errors import CaptureError
 _TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
+_READS = ("aten.item.default", "aten._local_scalar_dense.default")
+
+
 @dataclass(frozen=True)
 class Labels:
     """What the graph is called and made for."""
@@ -50,8 +53,10 @@ def translate(
 
     Args:
         program: of a `Step` over `model`.
+        model: the user's module.
         batch: the example batch, whose entries are the step's arguments in order.
         calls: the custom functions' calls, by the key in the trace.
+        labels: what the graph is called and made for.
 
     Raises:
         CaptureError: the trace holds what no graph can: shapes that depend on data, control flow of
@@ -68,6 +73,7 @@ def translate(
     results = _results(scope, cast("Sequence[object]", nodes[-1].args[0]))
     ops = with_grown(without_dead(scope.ops, results), world)
     _check_inputs_unwritten(ops, inputs)
+    _check_no_reads(ops)
     loss, outputs = (results[0], results[1:]) if labels.has_loss else (None, results)
     graph = Graph(
         labels.name,
@@ -162,6 +168,18 @@ def _check_inputs_unwritten(ops: Sequence[Op], inputs: Sequence[Input]) -> None:
                     at=op.source or None,
                     help="write into a copy: x = x.clone()",
                 )
+
+
+def _check_no_reads(ops: Sequence[Op]) -> None:
+    for op in ops:
+        if op.body is not None:
+            _check_no_reads(op.body.ops)
+        if op.target in _READS:
+            raise CaptureError(
+                f"the model reads a tensor's value in Python: {op.code}",
+                at=op.source or None,
+                help="keep the value in a tensor: leave out .item()",
+            )
 
 
 def with_grown(ops: Sequence[Op], world: World) -> list[Op]:

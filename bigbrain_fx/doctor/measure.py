@@ -108,7 +108,7 @@ def _one_way_s(rank: int, nbytes: int, rounds: int) -> float:
             dist.recv(message, 0)
             dist.send(message, 0)
         taken_s.append((time.perf_counter() - start) / 2)
-    # The first few open buffers. Disturbance only ever adds, so the lower quartile is the link's own.
+    # The first few open buffers. Disturbance only adds: the lower quartile is the link's own.
     return statistics.quantiles(taken_s[3:], n=4)[0]
 
 

@@ -6,6 +6,7 @@ This room decides what to measure and puts the figures together; it prints nothi
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ class HostProbe:
         link: between two processes, over loopback.
         gpus: every GPU seen; empty without CUDA.
         gpu_link: between GPUs 0 and 1; None with fewer.
+        load: processes that wanted a core before the probe began (one-minute average).
     """
 
     kind: Literal["cpu", "cuda"]
@@ -73,6 +75,7 @@ class HostProbe:
     gpus: tuple[Gpu, ...]
     gpu_link: Link | None
     took_s: float
+    load: float = 0.0
 
     @property
     def cluster(self) -> Cluster:
@@ -107,10 +110,16 @@ class HostProbe:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know before trusting the figures."""
+        notes = []
         wanted = self.devices * self.threads
         if self.kind == "cpu" and wanted > self.cores:
-            return (f"{wanted} threads share {self.cores} cores: each gets what it got here",)
-        return ()
+            notes.append(f"{wanted} threads share {self.cores} cores: each gets what it got here")
+        if self.load > self.cores / 2:
+            notes.append(
+                f"the host was busy (load {self.load:.1f} on {self.cores} cores): "
+                "probe again when it is quiet"
+            )
+        return tuple(notes)
 
     def write(self, path: str | Path, force: bool = False) -> None:
         """Write the cluster file; an existing file stays unless `force`.
@@ -176,7 +185,7 @@ def probe(
     """
     cores = usable_cores()
     _check(threads, devices, cores)
-    memory_bytes = usable_memory_bytes()  # before our own processes take some
+    memory_bytes, load = usable_memory_bytes(), os.getloadavg()[0]  # before our own processes
     start = time.monotonic()
     results = run(
         Fleet(
@@ -209,6 +218,7 @@ def probe(
         gpus=gpus,
         gpu_link=_gpu_link(results[0]),
         took_s=time.monotonic() - start,
+        load=load,
     )
 
 

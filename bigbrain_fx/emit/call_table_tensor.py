@@ -301,7 +301,8 @@ NUMBERS: Mapping[str, str] = {
     "torch.sym_not(a)": "not a",
     "torch.sym_max(a, b)": "max(a, b)",
     "torch.sym_min(a, b)": "min(a, b)",
-    "torch.sym_sqrt(a)": "math.sqrt(a)",
+    "torch.sym_sum(a)": "sum(a)",
+    "torch._sym_sqrt(a)": "math.sqrt(a)",
 }
 """Arithmetic on sizes: Python's own; the signatures are whole targets."""
 

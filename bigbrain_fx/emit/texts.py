@@ -60,6 +60,12 @@ def weight_index(plan: Plan) -> dict[str, str]:
     return {p.name: owner[p.name] for p in plan.graph.params if p.name in owner}
 
 
+def source_file(plan: Plan) -> Path:
+    """Return the model file, without the name of the model in it."""
+    path, _, name = plan.source.path.rpartition(":")
+    return Path(path if path and name.isidentifier() else plan.source.path)
+
+
 def training_slice(plan: Plan) -> Slice:
     """Return what the bundle takes from the model file."""
     source = plan.source
@@ -69,11 +75,11 @@ def training_slice(plan: Plan) -> Slice:
         "lr_scale": source.has_lr_scale,
     }
     wanted = [name for name, is_there in named.items() if is_there]
-    return slice_file(Path(source.path), wanted) if wanted else EMPTY
+    return slice_file(source_file(plan), wanted) if wanted else EMPTY
 
 
 def _training_text(plan: Plan, taken: Slice) -> str:
-    source, name = plan.source, Path(plan.source.path).name
+    source, name = plan.source, source_file(plan).name
     runtime = ["adamw"] * (not source.has_optimizer) + ["example_batches"] * (not source.has_batches)
     lines = [f'"""How {_quiet(plan.graph.name)} is trained; the functions are copied from {_quiet(name)}."""', ""]
     text = taken.text

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from .device import Device, Training, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
+
+
+Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def main(bundle: Bundle) -> None:
         run_in_process(bundle, options.steps, seed, _printer(options.json))
         return
     rank = _environment_number("RANK", options.rank)
-    torch.set_num_threads(bundle.threads[rank])
+    torch.set_num_threads(options.threads or bundle.threads[rank])
     store = _join(bundle, rank, options)
     try:
         _run(bundle, rank, seed, store, options)
@@ -64,7 +68,11 @@ def main(bundle: Bundle) -> None:
 
 
 def run_in_process(
-    bundle: Bundle, steps: int, seed: int, report: Callable[[int, float, float], None] | None = None
+    bundle: Bundle,
+    steps: int,
+    seed: int,
+    report: Report | None = None,
+    after_step: Callable[[Device, int], None] | None = None,
 ) -> dict[str, Device]:
     """Run all devices in this process, in turn; return them, trained."""
     hub = Hub()
@@ -72,7 +80,7 @@ def run_in_process(
         cls.name: make_device(bundle, rank, LocalTransport(hub), seed, torch.device("cpu"))
         for rank, cls in enumerate(bundle.devices)
     }
-    hub.run({name: lambda d=device: run_steps(d, steps, report) for name, device in devices.items()})  # type: ignore[misc]
+    hub.run({name: partial(run_steps, d, steps, report, after_step) for name, d in devices.items()})
     return devices
 
 
@@ -88,13 +96,20 @@ def make_device(bundle: Bundle, rank: int, transport: Transport, seed: int, wher
     return device
 
 
-def run_steps(device: Device, steps: int, report: Callable[[int, float, float], None] | None) -> None:
+def run_steps(
+    device: Device,
+    steps: int,
+    report: Report | None,
+    after_step: Callable[[Device, int], None] | None = None,
+) -> None:
     """Run steps 0 to steps-1; report each where the loss is made."""
     for step in range(steps):
         start = time.perf_counter()
         loss = device.run_step(step)
         if loss is not None and report is not None:
             report(step, float(loss), time.perf_counter() - start)
+        if after_step is not None:
+            after_step(device, step)
 
 
 def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
@@ -112,7 +127,8 @@ def _run(bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argpa
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     transport = NetworkTransport(ranks, where, options.deadline, store)
     device = make_device(bundle, rank, transport, seed, where)
-    run_steps(device, options.steps, _printer(options.json))
+    keep = partial(_save_first_gradients, Path(options.first_gradients)) if options.first_gradients else None
+    run_steps(device, options.steps, _printer(options.json), keep)
     if options.save:
         _save(device, Path(options.save))
     if options.report:
@@ -178,6 +194,13 @@ def _save(device: Device, folder: Path) -> None:
     save_file(tensors, folder / f"{device.name}.safetensors")
 
 
+def _save_first_gradients(folder: Path, device: Device, step: int) -> None:
+    if step == 0 and device.last_gradients:
+        folder.mkdir(parents=True, exist_ok=True)
+        gradients = {name: g.cpu().contiguous().clone() for name, g in device.last_gradients.items()}
+        save_file(gradients, folder / f"{device.name}.safetensors")
+
+
 def _write_report(device: Device, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -185,7 +208,7 @@ def _write_report(device: Device, folder: Path) -> None:
     (folder / f"{device.name}.json").write_text(text + "\n")
 
 
-def _printer(as_json: bool) -> Callable[[int, float, float], None]:
+def _printer(as_json: bool) -> Report:
     def show(step: int, loss: float, step_s: float) -> None:
         line = json.dumps({"step": step, "loss": loss, "step_s": round(step_s, 6)})
         print(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s", flush=True)
@@ -206,6 +229,8 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=None, help=f"seed of data and dropout (default {bundle.seed})")
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
     parser.add_argument("--save", help="write the trained tensors, one safetensors file per device, to this folder")
+    parser.add_argument("--first-gradients", help="write the gradients of step 0 to this folder")
+    parser.add_argument("--threads", type=int, default=None, help="threads of every process (default: the plan's)")
     parser.add_argument("--report", help="write each device's peak memory to this folder")
     parser.add_argument("--deadline", type=float, default=300.0, help="longest wait for any message, in seconds")
     parser.add_argument("--rank", type=int, default=None, help="this process's device (default: $RANK)")

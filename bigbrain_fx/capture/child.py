@@ -1,0 +1,215 @@
+"""The child process of a capture session: load the model file, capture, then answer requests.
+
+Run as `python -m bigbrain_fx.capture.child '{"location": ...}'`. Standard output carries one JSON
+object a line; what the user's code prints goes to stderr. It ends with its standard input, or with
+its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from bigbrain_fx.errors import BigBrainError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bigbrain_fx.capture.modelfile import ModelFile
+    from bigbrain_fx.capture.trace import Captured
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Capture, report, and serve requests until standard input ends."""
+    _die_with_parent()
+    requests, replies = _private_pipes()
+    wanted = json.loads(sys.argv[1])
+    service: list[_Service] = []
+
+    def start() -> Mapping[str, object]:
+        service.append(_Service(wanted))
+        return service[0].report()
+
+    if not _reply(replies, start):
+        return
+    for line in requests:
+        _reply(replies, partial(service[0].serve, json.loads(line)))
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _private_pipes() -> tuple[IO[str], IO[str]]:
+    """Keep stdin and stdout for the protocol; the user's code reads nothing, prints to stderr."""
+    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _reply(replies: IO[str], work: Callable[[], Mapping[str, object]]) -> bool:
+    """Do some work and send its result, or what went wrong; return whether it went well."""
+    failed = True
+    try:
+        message = work()
+        failed = False
+    except BigBrainError as error:
+        message = {"error": _as_data(error)}
+    except Exception:
+        message = {"internal": traceback.format_exc()}
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+    return not failed
+
+
+def _as_data(error: BigBrainError) -> Mapping[str, object]:
+    fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
+    return {"kind": type(error).__name__, **fields}
+
+
+class _Service:
+    """The captured model, and what can be asked of it."""
+
+    def __init__(self, wanted: Mapping[str, object]) -> None:
+        import torch  # noqa: F401  # counted apart: any program that trains pays for it
+
+        started_s = time.perf_counter()
+        from bigbrain_fx.capture.modelfile import load_model_file
+
+        location, seed = str(wanted["location"]), cast("int", wanted["seed"])
+        self.meta = bool(wanted["meta"])
+        self.file = load_model_file(location, seed=seed, meta=self.meta)
+        sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.captured = _capture(self.file, wanted)
+        _write_graph(self.captured, Path(str(wanted["graph"])))
+        self.capture_s = time.perf_counter() - started_s
+
+    def report(self) -> Mapping[str, object]:
+        """Say what was captured; the graph itself is in its file."""
+        file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
+        facts = {
+            "path": str(file.path),
+            "name": file.name,
+            "module": _module_name(file),
+            "has_loss": file.loss is not None,
+            "has_batches": file.batches is not None,
+            "has_optimizer": file.optimizer is not None,
+            "has_lr_scale": file.lr_scale is not None,
+            "clip_norm": file.clip_norm,
+            "autocast": file.autocast,
+            "parameters": sum(p.numel() for p in parameters.values()),
+            "functions": sorted(self.captured.functions),
+        }
+        return {"facts": facts, "warnings": self.captured.warnings, "capture_s": self.capture_s}
+
+    def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Answer one request."""
+        if request["do"] == "weights":
+            files = cast("Mapping[str, list[str]]", request["files"])
+            self.write_weights(Path(str(request["folder"])), files)
+        elif request["do"] == "batch":
+            self.write_batch(Path(str(request["path"])))
+        else:
+            raise InputError(f"expected the request weights or batch, found {request['do']!r}")
+        return {"done": request["do"]}
+
+    def write_weights(self, folder: Path, files: Mapping[str, list[str]]) -> None:
+        """Write the named tensors to safetensors files."""
+        from safetensors.torch import save_file
+
+        if self.meta:
+            raise InputError(
+                "the model was captured without weights", help="capture it with meta=False"
+            )
+        for file, names in files.items():
+            unknown = [name for name in names if name not in self.captured.tensors]
+            if unknown:
+                raise InputError(f"the model has no tensors {', '.join(unknown)}", at=file)
+            save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch's tensors, and its structure as JSON beside them."""
+        from safetensors.torch import save_file
+
+        batch = self.captured.batch
+        if not self.meta:
+            save_file(_apart({entry.name: entry.tensor for entry in batch.entries}), path)
+        structure = json.dumps(_structure(batch.template), indent=1)
+        path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
+
+
+def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
+    from bigbrain_fx.capture.trace import capture
+
+    return capture(
+        file.model,
+        file.example_batch,
+        file.loss,
+        training=bool(wanted["training"]),
+        name=type(file.model).__name__,
+        micro_batch=cast("int | None", wanted["micro_batch"]),
+        autocast=file.autocast,
+    )
+
+
+def _module_name(file: ModelFile) -> str:
+    named = [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(file.path)]
+    return named[0] if named else file.path.stem
+
+
+def _write_graph(captured: Captured, path: Path) -> None:
+    from pydantic import TypeAdapter
+
+    from bigbrain_fx.core import Graph
+
+    path.write_bytes(TypeAdapter(Graph).dump_json(captured.graph))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors with a storage of their own: safetensors stores no ties."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().contiguous()
+        storage = plain.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        found[name] = plain.cpu()
+    return found
+
+
+def _structure(template: object) -> object:
+    """Write a template as JSON: {"tensor": name}, {"dict": ...}, {"tuple": ...}, {"value": ...}."""
+    from bigbrain_fx.capture.batch import Slot
+
+    match template:
+        case Slot(name):
+            return {"tensor": name}
+        case dict():
+            return {"dict": [[key, _structure(value)] for key, value in template.items()]}
+        case tuple() | list():
+            kind = "list" if isinstance(template, list) else "tuple"
+            return {kind: [_structure(value) for value in template]}
+        case None | bool() | int() | float() | str():
+            return {"value": template}
+    return {"text": repr(template)}
+
+
+if __name__ == "__main__":
+    main()

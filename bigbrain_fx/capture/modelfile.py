@@ -1,0 +1,297 @@
+"""A user's model file -> a ModelFile: the module, its example batch and what else the file defines.
+
+The file is code and is run as code. This room's file knows the contract; it knows no tracing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.capture.location import split_location
+from bigbrain_fx.capture.sources import where
+from bigbrain_fx.errors import InputError
+
+_DTYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a model file defines; None for what it leaves out.
+
+    Attributes:
+        path: the file.
+        name: the object that made the model ("model" unless the user said otherwise).
+        model: built under the given seed, on the meta device when only shapes are wanted.
+        example_batch: one mini-batch; dimension 0 is the batch.
+    """
+
+    path: Path
+    name: str
+    model: nn.Module
+    example_batch: object
+    loss: Callable[[object, object], Tensor] | None = None
+    batches: Callable[[int], Iterator[object]] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    lr_scale: Callable[[int], float] | None = None
+    clip_norm: float | None = None
+    autocast: str | None = None
+
+
+def load_model_file(location: str | Path, *, seed: int = 0, meta: bool = False) -> ModelFile:
+    """Run a model file and build its model and example batch.
+
+    Args:
+        location: "model.py" or "model.py:name".
+        seed: given to `torch.manual_seed` before the file runs and before the model is built.
+        meta: build the model on the meta device: shapes without weights.
+
+    Raises:
+        InputError: the file cannot be used; names its line, and the candidates for the model.
+    """
+    path, name = split_location(location)
+    with users_folder(path.parent):
+        module = _run(path, seed)
+        name = name or _only_model(module, path)
+        with torch.device("meta") if meta else contextlib.nullcontext():
+            model = _build(module, path, name, seed)
+        batch = _example(module, path, seed)
+    return ModelFile(
+        path,
+        name,
+        model,
+        batch,
+        **cast("Mapping[str, None]", _functions(module, path)),
+        clip_norm=_clip_norm(module, path),
+        autocast=_autocast(module, path),
+    )
+
+
+@contextlib.contextmanager
+def users_folder(folder: Path) -> Iterator[None]:
+    """Put the user's folder on sys.path, as `python model.py` would."""
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
+
+
+def _run(path: Path, seed: int) -> ModuleType:
+    """Run the file as a module named like it, so that a bundle can import it by the same name."""
+    name = path.stem
+    loaded = sys.modules.get(name)
+    ours = getattr(loaded, "__bigbrain_fx__", False)
+    if name in sys.stdlib_module_names or (loaded is not None and not ours):
+        name = f"{name}_model"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__bigbrain_fx__"] = True
+    sys.modules[name] = module
+    torch.manual_seed(seed)
+    try:
+        with _errors_of(path, f"{path.name} cannot be run"):
+            spec.loader.exec_module(module)
+    except InputError:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into an InputError that names the line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except SyntaxError as error:
+        at = f"{Path(error.filename or path).name}:{error.lineno}"
+        raise InputError(
+            f"{what}: syntax error: {error.msg}", at=at, help="mend that line"
+        ) from error
+    except SystemExit as error:
+        raise InputError(
+            f"{what}: it called sys.exit({error.code!r})",
+            at=_line(error, path),
+            help='put the part that runs the program under `if __name__ == "__main__":`',
+        ) from error
+    except ImportError as error:
+        raise InputError(
+            f"{what}: {error}",
+            at=_line(error, path),
+            help="install the module into this Python, or put it beside the model file",
+        ) from error
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"{what}: {type(error).__name__}: {text}",
+            at=_line(error, path),
+            help=f"make `python {path.name}` build the model first",
+        ) from error
+
+
+def _line(error: BaseException, path: Path) -> str:
+    return where(error, path.parent) or where(error) or path.name
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """List what could be the model: module classes and instances that the file itself defines."""
+    found = []
+    for name, value in vars(module).items():
+        own_class = isinstance(value, type) and issubclass(value, nn.Module)
+        if isinstance(value, nn.Module) or (own_class and value.__module__ == module.__name__):
+            found.append(name)
+    return sorted(found)
+
+
+def _only_model(module: ModuleType, path: Path) -> str:
+    """Choose `model`, else the one module that the file defines."""
+    if hasattr(module, "model"):
+        return "model"
+    names = _candidates(module)
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise InputError(
+            f"{path.name} must define `model`, and defines no torch module at all",
+            at=path.name,
+            help="add: def model() -> nn.Module: return MyModel()",
+        )
+    raise InputError(
+        f"{path.name} defines no `model`, and {len(names)} modules could be meant",
+        at=path.name,
+        notes=("candidates: " + ", ".join(f"{path.name}:{name}" for name in names),),
+        help=f"say which: {path.name}:{names[-1]}, or add: def model() -> nn.Module",
+    )
+
+
+def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
+    if not hasattr(module, name):
+        names = ", ".join(f"{path.name}:{entry}" for entry in _candidates(module)) or "none"
+        raise InputError(
+            f"{path.name} defines no `{name}`",
+            at=path.name,
+            notes=(f"candidates: {names}",),
+            help="name one of the candidates, or leave the name out",
+        )
+    value = getattr(module, name)
+    if isinstance(value, nn.Module):
+        return value
+    if not callable(value):
+        raise _no_module(path, name, value, module)
+    _check_arguments(value, path, name)
+    torch.manual_seed(seed)
+    with _errors_of(path, f"{name}() failed"):
+        built = value()
+    if not isinstance(built, nn.Module):
+        raise _no_module(path, name, built, module)
+    return built
+
+
+def _no_module(path: Path, name: str, found: object, module: ModuleType) -> InputError:
+    names = ", ".join(f"{path.name}:{entry}" for entry in _candidates(module)) or "none"
+    return InputError(
+        f"`{name}` must be or return a torch.nn.Module, found {type(found).__name__}",
+        at=_definition(getattr(module, name), path),
+        notes=(f"candidates: {names}",),
+        help=f"return the module from {name}()",
+    )
+
+
+def _check_arguments(value: Callable[..., object], path: Path, name: str) -> None:
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except ValueError:
+        return
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    if needed:
+        raise InputError(
+            f"{name}({', '.join(needed)}) needs arguments, expected something to call without any",
+            at=_definition(value, path),
+            help=f"add: def model() -> nn.Module: return {name}(...)",
+        )
+
+
+def _definition(value: object, path: Path) -> str:
+    try:
+        return f"{path.name}:{inspect.getsourcelines(cast('type', value))[1]}"
+    except (OSError, TypeError):
+        return path.name
+
+
+def _example(module: ModuleType, path: Path, seed: int) -> object:
+    value = getattr(module, "example_batch", None)
+    if value is None:
+        raise InputError(
+            f"{path.name} must define `example_batch`",
+            at=path.name,
+            help="add: def example_batch(): return one mini-batch as a dict or tuple of tensors",
+        )
+    if callable(value):
+        torch.manual_seed(seed)
+        with _errors_of(path, "example_batch() failed"):
+            value = value()
+    if not isinstance(value, Mapping | tuple | list | Tensor):
+        raise InputError(
+            f"example_batch() must return a dict or a tuple, found {type(value).__name__}",
+            at=_definition(getattr(module, "example_batch"), path),  # noqa: B009  # a module's attribute
+            help='return {"x": ..., "y": ...} or (x, y)',
+        )
+    return value
+
+
+def _functions(module: ModuleType, path: Path) -> dict[str, object]:
+    """Collect the optional functions of the contract."""
+    found: dict[str, object] = {}
+    for name in ("loss", "batches", "optimizer", "lr_scale"):
+        value = getattr(module, name, None)
+        if value is not None and not callable(value):
+            raise InputError(
+                f"`{name}` must be a function, found {type(value).__name__}",
+                at=path.name,
+                help=f"see the model file contract: def {name}(...)",
+            )
+        found[name] = value
+    return found
+
+
+def _clip_norm(module: ModuleType, path: Path) -> float | None:
+    value = getattr(module, "clip_norm", None)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise InputError(
+            f"`clip_norm` must be a number above 0, found {value!r}",
+            at=path.name,
+            help="clip_norm = 1.0",
+        )
+    return float(value)
+
+
+def _autocast(module: ModuleType, path: Path) -> str | None:
+    value = getattr(module, "autocast", None)
+    if value is None:
+        return None
+    if value not in _DTYPES:
+        raise InputError(
+            f"`autocast` must be one of {', '.join(_DTYPES)}, found {value!r}",
+            at=path.name,
+            help='autocast = "bfloat16"',
+        )
+    return str(value)

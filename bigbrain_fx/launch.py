@@ -1,0 +1,280 @@
+"""Run a bundle on this host, one process per device; or say what to type on every host.
+
+This room knows processes, ports and log files. It knows nothing of graphs, and the processes it starts
+know nothing of it: they run the bundle's own train.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.plan import Plan, read_plan
+
+POLL_S = 0.1
+GRACE_S = 5.0
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """What one training step reported: loss is the mean over micro-batches, step_s wall seconds."""
+
+    step: int
+    loss: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    `max_rss_bytes` is the largest resident memory of each device's process; `logs` holds what each printed.
+    """
+
+    steps: tuple[StepLine, ...]
+    max_rss_bytes: dict[str, int]
+    logs: Path
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run: see `bigbrain-fx run --help`."""
+
+    steps: int = 10
+    seed: int | None = None
+    port: int = 0
+    deadline_s: float = 300.0
+    save: Path | None = None
+    first_gradients: Path | None = None
+    threads: int | None = None
+    logs: Path | None = None
+
+
+class RunError(BigBrainError):
+    """Report a device's process that failed: which, how, and the end of its log."""
+
+    exit_code = 1
+
+
+def run(bundle: Path, options: RunOptions, on_step: Callable[[StepLine], None] | None = None) -> Run:
+    """Run a bundle's training on this host and wait for its end.
+
+    Every process is ended, whatever happens, before this returns.
+
+    Raises:
+        InputError: no bundle, or the port is taken.
+        RunError: a process failed; the others are stopped.
+    """
+    plan = read_plan(bundle)
+    if not (bundle / "train.py").is_file():
+        raise InputError(f"{bundle} is not a bundle: it has no train.py", help="make one with `bigbrain-fx split`")
+    port = options.port or free_port()
+    require_free(port)
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    with _processes(plan, bundle, options, port, logs) as crew:
+        steps = list(crew.watch(on_step))
+    peaks = {name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"] for name in plan.stages.devices}
+    return Run(tuple(steps), peaks, logs)
+
+
+def hosts(plan: Plan) -> tuple[str, ...]:
+    """Return the hosts that a plan needs, in order of rank."""
+    return tuple(dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices))
+
+
+def commands(plan: Plan, steps: int, port: int = 29500) -> list[tuple[str, str]]:
+    """Return (host, command) for every device, for a bundle that is copied to each host."""
+    first, world = hosts(plan)[0], len(plan.stages.devices)
+    common = f"WORLD_SIZE={world} MASTER_ADDR={first} MASTER_PORT={port} python train.py --steps {steps}"
+    return [
+        (plan.cluster.device[name].host, f"RANK={rank} {common}") for rank, name in enumerate(plan.stages.devices)
+    ]
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that is free now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """Raise when a port is taken; name its holder where the system shows it.
+
+    Raises:
+        InputError: with the process id, if visible.
+    """
+    if not 0 < port < 65536:
+        raise InputError(f"port {port} is not between 1 and 65535", help="give another --port, or 0 for any free one")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            holder = _holder(port)
+            by = f" by process {holder}" if holder else ""
+            raise InputError(f"port {port} is in use{by}", help="give another --port, or 0 for any free one") from error
+
+
+def _holder(port: int) -> int | None:
+    """Find who listens on a port, from /proc; None where that is not shown."""
+    inode = _listening_inode(port)
+    if inode is None:
+        return None
+    for folder in sorted(Path("/proc").glob("[0-9]*")):
+        try:
+            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (folder / "fd").iterdir()):
+                return int(folder.name)
+        except OSError:  # gone, or not ours to look at
+            continue
+    return None
+
+
+def _listening_inode(port: int) -> str | None:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port:
+                return row[9]
+    return None
+
+
+# --------------------------------------------------------------------------- processes
+
+
+@dataclass
+class _Crew:
+    """The processes of one run, by device."""
+
+    processes: dict[str, subprocess.Popen[str]]
+    logs: Path
+    reporter: str
+    lines: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+
+    def watch(self, on_step: Callable[[StepLine], None] | None) -> Iterator[StepLine]:
+        """Yield steps as they are reported, until all processes have ended well."""
+        stdout = self.processes[self.reporter].stdout
+        assert stdout is not None
+        threading.Thread(target=self._read, args=(stdout,), daemon=True).start()
+        at_end = False
+        while not at_end or any(p.poll() is None for p in self.processes.values()):
+            self._require_alive()
+            try:
+                line = self.lines.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if line is None:
+                at_end = True
+                continue
+            step = StepLine(**json.loads(line))
+            if on_step is not None:
+                on_step(step)
+            yield step
+        self._require_alive()
+
+    def stop(self) -> None:
+        """End every process that still runs, by its id: first politely."""
+        running = [p for p in self.processes.values() if p.poll() is None]
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + GRACE_S
+        for process in running:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _read(self, stdout: IO[str]) -> None:
+        for line in stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def _require_alive(self) -> None:
+        failed = {name: p.returncode for name, p in self.processes.items() if p.poll() not in (None, 0)}
+        if not failed:
+            return
+        name, code = next(iter(failed.items()))
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        tail = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        raise RunError(
+            f"the process of device {name} {how}",
+            at=str(self.logs / f"{name}.log"),
+            notes=tuple(tail),
+            help="run `python train.py --in-process` in the bundle to see it in one process",
+        )
+
+
+@contextmanager
+def _processes(plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path) -> Iterator[_Crew]:
+    reporter = _reporter(plan)
+    crew = _Crew({}, logs, reporter)
+    try:
+        for rank, name in enumerate(plan.stages.devices):
+            with (logs / f"{name}.log").open("w") as log:
+                crew.processes[name] = subprocess.Popen(
+                    [sys.executable, "train.py", "--json", *_arguments(options, logs)],
+                    cwd=bundle,
+                    env=_environment(plan, rank, port),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if name == reporter else log,
+                    stderr=log,
+                    text=True,
+                )
+        yield crew
+    finally:
+        crew.stop()
+
+
+def _reporter(plan: Plan) -> str:
+    """Return the device that makes the loss and so reports the steps."""
+    for stage in plan.stages.stages:
+        if plan.graph.loss in stage.ops:
+            return stage.device
+    raise InputError(f"{plan.graph.name} has no loss to train on", help="add `loss(output, batch)` to the model file")
+
+
+def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
+    given = {
+        "--steps": options.steps,
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--threads": options.threads,
+        "--save": options.save.resolve() if options.save else None,
+        "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
+        "--report": logs.resolve(),
+    }
+    return [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
+
+
+def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
+    device = plan.cluster.device[plan.stages.devices[rank]]
+    ours = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(len(plan.stages.devices)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(device.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    left_out = {"PYTHONPATH", "TORCHELASTIC_USE_AGENT_STORE"}
+    return {**{k: v for k, v in os.environ.items() if k not in left_out}, **ours}

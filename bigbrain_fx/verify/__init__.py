@@ -1,0 +1,151 @@
+"""Bundle against unsplit model: a chain of equalities, from the user's module to the trained weights.
+
+    your module = captured graph = one-process reference = bundle
+
+This room runs the model's code in a child process. It knows plans and bundles; nobody but the command line
+knows it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bigbrain_fx
+from bigbrain_fx import errors
+from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
+from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.plan import read_plan
+
+TIME_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One link of the chain: whether it holds, and how that was seen, or what differs."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All links of the chain, in order."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every link holds."""
+        return all(check.passed for check in self.checks)
+
+    def require_passed(self) -> None:
+        """Raise unless every link holds.
+
+        Raises:
+            VerificationError: names the first link that does not.
+        """
+        failed = [check for check in self.checks if not check.passed]
+        if failed:
+            notes = tuple(f"{check.name}: {check.detail}" for check in failed)
+            raise VerificationError(
+                f"the bundle does not compute what the model computes: {failed[0].name}",
+                notes=notes,
+                help="please report the model; until then, try `--partitioner naive` or fewer devices",
+            )
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'equal' if c.passed else 'DIFFERENT'}  {c.name}: {c.detail}" for c in self.checks)
+
+
+def verify(
+    bundle: str | Path,
+    *,
+    steps: int = 5,
+    model: str | None = None,
+    processes: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Verification:
+    """Compare a bundle with the model it was split from.
+
+    Args:
+        steps: training steps; losses of all, gradients of the first and all tensors at the end are compared.
+        model: the model file, when it has moved.
+        processes: run the bundle as real processes over gloo; else all devices in one process.
+
+    Raises:
+        InputError: no bundle, or the model file is gone or has changed.
+    """
+    folder = Path(bundle).resolve()
+    plan = read_plan(folder)
+    if not (model or plan.source.path):
+        raise InputError("this bundle was split from a module in memory", help="give the model file with --model")
+    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-verify-") as scratch:
+        wanted: dict[str, Any] = {
+            "bundle": str(folder),
+            "model": model,
+            "steps": steps,
+            "answer": f"{scratch}/answer.json",
+            "processes": _run_processes(folder, steps, Path(scratch)) if processes else None,
+        }
+        message = _ask_child(wanted, time_limit_s)
+    if "internal" in message:
+        raise RuntimeError(f"verification failed in its child process\n{message['internal']}")
+    if "error" in message:
+        raise _error(message["error"])
+    return Verification(tuple(Check(**check) for check in message["checks"]))
+
+
+def _run_processes(bundle: Path, steps: int, scratch: Path) -> dict[str, Any]:
+    options = RunOptions(
+        steps=steps,
+        save=scratch / "tensors",
+        first_gradients=scratch / "gradients",
+        threads=1,
+        logs=scratch / "logs",
+    )
+    done = run(bundle, options)
+    paths = {"tensors": str(options.save), "gradients": str(options.first_gradients)}
+    return {"losses": [line.loss for line in done.steps], **paths}
+
+
+def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
+    root = str(Path(bigbrain_fx.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "bigbrain_fx.verify.child", json.dumps(wanted)]
+    try:
+        subprocess.run(
+            command,
+            env=environment,
+            timeout=time_limit_s,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"verification took longer than {time_limit_s:g} s", help="use fewer --steps") from error
+    except subprocess.CalledProcessError as error:
+        raise InputError(f"the model ended its process ({error.returncode})", help="look at its output above") from error
+    answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text())
+    return answer
+
+
+def _has_fileno() -> bool:
+    try:
+        sys.stderr.fileno()
+    except (OSError, AttributeError, ValueError):
+        return False
+    return True
+
+
+def _error(fields: dict[str, Any]) -> BigBrainError:
+    kind = getattr(errors, fields["kind"], BigBrainError)
+    found: BigBrainError = kind(fields["what"], at=fields["at"], notes=tuple(fields["notes"]), help=fields["help"])
+    return found

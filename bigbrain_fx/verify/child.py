@@ -1,0 +1,235 @@
+"""The child process of a verification: it runs the user's model, the reference and the bundle.
+
+Run as `python -m bigbrain_fx.verify.child '{"bundle": ...}'`; writes one JSON object to the file it is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bigbrain_fx.capture.batch import graph_inputs
+from bigbrain_fx.capture.modelfile import ModelFile, load_model_file
+from bigbrain_fx.capture.trace import Captured, capture
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.verify.module import TOLERANCE, differences, equal, relative_error
+from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+
+SHOWN = 5  # a broken bundle differs everywhere: the first few lines say enough
+
+
+def main() -> None:
+    """Verify as asked on the command line; write the checks, or the error, as JSON."""
+    wanted = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    try:
+        message: dict[str, Any] = {"checks": verify_here(wanted)}
+    except BigBrainError as error:
+        fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
+        message = {"error": {"kind": type(error).__name__, **fields}}
+    except Exception:
+        message = {"internal": traceback.format_exc()}
+    Path(wanted["answer"]).write_text(json.dumps(message))
+
+
+def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Run all checks in this process."""
+    folder = Path(wanted["bundle"])
+    plan = read_plan(folder)
+    file = load_model_file(wanted["model"] or plan.source.path, seed=plan.seed)
+    sys.path.insert(0, str(file.path.parent))
+    captured = _captured(file, plan)
+    bundle = import_bundle(folder)
+    weights = _weights(folder, plan)
+    checks = [_same_module(file, captured, plan, bundle), _same_weights(captured, weights)]
+    reference = Reference(plan.graph, plan.stages, weights, captured.functions)
+    stream = _stream(bundle, plan)
+    plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
+    checks.append(_same_grouping(reference, plain, stream(0), plan.seed))
+    steps, seed = wanted["steps"], plan.seed
+    training = bundle.BUNDLE.training
+    expected = train_reference(
+        Reference(plan.graph, plan.stages, weights, captured.functions),
+        stream,
+        training.optimizer,
+        training.lr_scale,
+        training.clip_norm,
+        steps,
+        seed,
+    )
+    actual = _of_processes(wanted) if wanted["processes"] else _in_process(bundle, plan, steps, seed)
+    return [*checks, *_same_training(plan, expected, actual)]
+
+
+def import_bundle(folder: Path) -> ModuleType:
+    """Import the bundle's train.py with its own runtime."""
+    sys.path.insert(0, str(folder.resolve()))
+    return importlib.import_module("train")
+
+
+def _captured(file: ModelFile, plan: Plan) -> Captured:
+    captured = capture(
+        file.model,
+        file.example_batch,
+        file.loss,
+        training=plan.graph.training,
+        name=plan.graph.name,
+        micro_batch=plan.graph.static_batch,
+        autocast=file.autocast,
+    )
+    if captured.graph != plan.graph:
+        raise InputError(
+            f"{file.path.name} gives another graph than the one that was split",
+            at=str(file.path),
+            help="split it again, or give the file it was split from with --model",
+        )
+    return captured
+
+
+def _weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for device in plan.stages.devices:
+        found.update(load_file(folder / "weights" / f"{device}.safetensors"))
+    for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
+        if param.canonical in found or param.name in found:
+            twin = found.get(param.name, found.get(param.canonical))
+            assert twin is not None
+            found.setdefault(param.canonical, twin)
+            found.setdefault(param.name, twin)
+    for param in plan.graph.params:
+        found.setdefault(param.name, torch.zeros(param.spec.shape))  # type: ignore[arg-type]  # nothing reads it
+    return found
+
+
+def _stream(bundle: ModuleType, plan: Plan):  # type: ignore[no-untyped-def]  # step -> micro-batches
+    made = _new_stream(bundle, plan)
+
+    def micro_batches(step: int) -> list[Mapping[str, Tensor]]:
+        made.advance(step)
+        count = plan.micro_batches
+        return [{name: made.get(name, m).clone() for name in made.inputs} for m in range(count)]
+
+    return micro_batches
+
+
+def _new_stream(bundle: ModuleType, plan: Plan) -> Any:
+    data = importlib.import_module("runtime.data")
+    b = bundle.BUNDLE
+    return data.Stream(b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu"))
+
+
+# --------------------------------------------------------------------------- the links of the chain
+
+
+def _same_module(file: ModelFile, captured: Captured, plan: Plan, bundle: ModuleType) -> dict[str, object]:
+    rows = captured.graph.static_batch or plan.rows
+    batches = [captured.inputs(rows)]
+    if file.batches is not None:
+        batch = next(iter(file.batches(plan.seed + 1)))
+        inputs = graph_inputs(captured.graph, batch)
+        batches.append({e.name: inputs[e.name][:rows] if e.batched else inputs[e.name] for e in captured.graph.inputs})
+    elif captured.graph.static_batch is None:
+        batches.append(captured.inputs(rows + 1))
+    found = differences(file, captured, batches)
+    what = f"{len(batches)} batches, 2 seeds: loss, outputs, buffers bitwise; gradients to {TOLERANCE:g}"
+    return _check("your module = captured graph", found, what)
+
+
+def _same_weights(captured: Captured, weights: Mapping[str, Tensor]) -> dict[str, object]:
+    used = [name for name, tensor in captured.tensors.items() if name in weights]
+    found = [
+        f"{name} has other numbers than the model"
+        for name in used
+        if captured.tensors[name].shape != weights[name].shape or not equal(weights[name], captured.tensors[name].detach())
+    ]
+    return _check("weights = your model's", found, f"{len(used)} tensors bitwise")
+
+
+def _same_grouping(
+    reference: Reference, plain: Reference, micro_batches: Sequence[Mapping[str, Tensor]], seed: int
+) -> dict[str, object]:
+    _, expected = plain.gradients(list(micro_batches), seed, 0)
+    _, actual = reference.gradients(list(micro_batches), seed, 0)
+    errors = {name: relative_error(actual.get(name), want) for name, want in expected.items()}
+    found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > TOLERANCE]
+    worst = max(errors.values(), default=0.0)
+    what = f"{len(expected)} gradients of step 0, largest difference {worst:.1e} of a tensor's maximum (allowed {TOLERANCE:g})"
+    return _check("captured graph = reference", found, what)
+
+
+def _same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, object]]:
+    losses = [
+        f"step {step}: {float(want):.9g} and {float(found):.9g}"
+        for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
+        if not equal(found, want)
+    ]
+    gradients = [f"gradient of {n}" for n, g in expected.gradients.items() if not _has(actual.gradients, n, g)]
+    trained = {n: t for n, t in expected.tensors.items() if n in actual.tensors}
+    tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
+    missing = {p for s in plan.stages.stages for p in s.params} - set(actual.tensors)
+    tensors += [f"{name} is missing" for name in sorted(missing)]
+    steps = len(expected.losses)
+    return [
+        _check("reference = bundle, losses", losses, f"{steps} steps bitwise"),
+        _check("reference = bundle, gradients", gradients, f"{len(expected.gradients)} tensors of step 0 bitwise"),
+        _check("reference = bundle, weights", tensors, f"{len(trained)} tensors after {steps} steps bitwise"),
+    ]
+
+
+def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
+    return name in found and equal(found[name], want)
+
+
+def _check(name: str, found: list[str], detail: str) -> dict[str, object]:
+    shown = "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    return {"name": name, "passed": not found, "detail": shown if found else detail}
+
+
+# --------------------------------------------------------------------------- the bundle
+
+
+def _in_process(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
+    trace = Trace()
+    losses: dict[int, Tensor] = {}
+
+    def after_step(device: Any, step: int) -> None:
+        if step == 0:
+            trace.gradients.update({n: g.clone() for n, g in (device.last_gradients or {}).items()})
+
+    def report(step: int, loss: float, _: float) -> None:
+        losses[step] = torch.tensor(loss)
+
+    runtime = importlib.import_module("runtime.train")
+    devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step)
+    trace.losses.extend(losses[step].float() for step in sorted(losses))
+    for device in devices.values():
+        trace.tensors.update(device.state())
+    return trace
+
+
+def _of_processes(wanted: Mapping[str, Any]) -> Trace:
+    """Read what the processes of a real run left."""
+    found = wanted["processes"]
+    trace = Trace(losses=[torch.tensor(loss) for loss in found["losses"]])
+    for path in sorted(Path(found["gradients"]).glob("*.safetensors")):
+        trace.gradients.update(load_file(path))
+    for path in sorted(Path(found["tensors"]).glob("*.safetensors")):
+        trace.tensors.update(load_file(path))
+    return trace
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # a model file may leave threads behind

@@ -1,0 +1,112 @@
+"""First link of the chain: the captured graph computes what the user's module computes.
+
+Both run on the same batch under the same global seed: loss and outputs bit for bit, gradients to 1e-6 of
+each tensor's largest, buffers bit for bit; two batches, two seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.capture.export import ambient
+from bigbrain_fx.capture.interpret import run_graph
+from bigbrain_fx.capture.modelfile import ModelFile
+from bigbrain_fx.capture.step import Step, route
+from bigbrain_fx.capture.trace import Captured
+from bigbrain_fx.core import Graph
+
+TOLERANCE = 1e-6  # of each gradient's largest entry: sums may be grouped differently
+SEEDS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one forward and backward leaves: values, gradients and buffers by name."""
+
+    values: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+def differences(file: ModelFile, captured: Captured, batches: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """Return where graph and module differ, one line each; none when they agree."""
+    found = []
+    for number, inputs in enumerate(batches):
+        for seed in SEEDS:
+            expected = _with_state_kept(captured, lambda: _eager(file, captured, inputs), seed)
+            actual = _with_state_kept(captured, lambda: _captured(captured, inputs), seed)
+            found += [f"batch {number}, seed {seed}: {line}" for line in compare(expected, actual)]
+    return found
+
+
+def compare(expected: Outcome, actual: Outcome) -> list[str]:
+    """List what differs between two outcomes."""
+    lines = [f"{name} differs" for name, want in expected.values.items() if not equal(actual.values[name], want)]
+    for name, want in expected.gradients.items():
+        error = relative_error(actual.gradients.get(name), want)
+        if error > TOLERANCE:
+            lines.append(f"gradient of {name} differs by {error:.1e} of its largest (allowed {TOLERANCE:g})")
+    lines += [f"buffer {name} differs" for name, want in expected.buffers.items() if not equal(actual.buffers[name], want)]
+    return lines
+
+
+def equal(found: Tensor, want: Tensor) -> bool:
+    """Whether two tensors have the same numbers; NaN equals NaN."""
+    if found.shape != want.shape or found.dtype != want.dtype:
+        return False
+    return torch.equal(found, want) or bool(torch.isclose(found, want, rtol=0, atol=0, equal_nan=True).all())
+
+
+def relative_error(found: Tensor | None, want: Tensor) -> float:
+    """Return the largest difference as a share of the largest entry; a missing gradient is zero."""
+    other = torch.zeros_like(want) if found is None else found
+    if want.numel() == 0 or equal(other, want):
+        return 0.0
+    scale = want.abs().max().item() or 1.0
+    error = (other - want).abs().max().item() / scale
+    return error if error == error else float("inf")
+
+
+def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+    how = route(file.model, file.example_batch, file.loss is not None)
+    step = Step(file.model, file.loss, captured.batch, how)
+    tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
+    with ambient(captured.graph.autocast, tensors):
+        values = step(*tensors)
+    return _outcome(captured, dict(zip(_names(captured.graph), values, strict=True)))
+
+
+def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+    cloned = {name: tensor.clone() for name, tensor in inputs.items()}
+    found = run_graph(captured.graph, captured.tensors, cloned, functions=captured.functions)
+    return _outcome(captured, {name: value for name, value in found.items() if isinstance(value, Tensor)})
+
+
+def _outcome(captured: Captured, values: Mapping[str, Tensor]) -> Outcome:
+    graph = captured.graph
+    wanted = {p.name: captured.tensors[p.name] for p in graph.params if p.spec.requires_grad and p.name == p.canonical}
+    gradients: dict[str, Tensor] = {}
+    if graph.loss is not None:
+        found = torch.autograd.grad(values[graph.loss], list(wanted.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+    buffers = {p.name: captured.tensors[p.name].clone() for p in graph.params if p.kind != "parameter"}
+    return Outcome({name: value.detach() for name, value in values.items()}, gradients, buffers)
+
+
+def _names(graph: Graph) -> list[str]:
+    return [*([graph.loss] if graph.loss else []), *graph.outputs]
+
+
+def _with_state_kept(captured: Captured, run: Callable[[], Outcome], seed: int) -> Outcome:
+    kept = {n: t.detach().clone() for n, t in captured.tensors.items() if not isinstance(t, nn.Parameter)}
+    torch.manual_seed(seed)
+    try:
+        return run()
+    finally:
+        with torch.no_grad():
+            for name, value in kept.items():
+                captured.tensors[name].copy_(value)

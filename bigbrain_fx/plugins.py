@@ -1,27 +1,190 @@
-"""Interim."""
-from bigbrain_fx.core import *
-from bigbrain_fx.units import units
-class N:
-    def partition(self, graph, cluster, costs):
-        u=units(graph); n=len(cluster.devices); d={}
-        for i,g in enumerate(u.groups):
-            for o in g: d[o]=cluster.devices[i*n//len(u.groups)].name
-        for op in graph.ops: d.setdefault(op.name, cluster.devices[0].name)
-        return Placement(d)
-class R:
-    def partition(self, graph, cluster, costs):
-        import random
-        r=random.Random(0)
-        u=units(graph); n=len(cluster.devices); d={}
-        for i,g in enumerate(u.groups):
-            k=r.randrange(n)
-            for o in g: d[o]=cluster.devices[k].name
-        for op in graph.ops: d.setdefault(op.name, cluster.devices[0].name)
-        return Placement(d)
-class E:
-    def estimate(self, graph, cluster):
-        return Costs({d.name:{o.name:OpCost(max(o.flops/d.flops_per_s,(o.reads_bytes+o.writes_bytes)/d.memory_bytes_per_s),2*o.flops/d.flops_per_s,0,o.writes_bytes,0) for o in graph.ops} for d in cluster.devices},cluster,{d.name:1e-10 for d in cluster.devices})
-def partitioner(name, **k): return R() if name=="scattered" else N()
-def estimator(name, **k): return E()
-def names(): return ["naive","scattered"]
-def preset(n): return (n,"analytical")
+"""Name -> partitioner or estimator: ours and third parties' come in through the same door.
+
+The door is the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators"; our own tables,
+`partitioners.TABLE` and `estimators.TABLE`, are read as well, so that a checkout works before it is
+installed again. This room knows no method.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+from bigbrain_fx.core import Estimator, Partitioner
+from bigbrain_fx.errors import InputError
+
+Kind: TypeAlias = Literal["partitioner", "estimator"]
+
+_OURS = "bigbrain-fx"
+_DEFAULT_ESTIMATOR = "analytical"
+
+
+def partitioner(name: str, **options: object) -> Partitioner:
+    """Make the partitioner that is registered under a name.
+
+    Args:
+        name: "chain-dp"; `names("partitioner")` lists them.
+        options: its fields; `options_of` lists them.
+
+    Raises:
+        InputError: no such name, it does not take an option, or it is no partitioner.
+    """
+    made = _make("partitioner", name, options)
+    if not isinstance(made, Partitioner):
+        raise _not_a_plugin("partitioner", name, "partition(graph, cluster, costs)")
+    return made
+
+
+def estimator(name: str, **options: object) -> Estimator:
+    """Make the estimator that is registered under a name.
+
+    Args:
+        name: "analytical"; `names("estimator")` lists them.
+        options: its fields; `options_of` lists them.
+
+    Raises:
+        InputError: no such name, it does not take an option, or it is no estimator.
+    """
+    made = _make("estimator", name, options)
+    if not isinstance(made, Estimator):
+        raise _not_a_plugin("estimator", name, "estimate(graph, cluster)")
+    return made
+
+
+def preset(name: str) -> tuple[str, str]:
+    """Return the partitioner and the estimator that a name of the command line stands for.
+
+    A partitioner's own name stands for it with the analytical estimator.
+
+    Raises:
+        InputError: no such name.
+    """
+    table: Mapping[str, tuple[str, str]] = load("partitioner").PRESETS
+    if name in table:
+        return table[name]
+    known = names("partitioner")
+    if name not in known:
+        raise _unknown("partitioner", name, sorted({*table, *known}))
+    return name, _DEFAULT_ESTIMATOR
+
+
+def names(kind: Kind | Literal["preset"] = "preset") -> tuple[str, ...]:
+    """Return what may be asked for by name, sorted; presets include every partitioner."""
+    if kind == "preset":
+        return tuple(sorted({*load("partitioner").PRESETS, *names("partitioner")}))
+    return tuple(sorted({*_table(kind), *_foreign(kind)}))
+
+
+def options_of(kind: Kind, name: str) -> frozenset[str]:
+    """Return the names of the options that a partitioner or estimator takes.
+
+    Raises:
+        InputError: no such name.
+    """
+    parameters = inspect.signature(_class(kind, name)).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+
+
+@lru_cache(maxsize=2)
+def load(kind: Kind) -> ModuleType:
+    """Load our own table; call this before the user's folder joins `sys.path`.
+
+    Raises:
+        InputError: a file of the same name was found instead.
+    """
+    module = importlib.import_module(f"{kind}s")
+    home = Path(__file__).resolve().parent.parent
+    found = Path(module.__file__ or ".").resolve()
+    if found.parent.parent != home or not hasattr(module, "TABLE"):
+        raise InputError(
+            f"'{kind}s' should be bigbrain-fx's own folder, but another module of that name is found",
+            at=str(found),
+            help=f"rename it, or run from another folder; ours is {home / f'{kind}s'}",
+        )
+    return module
+
+
+def _table(kind: Kind) -> Mapping[str, Callable[..., object]]:
+    table: Mapping[str, Callable[..., object]] = load(kind).TABLE
+    return table
+
+
+def _foreign(kind: Kind) -> Mapping[str, EntryPoint]:
+    """Return the entry points of other packages; a name that is taken is an error."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=f"bigbrain_fx.{kind}s"), key=_order):
+        if _package(point) == _OURS:
+            continue
+        if point.name in found or point.name in _table(kind):
+            raise InputError(
+                f"the {kind} name '{point.name}' is registered twice",
+                notes=(f"once by the package '{_package(point)}', as {point.value}",),
+                help=f"uninstall one of the packages, or rename the {kind}",
+            )
+        found[point.name] = point
+    return found
+
+
+def _order(point: EntryPoint) -> tuple[str, str, str]:
+    return point.name, _package(point), point.value
+
+
+def _package(point: EntryPoint) -> str:
+    name = point.dist.name if point.dist is not None else ""
+    return name.lower().replace("_", "-")
+
+
+def _class(kind: Kind, name: str) -> Callable[..., object]:
+    if name in _table(kind):
+        return _table(kind)[name]
+    foreign = _foreign(kind)
+    if name not in foreign:
+        raise _unknown(kind, name, names(kind))
+    point = foreign[name]
+    try:
+        found: Callable[..., object] = point.load()
+    except Exception as error:  # whatever a foreign package raises when it is imported
+        raise InputError(
+            f"the {kind} '{name}' cannot be loaded: {type(error).__name__}: {error}",
+            at=f"{point.value}, package '{_package(point)}'",
+            help="mend or uninstall the package",
+        ) from error
+    if not callable(found):
+        raise _not_a_plugin(kind, name, "a class")
+    return found
+
+
+def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:
+    made = _class(kind, name)
+    try:
+        inspect.signature(made).bind(**options)
+    except TypeError as error:
+        taken = ", ".join(sorted(options_of(kind, name))) or "no option"
+        raise InputError(
+            f"the {kind} '{name}' does not take these options: {error}",
+            help=f"it takes {taken}",
+        ) from error
+    return made(**options)
+
+
+def _unknown(kind: str, name: str, known: tuple[str, ...] | list[str]) -> InputError:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    listed = ", ".join(close or known)
+    return InputError(
+        f"there is no {kind} '{name}'",
+        help=f"did you mean {listed}?" if close else f"choose one of {listed}",
+    )
+
+
+def _not_a_plugin(kind: Kind, name: str, wanted: str) -> InputError:
+    return InputError(
+        f"'{name}' is registered as a {kind}, but is none: it needs `name` and {wanted}",
+        help=f"see bigbrain_fx.core.{kind.capitalize()}",
+    )

@@ -226,7 +226,10 @@ def _weights(graph: Graph, held: Iterable[Sequence[str]]) -> Iterator[Weight]:
 def _seconds(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Seconds:
     of = costs.ops[device]
     return np.array(
-        [sum(of[n].forward_s + (of[n].backward_s if trains else 0.0) for n in names) for names in paid],
+        [
+            sum(of[n].forward_s + (of[n].backward_s if trains else 0.0) for n in names)
+            for names in paid
+        ],
         dtype=np.float64,
     )
 

@@ -118,7 +118,11 @@ def _extra_ties(weight: Weight, devices: int) -> int:
 
 
 def require_fits(
-    facts: Facts, cluster: Cluster, device_of_unit: Sequence[str], in_flight: Mapping[str, int], name: str
+    facts: Facts,
+    cluster: Cluster,
+    device_of_unit: Sequence[str],
+    in_flight: Mapping[str, int],
+    name: str,
 ) -> None:
     """Raise when a device cannot hold its part.
 
@@ -139,9 +143,7 @@ def note(device: str, need: Need, cluster: Cluster) -> str:
     """Return the arithmetic of one device as a line: what it needs, of what, and what it has."""
     available = cluster.device[device].memory_bytes
     verb = "and" if need.total <= available else "but"
-    return (
-        f"{device} needs {readable(need.total)} ({need}) {verb} has {readable(available)}"
-    )
+    return f"{device} needs {readable(need.total)} ({need}) {verb} has {readable(available)}"
 
 
 # --------------------------------------------------------------------------- contiguous pieces

@@ -165,7 +165,9 @@ class Line:
         latest = np.searchsorted(until_s, until_s[:-1] + limit_s * _ROUNDING, side="right") - 1
         reach = self._reach(sequence, stage)
         firsts = np.arange(1, self.count + 1)
-        least = np.append(_range_minimum(at_end, firsts, np.minimum(latest, reach.all_until)), np.inf)
+        least = np.append(
+            _range_minimum(at_end, firsts, np.minimum(latest, reach.all_until)), np.inf
+        )
         if len(reach.rows):
             allowed = reach.ends <= np.repeat(latest[reach.rows], reach.counts)
             fringe = np.where(allowed, at_end[reach.ends], np.inf)
@@ -270,7 +272,6 @@ def _crossing(facts: Facts) -> tuple[Seconds, Seconds, Seconds]:
     found = np.zeros((3, len(facts.groups) + 1))
     for first, last, *nbytes in spans:
         found[:, first + 1] += nbytes
-        if last + 1 < found.shape[1]:
-            found[:, last + 1] -= nbytes
+        found[:, last + 1] -= nbytes
     forward, backward, tied = found.cumsum(axis=1)
     return forward, backward, tied

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.capture.location import split_location
 from bigbrain_fx.capture.sources import where
+from bigbrain_fx.capture.step import Loss
 from bigbrain_fx.errors import InputError
 
 _DTYPES = ("bfloat16", "float16")
@@ -40,7 +41,7 @@ class ModelFile:
     name: str
     model: nn.Module
     example_batch: object
-    loss: Callable[[object, object], Tensor] | None = None
+    loss: Loss | None = None
     batches: Callable[[int], Iterator[object]] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     lr_scale: Callable[[int], float] | None = None

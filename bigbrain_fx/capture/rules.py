@@ -15,7 +15,7 @@ _DROPPED = ("_assert", "sym_constrain_range", "_guard", "_make_dep_token")
 
 # Return their argument itself when there is nothing to do; the trace's storages say when.
 _MAYBE_NOTHING = frozenset(
-    {"to", "contiguous", "alias", "lift_fresh", "type_as"}
+    {"to", "contiguous", "alias", "lift_fresh", "type_as", "slice", "expand", "reshape", "view"}
     | {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 )
 
@@ -73,6 +73,10 @@ _KEPT_IN_PLACE = frozenset(
         "rrelu",
         "embedding_renorm",
     ]
+)
+
+_TAKES_INDICES = frozenset(  # masks and indices do not change the result's dtype
+    {"masked_fill", "index_put", "index_fill", "index_add", "index_copy", "scatter", "scatter_add"}
 )
 
 _RATE_ARGUMENT = {  # op -> positions of (probability, training) among its arguments
@@ -205,6 +209,8 @@ def plain_form(node: fx.Node, base: Tensor, others: list[Tensor]) -> OpOverload 
     assert isinstance(target, OpOverload)
     if family(target) in _KEPT_IN_PLACE or _write_positions(target) != (0,):
         return None
+    if family(target) in _TAKES_INDICES:
+        others = [other for other in others if other.dtype not in (torch.bool, torch.int64)]
     if any(other.dtype != base.dtype and other.dim() for other in others):
         return None
     return _without_underscore(target)

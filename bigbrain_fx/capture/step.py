@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from bigbrain_fx.capture.batch import Batch, Key, fill, tensors_in
 from bigbrain_fx.errors import CaptureError, InputError
 
-Loss = Callable[[object, object], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # (output, batch), of whatever kinds the user has
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

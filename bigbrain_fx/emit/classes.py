@@ -12,8 +12,9 @@ from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
 from bigbrain_fx.emit.hints import value_names
 from bigbrain_fx.emit.layout import statement
 from bigbrain_fx.emit.names import Names, identifier, is_attribute
-from bigbrain_fx.emit.scope import Scope, make_scope
+from bigbrain_fx.emit.scope import Scope, make_scope, with_sizes
 from bigbrain_fx.randomness import draw_places
+from bigbrain_fx.units import is_size
 
 
 @dataclass(frozen=True)
@@ -182,16 +183,16 @@ class Classes:
         starts: dict[str, Instance] = {}
         inside: set[str] = set()
         for instance in self._instances(stage):
-            body = [op.name for op in scope.ops if op.name in instance.names]
+            body = [op.name for op in scope.ops if op.name in instance.names and not is_size(op)]
             starts[body[0]] = instance
             inside |= {op.name for op in instance.scope.ops}
-        items: list[Item] = []
+        items: list[Op | BlockCall] = []
         for op in scope.ops:
             if op.name in starts:
                 items.append(self._call(starts[op.name]))
-            elif op.name not in inside:
+            elif op.name not in inside and not is_size(op):
                 items.append(op)
-        return _without_unused_sizes(items)
+        return list(with_sizes(self.graph, items, scope.takes))
 
     def _call(self, instance: Instance) -> BlockCall:
         scope = instance.scope
@@ -327,11 +328,6 @@ def _same_others(first: BlockCall, item: BlockCall, position: int) -> bool:
 def _index(call: BlockCall) -> int | None:
     last = call.path.rpartition(".")[2]
     return int(last) + 1 if last.isdigit() else None
-
-
-def _without_unused_sizes(items: list[Item]) -> list[Item]:
-    used = {ref for item in items for ref in (item.refs if isinstance(item, Op) else item.takes)}
-    return [i for i in items if not isinstance(i, Op) or i.outputs or i.mutates or i.is_tuple or i.name in used]
 
 
 def _tree(named: Mapping[str, ast.expr]) -> dict[str, object]:

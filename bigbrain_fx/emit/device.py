@@ -165,7 +165,7 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
-    loss = next((text.results[file.graph.loss] for text in own if file.graph.loss in text.results), None)
+    loss = next(((t.stage.index, t.results[v]) for t in own for v in t.results if v == file.graph.loss), None)
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from bigbrain_fx.core import Graph, Op, Ref, TensorSpec
 from bigbrain_fx.units import is_size
+
+
+class Gives(Protocol):
+    """A call of a block: it makes these values."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Names of the values."""
+        ...
+
+
+T = TypeVar("T", bound=Op | Gives)
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ def make_scope(
     params = dict.fromkeys(param for op in body for param in op.params)
     outer = tuple(p for p in params if path and not p.startswith(f"{path}."))
     results = tuple(op.name for op in body if op.name in gives)
-    return Scope(path, call, tuple(_with_sizes(graph, body, arguments)), arguments, outer, results)
+    return Scope(path, call, tuple(with_sizes(graph, body, arguments)), arguments, outer, results)
 
 
 def spec_of(graph: Graph, value: str) -> TensorSpec | None:
@@ -72,15 +85,19 @@ def _is_number(graph: Graph, value: str) -> bool:
     return value in graph.op and is_size(graph.op[value])
 
 
-def _with_sizes(graph: Graph, body: Sequence[Op], arguments: Sequence[str]) -> Iterable[Op]:
-    """Put each size where it is first needed, read from an argument or from a tensor already made."""
+def with_sizes(graph: Graph, body: Sequence[T], arguments: Sequence[str]) -> Iterable[T | Op]:
+    """Put each size where it is first needed, read from an argument or from a tensor already made.
+
+    Items that are no ops (calls of blocks) need no sizes of this function and make what they `give`.
+    """
     made: list[str] = list(arguments)
     known: set[str] = set()
-    for op in body:
-        for ref in op.refs:
-            yield from _size(graph, ref, made, known)
-        yield op
-        made.append(op.name)
+    for item in body:
+        if isinstance(item, Op):
+            for ref in item.refs:
+                yield from _size(graph, ref, made, known)
+        yield item
+        made += [item.name] if isinstance(item, Op) else item.gives
 
 
 def _size(graph: Graph, name: str, made: Sequence[str], known: set[str]) -> Iterable[Op]:

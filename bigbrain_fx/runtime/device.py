@@ -76,7 +76,7 @@ class Device:
     Attributes:
         name: the device; names: all devices, by rank.
         micro_batches: how many a step has.
-        stages: stage number -> class. loss: the value to train on, if it is made here.
+        stages: stage number -> class. loss: the stage and the value to train on, if it is made here.
         tied: parameters that several stages hold, on any device -> those stages.
         aliases: other names of tied parameters -> the name that the optimizer sees.
     """
@@ -85,7 +85,7 @@ class Device:
     names: tuple[str, ...] = ()
     micro_batches = 1
     stages: Mapping[int, type[Stage]] = {}
-    loss: str | None = None
+    loss: tuple[int, str] | None = None
     channels: tuple[Channel, ...] = ()
     tied: Mapping[str, tuple[int, ...]] = {}
     aliases: Mapping[str, str] = {}
@@ -200,8 +200,8 @@ class Device:
         roots = {name: value for name, value in outputs.items() if value.requires_grad}
         if roots:
             self._saved[stage, micro] = _Saved(leaves, roots)
-        if self.loss is not None and self.loss in outputs:
-            self._now.losses.append(outputs[self.loss].detach())
+        if self.loss is not None and self.loss[0] == stage:
+            self._now.losses.append(outputs[self.loss[1]].detach())
         return result
 
     def backward(self, stage: int, micro: int, **gradients: Tensor) -> Any:
@@ -213,8 +213,8 @@ class Device:
         """
         saved = self._saved.pop((stage, micro))
         roots, seeds = [], []
-        if self.loss is not None and self.loss in saved.outputs:
-            roots.append(saved.outputs[self.loss])
+        if self.loss is not None and self.loss[0] == stage:
+            roots.append(saved.outputs[self.loss[1]])
             seeds.append(torch.full_like(roots[0], 1.0 / self.micro_batches))
         for name, gradient in gradients.items():
             root = saved.outputs.get(name, saved.leaves.get(name))

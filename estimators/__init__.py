@@ -1,0 +1,15 @@
+"""The table of estimators: who says what an op costs on a device. One method per file.
+
+To add one: write a class with `name` and `estimate` (`bigbrain_fx.core.Estimator`), list it here and
+in pyproject.toml; `tests/contract/test_estimators.py` then tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bigbrain_fx.core import Estimator
+from estimators.analytical import Analytical
+
+TABLE: Mapping[str, Callable[..., Estimator]] = {Analytical.name: Analytical}
+"""Every method by its name."""

@@ -1,0 +1,221 @@
+"""`analytical`: a roofline for every op, max(flops / rate, bytes / bandwidth) + launch.
+
+Forward and backward apart, and in the backward the gradients of the op's inputs apart from those of
+its parameters. It runs nothing and needs no weights.
+
+Source: systems.md 2.17, T = max(flops / (F e_f), bytes / (BW e_b)) + launch; the roofline is Williams,
+Waterman and Patterson's, CACM 2009. The shares e_f and e_b are in `op_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
+from estimators.calls import Call, Scope
+from estimators.kept import saved_bytes, scores_bytes
+from estimators.op_rules import (
+    ANY_OTHER,
+    CONVOLUTION_3X3,
+    CUDA_ATTENTION,
+    CUDA_BYTES,
+    CUDA_PRODUCT,
+    GELU_TANH,
+    OP_RULES,
+    OPTIMIZER_TOUCHES,
+    VIEW,
+    OpRule,
+    Speed,
+)
+
+ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward
+SUM_TOUCHES = 3.0  # adding up moves each byte three times: two reads and a write
+FORWARD_LAUNCHES = 2.0  # of the device's launch_s: autograd's bookkeeping costs as much again
+BACKWARD_LAUNCHES = 3.0
+VIEW_LAUNCHES = 0.25
+OPTIMIZER_STATE = 2.0  # Adam keeps two moments
+
+
+@dataclass(frozen=True)
+class Analytical:
+    """Estimate every op from its floating point operations and bytes, and the device's rates."""
+
+    name = "analytical"
+
+    def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        """Estimate every op of a concrete graph (`graph.at(rows)`) on every device.
+
+        Devices with equal rates share their figures. Regions cost the sum of their ops. What
+        several ops keep for the backward counts at the first of them. Sizes cost nothing.
+        """
+        known: dict[Device, dict[str, OpCost]] = {}
+        for device in cluster.devices:
+            if _rates(device) not in known:
+                known[_rates(device)] = dict(_costs(Scope(graph), device, set()))
+        return Costs(
+            ops={device.name: known[_rates(device)] for device in cluster.devices},
+            cluster=cluster,
+            optimizer_s_per_byte={
+                device.name: OPTIMIZER_TOUCHES / device.memory_bytes_per_s
+                for device in cluster.devices
+            },
+            optimizer_state_per_byte=OPTIMIZER_STATE,
+        )
+
+
+def family(target: str) -> str:
+    """Return an op's plain name: "aten.relu_.default" -> "relu"."""
+    parts = target.split(".")
+    return parts[1].rstrip("_") if len(parts) > 1 else target
+
+
+def rule_of(op: Op) -> OpRule:
+    """Return what is assumed of an op."""
+    if op.view_of is not None:
+        return VIEW
+    rule = OP_RULES.get(family(op.target), ANY_OTHER)
+    if family(op.target) == "gelu" and "tanh" in (*op.args[1:], *dict(op.kwargs).values()):
+        return replace(rule, speed=GELU_TANH)
+    return rule
+
+
+def _rates(device: Device) -> Device:
+    return replace(device, name="", host="", memory_bytes=0)
+
+
+def _costs(scope: Scope, device: Device, kept: set[str]) -> Iterator[tuple[str, OpCost]]:
+    for call in scope.calls():
+        yield call.op.name, _cost(call, device, kept)
+
+
+def _cost(call: Call, device: Device, kept: set[str]) -> OpCost:
+    op = call.op
+    if op.body is not None:
+        return _region(call, op.body, device, kept)
+    if not op.outputs and not op.mutates:
+        return OpCost(0.0)  # a size
+    rule = rule_of(op)
+    clock = _Clock(call, rule, _speed(call, rule, device), device)
+    if not op.requires_grad:
+        return OpCost(clock.forward_s())
+    input_s = clock.inputs_backward_s() + clock.fan_out_s()
+    return OpCost(
+        forward_s=clock.forward_s(),
+        backward_s=input_s + clock.weights_backward_s(),
+        backward_input_s=input_s,
+        saved_bytes=saved_bytes(call, rule, device.kind, kept),
+        workspace_bytes=_workspace_bytes(call, rule, device),
+    )
+
+
+def _region(call: Call, body: Graph, device: Device, kept: set[str]) -> OpCost:
+    costs = [cost for _, cost in _costs(Scope(body, call.scope), device, kept)]
+    gradient = call.op.requires_grad  # within no_grad the forward is all there is
+    return OpCost(
+        forward_s=sum(cost.forward_s for cost in costs),
+        backward_s=sum(cost.backward_s for cost in costs) if gradient else 0.0,
+        backward_input_s=sum(cost.backward_input_s for cost in costs) if gradient else 0.0,
+        saved_bytes=sum(cost.saved_bytes for cost in costs) if gradient else 0,
+        workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
+    )
+
+
+def _workspace_bytes(call: Call, rule: OpRule, device: Device) -> int:
+    """Return what is there while it runs, beside its result: the gradients of its inputs."""
+    inputs = sum(spec.nbytes for _, spec in call.values if spec.requires_grad)
+    return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
+
+
+def _speed(call: Call, rule: OpRule, device: Device) -> Speed:
+    if device.kind == "cpu":
+        return CONVOLUTION_3X3 if _is_3x3(call) else rule.speed
+    if rule.kind == "product":
+        return CUDA_PRODUCT
+    if rule.kind == "attention":
+        return CUDA_ATTENTION
+    passes_on = rule.speed.backward_bytes is None
+    return Speed(bytes=CUDA_BYTES, backward_bytes=None if passes_on else CUDA_BYTES)
+
+
+def _is_3x3(call: Call) -> bool:
+    if family(call.op.target) != "conv2d":
+        return False
+    weights = [call.scope.param(name) for name in call.op.params]
+    return any(spec is not None and spec.shape[2:] == (3, 3) for spec in weights)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """The seconds of one call on one device."""
+
+    call: Call
+    rule: OpRule
+    speed: Speed
+    device: Device
+
+    def forward_s(self) -> float:
+        if self.call.op.view_of is not None:
+            return self._view_s()
+        compute_s = self.call.flops / (self.device.flops_per_s * self.speed.flops)
+        memory_s = self.call.moved_bytes / (self.device.memory_bytes_per_s * self.speed.bytes)
+        return max(compute_s, memory_s) + self._launches_s(FORWARD_LAUNCHES)
+
+    def inputs_backward_s(self) -> float:
+        """Return the seconds to make the gradients of its inputs."""
+        if not self.call.wanted:
+            return 0.0
+        match self.rule.kind:
+            case "product":
+                factors = 1 if self.call.trained else self.call.wanted
+                return factors * self._products_s(1.0)
+            case "attention":
+                return self._products_s(ATTENTION_BACKWARD)
+            case "view":
+                return self._view_backward_s()
+        if self.speed.backward_bytes is None:
+            return self._launches_s(BACKWARD_LAUNCHES)
+        return self._pass_s(self.call.moved_bytes)
+
+    def weights_backward_s(self) -> float:
+        """Return the seconds to make the gradients of its parameters, and to add them up."""
+        if not self.call.trained:
+            return 0.0
+        nbytes = sum(spec.nbytes for spec in self.call.trained)
+        own_s = 0.0
+        if self.rule.kind == "product":
+            own_s = self._products_s(1.0)
+        elif self.rule.kind == "lookup":
+            own_s = self._pass_s(nbytes)
+        elif not self.call.wanted:
+            own_s = self._pass_s(self.call.moved_bytes)
+        summed_s = (1.0 + SUM_TOUCHES) * nbytes / self.device.memory_bytes_per_s
+        return own_s + summed_s + self._launches_s(float(len(self.call.trained)))
+
+    def fan_out_s(self) -> float:
+        """Return the seconds to add up the gradients that come from several readers."""
+        extra = self.call.scope.gradients_into(self.call.op.name) - 1
+        if self.call.op.is_tuple or extra < 1:
+            return 0.0
+        sum_s = SUM_TOUCHES * self.call.result.nbytes / self.device.memory_bytes_per_s
+        return extra * (sum_s + self._launches_s(1.0))
+
+    def _products_s(self, products: float) -> float:
+        rate = self.device.flops_per_s * self.speed.backward_flops
+        return max(products * self.call.flops / rate, self._pass_s(self.call.moved_bytes))
+
+    def _pass_s(self, nbytes: int) -> float:
+        share = self.speed.backward_bytes or 1.0
+        pass_s = nbytes / (self.device.memory_bytes_per_s * share)
+        return pass_s + self._launches_s(BACKWARD_LAUNCHES)
+
+    def _view_s(self) -> float:
+        return self._launches_s(VIEW_LAUNCHES) if self.device.kind == "cpu" else 0.0
+
+    def _view_backward_s(self) -> float:
+        """A part's gradient goes into zeros of the whole, an expansion's is added up; else a view."""
+        base, own = self.call.values[0][1].nbytes, self.call.result.nbytes
+        return self._view_s() if base == own else self._pass_s(base + own)
+
+    def _launches_s(self, launches: float) -> float:
+        return self.device.launch_s * launches

@@ -1,0 +1,189 @@
+"""What is assumed of each family of ops: how close to the device's rates it comes, and what it keeps.
+
+Speeds are shares of two measured rates of `cluster.json` (FP32 matrix products, large copies), taken
+with torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; above 1: the data is in a cache,
+or the kernel is smarter than the plain product (Winograd convolutions). They are assumptions for
+other machines: `doctor` measures the rates, not the shares. Backward shares are relative to the
+bytes of the *forward* call.
+
+What is kept for backward follows torch's tools/autograd/derivatives.yaml; tests compare it with the
+tensors that autograd really saves. This file knows aten's names; it knows no graph and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Shares of the device's rates that an op reaches, forward and backward.
+
+    `backward_bytes` None: the backward only hands gradients on.
+    """
+
+    flops: float = 1.0
+    bytes: float = 1.0
+    backward_flops: float = 1.0
+    backward_bytes: float | None = 1.0
+
+
+Kind: TypeAlias = Literal["product", "attention", "lookup", "view", "pointwise"]
+"""How its backward works.
+
+"product": one product per factor, each as dear as the forward; "attention": two and a half; "lookup":
+a dense gradient of the table; "view": by bytes, if at all; "pointwise": one pass, by bytes.
+"""
+
+Kept: TypeAlias = Literal["factors", "first", "inputs", "integers", "result", "noise", "copy"]
+"""What autograd keeps.
+
+"factors": each tensor input whose partner needs a gradient; "first": the first input; "inputs": all
+tensor inputs; "integers": inputs that are indices, masks or classes; "result": the output; "noise":
+the die's factors, of the output's size; "copy": a tensor of its own, of the first input's size.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OpRule:
+    """What is assumed of one family.
+
+    `keeps` are parts of what is kept; `floats_per_row` more of them for each row of the input
+    (statistics), `bytes_per_element` more for each element of the output (indices, gates).
+    """
+
+    speed: Speed
+    kind: Kind = "pointwise"
+    keeps: tuple[Kept, ...] = ()
+    floats_per_row: int = 0
+    bytes_per_element: int = 0
+
+
+PRODUCT = Speed(flops=0.95, backward_flops=0.85)
+CONVOLUTION = Speed(flops=0.85, backward_flops=0.8)
+CONVOLUTION_3X3 = Speed(flops=1.6, backward_flops=1.5)
+ATTENTION = Speed(flops=0.65, backward_flops=0.75)  # of 2.5 products backward
+COPY = Speed(bytes=1.5, backward_bytes=4.0)
+TRANSPOSING = Speed(bytes=0.45, backward_bytes=None)
+PASS_ON = Speed(bytes=2.2, backward_bytes=None)
+SIMPLE = Speed(bytes=2.2, backward_bytes=0.7)
+SMOOTH = Speed(bytes=0.9, backward_bytes=0.6)
+GELU = Speed(bytes=0.85, backward_bytes=0.33)
+GELU_TANH = Speed(bytes=0.16, backward_bytes=0.15)
+TANH = Speed(bytes=0.09, backward_bytes=0.7)
+EXPONENTIAL = Speed(bytes=0.31, backward_bytes=0.8)
+TRIGONOMETRIC = Speed(bytes=0.19, backward_bytes=0.14)
+POWER = Speed(bytes=2.2, backward_bytes=0.3)
+NORM = Speed(bytes=0.85, backward_bytes=0.4)
+RMS_NORM = Speed(bytes=0.6, backward_bytes=0.1)
+BATCH_NORM = Speed(bytes=0.2, backward_bytes=0.5)
+SOFTMAX = Speed(bytes=0.48, backward_bytes=0.8)
+DICE = Speed(bytes=0.04, backward_bytes=0.6)
+MASKING = Speed(bytes=0.06, backward_bytes=0.06)
+LOOKUP = Speed(bytes=3.0, backward_bytes=1.3)
+LOSS = Speed(bytes=0.22, backward_bytes=0.22)
+REDUCTION = Speed(bytes=2.0, backward_bytes=0.3)
+MAX_POOL = Speed(bytes=0.03, backward_bytes=0.4)
+AVERAGE_POOL = Speed(bytes=0.09, backward_bytes=0.09)
+RESIZE = Speed(bytes=0.04, backward_bytes=0.22)
+SORTING = Speed(bytes=0.05, backward_bytes=0.3)
+UNKNOWN = Speed(flops=0.5, bytes=0.5, backward_flops=0.5, backward_bytes=0.5)
+
+CUDA_BYTES = 0.8
+"""On a GPU every pass over memory is assumed to reach this share of the bandwidth."""
+
+CUDA_PRODUCT = Speed(flops=0.9, bytes=CUDA_BYTES, backward_flops=0.85, backward_bytes=CUDA_BYTES)
+CUDA_ATTENTION = Speed(flops=0.6, bytes=CUDA_BYTES, backward_flops=0.5, backward_bytes=CUDA_BYTES)
+
+OPTIMIZER_TOUCHES = 16.0
+"""How often AdamW, as it comes, moves each byte of a parameter.
+
+Fused it would be 7 (reads weight, gradient and two moments, writes all but the gradient); the
+default implementation makes a pass for each of its eight formulas: 14 to 17 measured.
+"""
+
+
+def _rows(names: str, rule: OpRule) -> dict[str, OpRule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+OP_RULES: Mapping[str, OpRule] = {
+    **_rows(
+        "linear mm matmul bmm mv dot inner addmm baddbmm addbmm addmv einsum _grouped_mm",
+        OpRule(PRODUCT, "product", ("factors",)),
+    ),
+    **_rows(
+        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
+        OpRule(CONVOLUTION, "product", ("factors",)),
+    ),
+    "lstm": OpRule(PRODUCT, "product", ("factors",), bytes_per_element=24),
+    **_rows(
+        "gru rnn_tanh rnn_relu", OpRule(PRODUCT, "product", ("factors",), bytes_per_element=20)
+    ),
+    "scaled_dot_product_attention": OpRule(ATTENTION, "attention", ("inputs", "result")),
+    **_rows("embedding embedding_bag", OpRule(LOOKUP, "lookup", ("integers",))),
+    # one pass; the gradient goes on as it is
+    **_rows("add sub rsub neg", OpRule(PASS_ON)),
+    **_rows("clone contiguous to _to_copy", OpRule(TRANSPOSING)),
+    **_rows("cat stack concat hstack vstack pad constant_pad_nd repeat roll flip", OpRule(COPY)),
+    **_rows("tril triu cumsum upsample_nearest1d", OpRule(SIMPLE)),
+    # one pass there, one back
+    **_rows("mul", OpRule(SIMPLE, keeps=("factors",))),
+    **_rows("div", OpRule(POWER, keeps=("factors",))),
+    **_rows("addcmul addcdiv lerp maximum minimum", OpRule(POWER, keeps=("inputs",))),
+    **_rows("relu relu6 sqrt rsqrt reciprocal", OpRule(SIMPLE, keeps=("result",))),
+    **_rows("sigmoid", OpRule(SMOOTH, keeps=("result",))),
+    **_rows("tanh", OpRule(TANH, keeps=("result",))),
+    **_rows("exp expm1", OpRule(EXPONENTIAL, keeps=("result",))),
+    **_rows("softmax _softmax log_softmax _log_softmax", OpRule(SOFTMAX, keeps=("result",))),
+    **_rows("gelu", OpRule(GELU, keeps=("first",))),
+    **_rows("silu hardswish hardsigmoid elu selu celu mish glu", OpRule(SMOOTH, keeps=("first",))),
+    **_rows("sin cos erf log log2 log1p softplus atan", OpRule(TRIGONOMETRIC, keeps=("first",))),
+    **_rows(
+        "pow square abs clamp clamp_min clamp_max leaky_relu hardtanh prelu",
+        OpRule(POWER, keeps=("first",)),
+    ),
+    **_rows("layer_norm native_layer_norm", OpRule(NORM, keeps=("first",), floats_per_row=2)),
+    **_rows("group_norm native_group_norm instance_norm", OpRule(NORM, keeps=("first",))),
+    **_rows("rms_norm", OpRule(RMS_NORM, keeps=("first", "copy"), floats_per_row=1)),
+    **_rows("batch_norm native_batch_norm", OpRule(BATCH_NORM, keeps=("first",))),
+    **_rows("dropout feature_dropout alpha_dropout native_dropout", OpRule(DICE, keeps=("noise",))),
+    **_rows("bernoulli rand rand_like randn randn_like", OpRule(DICE)),
+    **_rows("masked_fill where", OpRule(MASKING, keeps=("integers",))),
+    **_rows(
+        "index index_select index_add scatter_add index_put take_along_dim scatter",
+        OpRule(MASKING, keeps=("integers",)),
+    ),
+    "gather": OpRule(MASKING, keeps=("first", "integers")),
+    **_rows("nll_loss nll_loss_nd", OpRule(LOSS, keeps=("first", "integers"))),
+    "cross_entropy_loss": OpRule(LOSS, keeps=("copy", "integers")),  # its logarithms
+    **_rows("mse_loss smooth_l1_loss huber_loss", OpRule(SMOOTH, keeps=("inputs",))),
+    **_rows(
+        "binary_cross_entropy binary_cross_entropy_with_logits kl_div",
+        OpRule(LOSS, keeps=("inputs",)),
+    ),
+    "l1_loss": OpRule(SMOOTH, keeps=("copy",)),  # its difference
+    **_rows("sum mean", OpRule(REDUCTION)),
+    **_rows("var std var_mean", OpRule(REDUCTION, keeps=("first",))),
+    **_rows(
+        "norm linalg_vector_norm logsumexp amax amin prod",
+        OpRule(REDUCTION, keeps=("first", "result")),
+    ),
+    **_rows("max min topk sort argsort", OpRule(SORTING, bytes_per_element=8)),
+    **_rows(
+        "max_pool1d max_pool2d max_pool3d", OpRule(MAX_POOL, keeps=("first",), bytes_per_element=8)
+    ),
+    **_rows("avg_pool1d avg_pool2d avg_pool3d", OpRule(AVERAGE_POOL, keeps=("first",))),
+    **_rows("adaptive_avg_pool1d adaptive_avg_pool2d", OpRule(REDUCTION)),
+    **_rows(
+        "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d interpolate", OpRule(RESIZE)
+    ),
+}
+
+VIEW = OpRule(COPY, "view")
+"""Any op whose result shares its input's storage."""
+
+ANY_OTHER = OpRule(UNKNOWN, keeps=("inputs", "result"))
+"""An op that the table does not know: slow, and everything is kept."""

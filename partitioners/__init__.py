@@ -1,0 +1,28 @@
+"""The table of partitioners: who decides which op runs where. One method per file.
+
+To add one: write a class with `name` and `partition` (`bigbrain_fx.core.Partitioner`), list it here
+and in pyproject.toml; `tests/contract/test_partitioners.py` then tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bigbrain_fx.core import Partitioner
+from partitioners.chain_dp import ChainDP
+from partitioners.naive import Naive
+from partitioners.scattered import Scattered
+
+TABLE: Mapping[str, Callable[..., Partitioner]] = {
+    Naive.name: Naive,
+    ChainDP.name: ChainDP,
+    Scattered.name: Scattered,
+}
+"""Every method by its name."""
+
+PRESETS: Mapping[str, tuple[str, str]] = {
+    "naive": ("naive", "analytical"),
+    "analytical": ("chain-dp", "analytical"),
+    "scattered": ("scattered", "analytical"),
+}
+"""What the command line offers: a partitioner with an estimator."""

@@ -1,0 +1,201 @@
+"""`chain-dp`: the best contiguous split by dynamic programming, for unlike devices and links.
+
+Source: the objective is Alpa's (Zheng et al., OSDI'22, section 5.2: for each bound on the slowest
+stage minimise the sum), with transfers in it, links as resources of their own, concrete devices in
+every order instead of submeshes, and, instead of a scan of the bounds, a best-first search that
+proves its gap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.errors import InputError, NoPlanError
+from partitioners.facts import Facts, facts
+from partitioners.footprint import in_flight_at
+from partitioners.line import Line, Split
+from partitioners.orders import device_sequences, unit_orders
+from partitioners.remedy import no_plan
+
+MOST_UNITS = 1500  # longer chains are shortened first, by merging neighbours
+MOST_SOLVES = 20_000
+
+
+@dataclass(frozen=True)
+class ChainDP:
+    """Split the ops, in a topological order, into one contiguous piece per device.
+
+    Minimises, over three topological orders of the ops, every order of the devices (see
+    `device_sequences`) and every cut,
+
+        sum of all stage and transfer times + (micro_batches - 1) x the busiest stage or link
+
+    where a stage's time is forward + backward of one micro-batch, and what happens once a step
+    (optimizer, gradients of tied parameters) counts 1/micro_batches. A value counts at every cut
+    between its maker and its last reader, though it is sent straight to the devices that read it.
+    Memory is a hard limit: see `footprint`.
+
+    Attributes:
+        micro_batches: per step.
+        in_flight: micro-batches that a stage holds at once: a number (GPipe: `micro_batches`), one
+            per stage, or None for classic 1F1B.
+        use_all: use every device, even where fewer are faster.
+        gap: stop when the split is proven to be within this share of the best one.
+    """
+
+    micro_batches: int = 8
+    in_flight: int | tuple[int, ...] | None = None
+    use_all: bool = False
+    gap: float = 1e-3
+    name = "chain-dp"
+
+    def __post_init__(self) -> None:
+        if self.micro_batches < 1:
+            raise InputError(f"a step needs at least 1 micro-batch, not {self.micro_batches}")
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        """Place every op of a concrete graph.
+
+        Raises:
+            NoPlanError: no split fits the devices' memory; with the arithmetic of the nearest one.
+        """
+        known = facts(graph, costs)
+        if not known.groups:
+            return Placement(known.placed((), cluster.devices[0].name), "nothing to split")
+        found = self._best(known, cluster)
+        if found is None:
+            raise self._no_plan(known, cluster)
+        line, split = found
+        homes = split.device_of_unit
+        return Placement(
+            line.facts.placed(homes, split.sequence[0]), self._reason(graph, line, split, cluster)
+        )
+
+    def lines(self, known: Facts, cluster: Cluster, memory_scale: float = 1.0) -> Iterator[Line]:
+        """Yield the units in every order that is tried."""
+        for order in unit_orders(len(known.groups), known.edges):
+            shorter = _shortened(known.reordered(order))
+            yield Line(shorter, cluster, self.micro_batches, self.in_flight, memory_scale)
+
+    def _best(self, known: Facts, cluster: Cluster) -> tuple[Line, Split] | None:
+        sequences = device_sequences(cluster, self.use_all)
+        best: tuple[Line, Split] | None = None
+        for line in self.lines(known, cluster):
+            split = best_split(line, sequences, self.gap, best[1] if best else None)
+            if split is not None:
+                best = line, split
+        return best
+
+    def _no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
+        def fits(facts: Facts, cluster: Cluster, micro_batches: int, scale: float) -> Split | None:
+            planner = replace(self, micro_batches=micro_batches)
+            line = next(planner.lines(facts, cluster, scale))
+            whole = device_sequences(cluster, self.use_all)[:_SEQUENCES_TO_EXPLAIN]
+            splits = (line.solve(sequence, float("inf")) for sequence in whole)
+            return next((split for split in splits if split is not None), None)
+
+        def in_flight(stage: int, stages: int, micro_batches: int) -> int:
+            return in_flight_at(stage, stages, micro_batches, self.in_flight)
+
+        return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits)
+
+    def _reason(self, graph: Graph, line: Line, split: Split, cluster: Cluster) -> str:
+        used, offered = len(split.sequence), len(cluster.devices)
+        head = (
+            f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
+            f"{split.step_s(self.micro_batches):.4g} s a step at {self.micro_batches} micro-batches, "
+            f"{split.most_s:.4g} s each on the busiest device or link; within {self.gap:.1%} of the "
+            "best contiguous split of the orders tried"
+        )
+        cuts = [_describe(graph, line, split, stage) for stage in range(1, len(split.sequence))]
+        return "\n".join((head, *cuts))
+
+
+_SEQUENCES_TO_EXPLAIN = 24
+
+
+def best_split(
+    line: Line,
+    sequences: Iterable[Sequence[str]],
+    gap: float,
+    best: Split | None = None,
+) -> Split | None:
+    """Return the split of least `step_s`, or None when none fits or none beats `best`.
+
+    Best-first search over intervals of `most_s`, for each sequence of devices. In an interval
+    (low, high), no step is shorter than (least sum under `high`) + (M - 1) low; the interval with
+    the least bound is halved next, until the bound is within `gap` of the best split found.
+
+    Args:
+        line: the units in one order.
+        sequences: the devices along the pipeline.
+        gap: 0.001: to a thousandth.
+        best: a split that is known already.
+    """
+    micro = line.micro_batches
+    start = best
+    heap: list[tuple[float, int, float, float, float, Sequence[str]]] = []
+    serial = 0
+
+    def consider(split: Split, low_s: float, sequence: Sequence[str]) -> None:
+        nonlocal best, serial
+        if best is None or split.step_s(micro) < best.step_s(micro) * (1 - 1e-12):
+            best = split
+        serial += 1
+        bound_s = split.sum_s + (micro - 1) * low_s
+        entry = (bound_s, serial, low_s, split.most_s, split.sum_s, sequence)
+        heapq.heappush(heap, entry)
+
+    for sequence in sequences:
+        low_s = line.least_busy_s(sequence)
+        split = line.solve(sequence, float("inf"))
+        if split is not None:
+            consider(split, low_s, sequence)
+    for _ in range(MOST_SOLVES):
+        if not heap or best is None or heap[0][0] >= best.step_s(micro) * (1 - gap - 1e-12):
+            break
+        _, _, low_s, high_s, sum_s, sequence = heapq.heappop(heap)
+        if high_s <= low_s * (1 + 1e-12):
+            continue  # the split that is known has the least sum and the least maximum
+        middle_s = (low_s + high_s) / 2
+        split = line.solve(sequence, middle_s)
+        if split is not None:
+            consider(split, low_s, sequence)
+        serial += 1
+        upper = (sum_s + (micro - 1) * middle_s, serial, middle_s, high_s, sum_s, sequence)
+        heapq.heappush(heap, upper)
+    return best if best is not start else None
+
+
+def _shortened(known: Facts) -> Facts:
+    """Merge neighbours until at most `MOST_UNITS` are left; cuts stay where little crosses."""
+    count = len(known.groups)
+    if count <= MOST_UNITS:
+        return known
+    crossing = [0] * (count + 1)
+    for value in known.values:
+        crossing[value.maker + 1] += value.nbytes
+        crossing[value.readers[-1] + 1] -= value.nbytes
+    total, at_cut = 0, []
+    for change in crossing:
+        total += change
+        at_cut.append(total)
+    edges = [round(i * count / MOST_UNITS) for i in range(MOST_UNITS + 1)]
+    buckets = zip(edges[:-1], edges[1:], strict=True)
+    cuts = sorted(
+        {0, count, *(min(range(a + 1, b + 1), key=at_cut.__getitem__) for a, b in buckets)}
+    )
+    return known.merged([range(a, b) for a, b in zip(cuts, cuts[1:], strict=False)])
+
+
+def _describe(graph: Graph, line: Line, split: Split, stage: int) -> str:
+    """Return a line on one cut: where it is, and what crosses it."""
+    cut = split.cuts[stage]
+    op = graph.op[line.facts.groups[cut - 1][-1]]
+    forward, backward = line.hop_bytes(cut)
+    where = f"{op.name} ({op.source})" if op.source else op.name
+    ends = f"{split.sequence[stage - 1]} | {split.sequence[stage]}"
+    return f"{ends}: after {where}; {forward:,} bytes forward, {backward:,} back per micro-batch"

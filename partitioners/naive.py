@@ -1,0 +1,48 @@
+"""`naive`: the same number of ops for every device, in the given order; what others are compared to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from partitioners.facts import facts
+from partitioners.footprint import in_flight_at, require_fits
+
+
+@dataclass(frozen=True)
+class Naive:
+    """Give each device an equal number of consecutive ops, whatever they cost.
+
+    Ops that must stay together are not torn apart, so that numbers may differ by a group.
+
+    Attributes:
+        micro_batches: per step.
+        in_flight: as in `chain-dp`; only for the check that the split fits.
+    """
+
+    micro_batches: int = 8
+    in_flight: int | tuple[int, ...] | None = None
+    name = "naive"
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        """Place every op of a concrete graph.
+
+        Raises:
+            NoPlanError: a device cannot hold its part; with the arithmetic per device.
+        """
+        known = facts(graph, costs)
+        names = [device.name for device in cluster.devices]
+        total = sum(len(group) for group in known.groups)
+        homes: list[str] = []
+        before = 0
+        for group in known.groups:
+            homes.append(names[before * len(names) // total])
+            before += len(group)
+        used = list(dict.fromkeys(homes))
+        flights = {
+            device: in_flight_at(stage, len(used), self.micro_batches, self.in_flight)
+            for stage, device in enumerate(used)
+        }
+        require_fits(known, cluster, homes, flights, self.name)
+        reason = f"{total} ops in equal parts over {', '.join(used)}"
+        return Placement(known.placed(homes, names[0]), reason)

@@ -1,0 +1,381 @@
+"""Writes, views, ways to pass a batch, layers of torch, and what capture refuses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.capture import capture
+from bigbrain_fx.core import ParamRef
+from bigbrain_fx.errors import CaptureError, InputError
+from tests.test_capture_helpers import assert_same, ops_of, run
+
+# --------------------------------------------------------------------------- writes and views
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1  # the input itself, unviewed
+        h = self.linear(x)
+        kept = h
+        h.mul_(2).add_(x)
+        h = h.relu_()
+        table = torch.zeros_like(h)
+        table[:, 0] = kept[:, 1]
+        count = torch.tensor([1.0, 2.0])
+        count.add_(1)
+        return (kept + table).sum() * count.sum()
+
+
+def test_writes_become_plain_ops_where_nothing_shares() -> None:
+    model = InPlace()
+    found = capture(model, (torch.randn(4, 8),))
+    assert_same(model, found, lambda x: model(x.clone()))
+    targets = [op.target for op in found.graph.ops]
+    assert "aten.relu.default" in targets
+    assert "aten.relu_.default" not in targets
+    assert "aten.mul_.Tensor" not in targets
+    copy = next(op for op in found.graph.ops if op.target == "aten.copy_.default")
+    assert copy.mutates == ("zeros_like",)
+    inputs = found.inputs()
+    before = inputs["x"].clone()
+    run(found, inputs)
+    assert torch.equal(inputs["x"], before)
+    constant = next(p for p in found.graph.params if p.kind == "constant")
+    assert found.tensors[constant.name].tolist() == [1.0, 2.0]  # a copy is written into
+
+
+def test_write_into_a_viewed_input_is_refused() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x[:, 0] = 0
+            return x.sum()
+
+    with pytest.raises(CaptureError, match="writes into its input 'x'") as caught:
+        capture(Model(), (torch.randn(4, 8),))
+    assert caught.value.help == "write into a copy: x = x.clone()"
+
+
+def test_views_know_their_base_and_cost_nothing() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = x.sin().split(4, -1)
+            return (a.reshape(-1) * b.contiguous().view(-1).to(torch.float32)).sum()
+
+    found = capture(Model(), (torch.randn(4, 8),))
+    split = ops_of(found.graph, "split")[0]
+    assert split.view_of == "sin"
+    assert split.is_tuple
+    reshape = ops_of(found.graph, "reshape")[0]
+    assert reshape.view_of is None  # not contiguous: a copy
+    assert reshape.at(4).writes_bytes == 4 * 16
+    assert not ops_of(found.graph, "to")
+    assert len(ops_of(found.graph, "contiguous")) == 1
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)), inplace=True)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Normed()
+        self.up = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.up(self.layer(x))).mean()
+
+
+def test_a_layer_called_twice_has_two_calls() -> None:
+    model = Shared()
+    found = capture(model, (torch.randn(4, 3, 5, 5),))
+    assert_same(model, found, model)
+    calls = [[(c.path, c.call) for c in op.modules] for op in ops_of(found.graph, "batch_norm")]
+    assert calls == [
+        [("", 0), ("layer", 0), ("layer.norm", 0)],
+        [("", 0), ("layer", 1), ("layer.norm", 1)],
+    ]
+
+
+# --------------------------------------------------------------------------- batches
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(
+        self, x: Tensor, *, mask: Tensor | None = None, flag: bool = False
+    ) -> dict[str, Tensor]:
+        h = self.linear(x)
+        h = h if mask is None else h * mask
+        return {"h": h * 2 if flag else h, "loss": h.sum()}
+
+
+def test_dict_batch_with_none_a_constant_and_a_whole_entry() -> None:
+    model = Keyed()
+    batch = {"x": torch.randn(4, 8), "mask": None, "flag": True}
+    found = capture(model, batch)
+    assert_same(model, found, lambda x: model(x, flag=True)["loss"])
+    assert len(found.graph.outputs) == 1
+    whole = capture(model, {"x": torch.randn(4, 8), "mask": torch.ones(1, 8)})
+    assert [entry.batched for entry in whole.graph.inputs] == [True, False]
+    assert whole.graph.input["mask"].spec.shape == (1, 8)
+
+
+def test_entries_that_only_the_loss_reads() -> None:
+    model = nn.Linear(8, 8)
+    batch = ({"a": torch.randn(4, 8)}["a"], [torch.randn(4, 8), 0.5])
+    found = capture(model, batch, lambda o, b: (o - b[1][0]).square().mean() * b[1][1])
+    assert [(e.name, e.key) for e in found.graph.inputs] == [("input", (0,)), ("batch_1_0", (1, 0))]
+
+
+def test_a_model_that_takes_the_whole_dict() -> None:
+    class Model(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return (batch["class"] * batch["image size"]).sum()
+
+    found = capture(Model(), {"class": torch.randn(4, 2), "image size": torch.randn(4, 2)})
+    assert [e.name for e in found.graph.inputs] == ["class_", "image_size"]
+    assert [e.key for e in found.graph.inputs] == [("class",), ("image size",)]
+
+
+def test_batches_that_do_not_fit() -> None:
+    with pytest.raises(InputError, match=r"does not fit Linear.forward\(input\)"):
+        capture(nn.Linear(8, 8), {"input": torch.randn(4, 8), "labels": torch.randn(4)})
+    with pytest.raises(InputError, match="must hold a tensor"):
+        capture(nn.Linear(8, 8), {"input": 3})
+    with pytest.raises(InputError, match="the model fails on its example batch") as caught:
+        capture(Keyed(), (torch.randn(4, 7),))
+    assert caught.value.at
+    assert caught.value.at.startswith("test_capture_forms.py:")
+
+
+def test_names_do_not_collide() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor, sum_1: Tensor) -> Tensor:
+            return (x * self.x).sum() + sum_1.sum()
+
+    model = Model()
+    found = capture(model, (torch.randn(4, 8), torch.randn(4)))
+    assert_same(model, found, model)
+    names = [op.name for op in found.graph.ops] + [e.name for e in found.graph.inputs]
+    assert len({*names, "x"}) == len(names) + 1
+
+
+# --------------------------------------------------------------------------- what cannot be traced
+
+
+def test_batch_that_is_not_free_falls_back_to_a_fixed_size() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum() if x.shape[0] == 4 else x.mean()
+
+    found = capture(Model(), (torch.randn(4, 8),))
+    assert found.graph.static_batch == 4
+    assert "4 rows only" in found.warnings[0]
+    smaller = capture(Model(), (torch.randn(4, 8),), micro_batch=2)
+    assert smaller.graph.static_batch == 2
+    assert ops_of(smaller.graph, "mean")
+    assert smaller.graph.inputs[0].spec.shape == (2, 8)
+
+
+def test_a_value_read_in_python_names_the_line() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() > 0:
+                return x.sum()
+            return x.mean()
+
+    with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
+        capture(Model(), (torch.randn(4, 8),))
+    assert caught.value.at
+    assert caught.value.at.startswith("test_capture_forms.py:")
+    assert "torch.where" in (caught.value.help or "")
+
+
+def test_shapes_that_depend_on_data_are_refused() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x > 0].sum()
+
+    with pytest.raises(CaptureError, match="depends on data") as caught:
+        capture(Model(), (torch.randn(4, 8),))
+    assert caught.value.at
+    assert caught.value.at.startswith("test_capture_forms.py:")
+
+
+def test_item_is_refused() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum() * x.mean().item()
+
+    with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
+        capture(Model(), (torch.randn(4, 8),))
+    assert caught.value.at
+    assert caught.value.at.startswith("test_capture_forms.py:")
+
+
+def test_python_dice_are_warned_of() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum() * random.random()
+
+    found = capture(Model(), (torch.randn(4, 8),))
+    assert len(found.warnings) == 1
+    assert found.warnings[0].startswith("test_capture_forms.py:")
+    assert "random numbers" in found.warnings[0]
+
+
+def test_dead_code_is_dropped_and_dice_stay() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.exp().sin()
+            F.dropout(x, 0.5)
+            return x.sum()
+
+    found = capture(Model(), (torch.randn(4, 8),))
+    assert [op.target for op in found.graph.ops] == ["aten.dropout.default", "aten.sum.default"]
+
+
+def test_returned_parameter_is_a_value() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x * self.scale, self.scale
+
+    found = capture(Model(), (torch.randn(4, 8),), lambda o, b: o[0].sum())
+    last = found.graph.op[found.graph.outputs[1]]
+    assert last.args == (ParamRef("scale"),)
+    assert last.view_of == "scale"
+
+
+# --------------------------------------------------------------------------- layers of torch
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, 2, dropout=0.1, batch_first=True)
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(self.lstm(x)[0])[0].sum()
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.decoder = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.decoder(self.encoder(x, src_mask=mask, is_causal=True), x).sum()
+
+
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.weighted = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.instance = nn.InstanceNorm1d(5, track_running_stats=True, affine=True)
+        self.group = nn.GroupNorm(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.group(self.instance(self.weighted(self.spectral(x)))).square().sum()
+
+
+@dataclass
+class Output:
+    loss: Tensor
+    hidden: Tensor
+
+
+class Tricks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("bank", torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Output:
+        keep = x.new_empty((x.shape[0], 1, 1)).bernoulli_(0.7).div_(0.7)
+        h = self.linear(x) * keep
+        h = h.masked_fill_(h < 0, 0.1)
+        values, indices = h.topk(2, -1)
+        spread = torch.zeros_like(h).scatter(-1, indices, values)
+        hot = F.one_hot(indices, 8).sum(2)
+        mixed = torch.einsum("bti,bto->bio", spread, h * hot)
+        scale = x.size(0) / x.size(1)
+        noise = torch.rand(x.shape[0] * x.shape[1] // 2).sum()
+        with torch.no_grad():
+            self.bank[0] = h.mean((0, 1))  # type: ignore[operator,index]  # a buffer
+        return Output(mixed.cumsum(1).mean() * scale + noise, h)
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Transformer, Norms, Tricks])
+def test_layers_of_torch(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    found = capture(model, (torch.randn(4, 5, 8),))
+
+    def eager(x: Tensor) -> Tensor:
+        output = model(x)
+        return output.loss if isinstance(output, Output) else output
+
+    assert_same(model, found, eager)
+    assert found.warnings == ()
+    assert found.graph.static_batch is None
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            a = self.linear(x)
+            with torch.enable_grad():
+                b = self.linear(x).sin()
+        c = self.linear(x)
+        d = F.dropout(c, 0.3)
+        d.detach_()
+        with torch.no_grad():
+            e = F.dropout(c.view(-1, 8), 0.2).view_as(c)
+        return (a * b + c * d + e * c).sum()
+
+
+def test_nested_regions_and_dice_in_a_region() -> None:
+    model = Nested()
+    found = capture(model, (torch.randn(4, 5, 8),))
+    assert_same(model, found, model)
+    regions = [op for op in found.graph.ops if op.body]
+    assert [(op.target, op.random) for op in regions] == [
+        ("region.no_grad", False),
+        ("region.no_grad", True),
+    ]

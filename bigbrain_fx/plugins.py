@@ -1,8 +1,8 @@
 """Name -> partitioner or estimator: ours and third parties' come in through the same door.
 
-The door is the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators"; our own tables,
-`partitioners.TABLE` and `estimators.TABLE`, are read as well, so that a checkout works before it is
-installed again. This room knows no method.
+The door is the entry points "bigbrain_fx.partitioners" and "bigbrain_fx.estimators"; our own
+tables, `partitioners.TABLE` and `estimators.TABLE`, are read as well, so that a checkout works
+before it is installed again. This room knows no method.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def load(kind: Kind) -> ModuleType:
     found = Path(module.__file__ or ".").resolve()
     if found.parent.parent != home or not hasattr(module, "TABLE"):
         raise InputError(
-            f"'{kind}s' should be bigbrain-fx's own folder, but another module of that name is found",
+            f"expected bigbrain-fx's own folder '{kind}s', found another module of that name",
             at=str(found),
             help=f"rename it, or run from another folder; ours is {home / f'{kind}s'}",
         )

@@ -3,8 +3,8 @@
 Forward and backward apart, and in the backward the gradients of the op's inputs apart from those of
 its parameters. It runs nothing and needs no weights.
 
-Source: systems.md 2.17, T = max(flops / (F e_f), bytes / (BW e_b)) + launch; the roofline is Williams,
-Waterman and Patterson's, CACM 2009. The shares e_f and e_b are in `op_rules`.
+Source: systems.md 2.17, T = max(flops / (F e_f), bytes / (BW e_b)) + launch; the roofline is
+Williams, Waterman and Patterson's, CACM 2009. The shares e_f and e_b are in `op_rules`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Clock:
         return self._launches_s(VIEW_LAUNCHES) if self.device.kind == "cpu" else 0.0
 
     def _view_backward_s(self) -> float:
-        """A part's gradient goes into zeros of the whole, an expansion's is added up; else a view."""
+        """Time zeros and a copy for a part, a sum for an expansion, nothing for other views."""
         base, own = self.call.values[0][1].nbytes, self.call.result.nbytes
         return self._view_s() if base == own else self._pass_s(base + own)
 

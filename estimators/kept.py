@@ -1,7 +1,7 @@
 """What autograd keeps from an op's forward for its backward, in bytes.
 
-A storage counts once, at the first op that keeps it; parameters and the batch are held anyway and do
-not count. A view keeps the whole storage of its base. The rules are in `op_rules`.
+A storage counts once, at the first op that keeps it; parameters and the batch are held anyway and
+do not count. A view keeps the whole storage of its base. The rules are in `op_rules`.
 """
 
 from __future__ import annotations

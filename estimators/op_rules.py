@@ -1,10 +1,10 @@
-"""What is assumed of each family of ops: how close to the device's rates it comes, and what it keeps.
+"""What is assumed of each family of ops: which share of a device's rates it gets, what it keeps.
 
-Speeds are shares of two measured rates of `cluster.json` (FP32 matrix products, large copies), taken
-with torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; above 1: the data is in a cache,
-or the kernel is smarter than the plain product (Winograd convolutions). They are assumptions for
-other machines: `doctor` measures the rates, not the shares. Backward shares are relative to the
-bytes of the *forward* call.
+Speeds are shares of two measured rates of `cluster.json` (FP32 matrix products, large copies), by
+torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; above 1: the data is in a cache, or
+the kernel is smarter than the plain product (Winograd convolutions). They are assumptions for other
+machines: `doctor` measures the rates, not the shares. Backward shares are relative to the bytes of
+the *forward* call.
 
 What is kept for backward follows torch's tools/autograd/derivatives.yaml; tests compare it with the
 tensors that autograd really saves. This file knows aten's names; it knows no graph and no device.
@@ -33,8 +33,8 @@ class Speed:
 Kind: TypeAlias = Literal["product", "attention", "lookup", "view", "pointwise"]
 """How its backward works.
 
-"product": one product per factor, each as dear as the forward; "attention": two and a half; "lookup":
-a dense gradient of the table; "view": by bytes, if at all; "pointwise": one pass, by bytes.
+"product": one product per factor, each as dear as the forward; "attention": two and a half;
+"lookup": a dense gradient of the table; "view": by bytes, if at all; "pointwise": one pass.
 """
 
 Kept: TypeAlias = Literal["factors", "first", "inputs", "integers", "result", "noise", "copy"]

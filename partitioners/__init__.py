@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bigbrain_fx.core import Partitioner
 from partitioners.chain_dp import ChainDP
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
 
-TABLE: Mapping[str, Callable[..., Partitioner]] = {
+TABLE: Mapping[str, Callable[..., object]] = {
     Naive.name: Naive,
     ChainDP.name: ChainDP,
     Scattered.name: Scattered,
 }
-"""Every method by its name."""
+"""Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""
 
 PRESETS: Mapping[str, tuple[str, str]] = {
     "naive": ("naive", "analytical"),

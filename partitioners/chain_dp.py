@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -104,11 +105,12 @@ class ChainDP:
 
     def _reason(self, graph: Graph, line: Line, split: Split, cluster: Cluster) -> str:
         used, offered = len(split.sequence), len(cluster.devices)
+        micro = self.micro_batches
         head = (
             f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
-            f"{split.step_s(self.micro_batches):.4g} s a step at {self.micro_batches} micro-batches, "
-            f"{split.most_s:.4g} s each on the busiest device or link; within {self.gap:.1%} of the "
-            "best contiguous split of the orders tried"
+            f"{split.step_s(micro):.4g} s a step at {micro} micro-batches, "
+            f"{split.most_s:.4g} s each on the busiest device or link; "
+            f"within {self.gap:.1%} of the best contiguous split of the orders tried"
         )
         cuts = [_describe(graph, line, split, stage) for stage in range(1, len(split.sequence))]
         return "\n".join((head, *cuts))
@@ -184,11 +186,11 @@ def _shortened(known: Facts) -> Facts:
         total += change
         at_cut.append(total)
     edges = [round(i * count / MOST_UNITS) for i in range(MOST_UNITS + 1)]
-    buckets = zip(edges[:-1], edges[1:], strict=True)
+    buckets = pairwise(edges)
     cuts = sorted(
         {0, count, *(min(range(a + 1, b + 1), key=at_cut.__getitem__) for a, b in buckets)}
     )
-    return known.merged([range(a, b) for a, b in zip(cuts, cuts[1:], strict=False)])
+    return known.merged([range(a, b) for a, b in pairwise(cuts)])
 
 
 def _describe(graph: Graph, line: Line, split: Split, stage: int) -> str:

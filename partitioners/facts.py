@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from bigbrain_fx.units import units
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.int64]
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Facts:
         return self._renumbered(position, blocks)
 
     def smaller(self, factor: int) -> Facts:
-        """Return the facts for micro-batches of 1/factor of the rows: activations shrink with them."""
+        """Return the facts for micro-batches of 1/factor of the rows, as far as bytes go."""
         values = tuple(
             replace(v, nbytes=v.nbytes // factor, gradient_bytes=v.gradient_bytes // factor)
             for v in self.values
@@ -111,7 +113,7 @@ class Facts:
         starts = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
         flat = [old for block in blocks for old in block]
 
-        def summed(arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        def summed(arrays: Mapping[str, NDArray[_Number]]) -> dict[str, NDArray[_Number]]:
             return {d: np.add.reduceat(a[flat], starts) for d, a in arrays.items()}
 
         return replace(
@@ -213,8 +215,8 @@ def _weights(graph: Graph, held: Iterable[Sequence[str]]) -> Iterator[Weight]:
     readers: dict[str, dict[int, None]] = {}
     for number, names in enumerate(held):
         for name in names:
-            for param in graph.op[name].params:
-                readers.setdefault(graph.param[param].canonical, {})[number] = None
+            for key in graph.op[name].params:
+                readers.setdefault(graph.param[key].canonical, {})[number] = None
     spec_of = {param.canonical: param for param in reversed(graph.params)}
     for canonical, numbers in readers.items():
         param = spec_of[canonical]

@@ -66,7 +66,8 @@ def in_flight_at(
     """Return how many micro-batches a stage holds at once.
 
     Args:
-        stage: from 0. stages: how many the pipeline has.
+        stage: from 0.
+        stages: how many the pipeline has.
         micro_batches: in one step.
         in_flight: a number for every stage (GPipe: `micro_batches`), one per stage from the first,
             or None for classic 1F1B: the last stage holds one, the one before it two, and so on.
@@ -83,7 +84,8 @@ def needs(
     """Return what each device in use holds under any placement of the units.
 
     Args:
-        facts: of the graph. device_of_unit: one device per unit.
+        facts: of the graph.
+        device_of_unit: one device per unit.
         in_flight: micro-batches held at once, by device.
     """
     devices = list(dict.fromkeys(device_of_unit))

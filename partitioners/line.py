@@ -150,7 +150,7 @@ class Line:
 
     def _last(self, sequence: Sequence[str], limit_s: float) -> Seconds:
         until_s = self._until_s[sequence[-1]]
-        rest_s = until_s[-1] - until_s
+        rest_s: Seconds = until_s[-1] - until_s
         fits = self._reach(sequence, len(sequence) - 1).to_the_end
         rest_s[:-1][~fits] = np.inf
         rest_s[rest_s > limit_s * _ROUNDING] = np.inf
@@ -173,14 +173,15 @@ class Line:
             fringe = np.where(allowed, at_end[reach.ends], np.inf)
             fringe = np.minimum.reduceat(fringe, reach.starts)
             least[reach.rows] = np.minimum(least[reach.rows], fringe)
-        return least - until_s
+        found: Seconds = least - until_s
+        return found
 
     def _at_end(
         self, sequence: Sequence[str], stage: int, limit_s: float, tail: Seconds
     ) -> Seconds:
         """Return what everything from a stage's end on costs, for each end."""
         hop = self._hop(sequence[stage], sequence[stage + 1])
-        at_end = self._until_s[sequence[stage]] + hop.round_trip_s + tail
+        at_end: Seconds = self._until_s[sequence[stage]] + hop.round_trip_s + tail
         at_end[hop.wire_s > limit_s * _ROUNDING] = np.inf
         return at_end
 
@@ -198,7 +199,7 @@ class Line:
         return self.measure(sequence, [*cuts, self.count])
 
     def _fitting_ends(self, reach: _Reach, first: int) -> NDArray[np.bool_]:
-        fits = np.arange(self.count + 1) <= reach.all_until[first]
+        fits: NDArray[np.bool_] = np.arange(self.count + 1) <= reach.all_until[first]
         found = np.flatnonzero(reach.rows == first)
         for k in found:
             fits[reach.ends[reach.starts[k] : reach.starts[k] + reach.counts[k]]] = True

@@ -1,4 +1,4 @@
-"""`naive`: the same number of ops for every device, in the given order; what others are compared to."""
+"""`naive`: the same number of ops for every device; what other methods are compared to."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def no_plan(
     """Return the error for a model that does not fit.
 
     Args:
-        facts: of the units, in the order that `fits` splits. cluster: what was offered.
+        facts: of the units, in the order that `fits` splits.
+        cluster: what was offered.
         micro_batches: in one step.
         in_flight: (stage, stages, micro-batches) -> micro-batches held at once.
         fits: the search.

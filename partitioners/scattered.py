@@ -1,6 +1,6 @@
-"""`scattered`: ops thrown over the devices by a seeded die; the worst case for everything downstream.
+"""`scattered`: ops thrown over the devices by a seeded die; the worst case for the cut.
 
-A test method: it makes many stages, many messages and a slow step, and all of that must still be right.
+A test method: many stages, many messages and a slow step, and all of that must still be right.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ class Tricks(nn.Module):
         scale = x.size(0) / x.size(1)
         noise = torch.rand(x.shape[0] * x.shape[1] // 2).sum()
         with torch.no_grad():
-            self.bank[0] = h.mean((0, 1))  # type: ignore[operator,index]  # a buffer
+            self.bank[0] = h.mean((0, 1))  # type: ignore[operator]  # a buffer
         return Output(mixed.cumsum(1).mean() * scale + noise, h)
 
 

@@ -37,7 +37,7 @@ def export_step(
         Exception: whatever torch.export raises; also when the batch turned out not to be free.
     """
     sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
-    with quiet(), _without_gc(), _users_lines(), ambient(autocast, tensors):
+    with quiet(), _users_lines(), ambient(autocast, tensors):
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=False
         )
@@ -98,7 +98,7 @@ def _innermost(_tracer: TracerBase, stack: traceback.StackSummary) -> traceback.
 
 
 @contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Pause the garbage collector: a trace makes a million objects and keeps them (25 % faster)."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bigbrain_fx.capture.batch import Batch, take_apart, to_meta
 from bigbrain_fx.capture.check import Trial, affordable
 from bigbrain_fx.capture.dice import random_state_kept, rolls, where_rolled
-from bigbrain_fx.capture.export import ambient, explain, export_step, quiet
+from bigbrain_fx.capture.export import ambient, explain, export_step, quiet, without_gc
 from bigbrain_fx.capture.opaque import recording
 from bigbrain_fx.capture.params import tensor_names
 from bigbrain_fx.capture.sources import where
@@ -88,7 +88,7 @@ def capture(
     modes = [(part, part.training) for part in module.modules()]
     module.train(training)
     try:
-        with torch.device("meta") if on_meta else nullcontext():
+        with torch.device("meta") if on_meta else nullcontext(), without_gc():
             return _Job(Step(module, loss, batch, how), batch, labels, on_meta).run(micro_batch)
     finally:
         for part, mode in modes:

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bigbrain_fx.emit.texts import bundle_texts, training_slice, weight_files, weight_index
+from bigbrain_fx.emit.texts import (
+    bundle_texts,
+    functions_slice,
+    training_slice,
+    weight_files,
+    weight_index,
+)
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, timeline, to_json
 from bigbrain_fx.simulate import chrome_trace
@@ -71,7 +77,7 @@ def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) 
     (folder / "plan.json").write_bytes(to_json(plan))
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     shutil.copytree(RUNTIME, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in training_slice(plan).files:
+    for path in dict.fromkeys((*training_slice(plan).files, *functions_slice(plan).files)):
         shutil.copyfile(path, folder / path.name)
     (folder / "weights").mkdir()
     (folder / "weights" / "index.json").write_text(json.dumps(weight_index(plan), indent=1) + "\n")

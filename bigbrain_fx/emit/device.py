@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Backward, Edge, Forward, Graph, Program, Stage, Stages
+from bigbrain_fx.core import Backward, Edge, Forward, Graph, Op, Program, Stages
 from bigbrain_fx.cut import holders, owners
 from bigbrain_fx.emit.classes import Classes, StageText
+from bigbrain_fx.emit.function import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
 from bigbrain_fx.emit.names import Names, identifier
@@ -25,6 +26,7 @@ class DeviceFile:
     rows: int
     clip: bool
     title: str
+    own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
 
 
 def device_text(file: DeviceFile, classes: Classes) -> str:
@@ -34,7 +36,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
     channels = _Channels(file, {text.stage.index: text for text in own})
     blocks = [line for key in used for line in ("", "", *classes.block_lines(key))]
     bodies = [line for text in own for line in ("", "", *text.lines)]
-    imports = _imports([*blocks, *bodies])
+    imports = _imports(file, own, [*blocks, *bodies])
     lines = [
         f'"""{_header(file, own)}"""',
         "",
@@ -63,24 +65,49 @@ def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
     )
 
 
-def _imports(lines: Sequence[str]) -> list[str]:
+def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
-    names = ["Channel", "Device", "Stage", "Tensors"]
-    names += [name for name in ("Region", "buffer", "parameter") if f"{name}(" in text or f"({name})" in text]
-    if "Tensors(" not in text:
-        names.remove("Tensors")
+    optional = ("Region", "Tensors", "buffer", "parameter")
+    names = ["Channel", "Device", "Stage", *(n for n in optional if f"{n}(" in text or f"({n})" in text)]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
-    found = ["import torch"]
+    ours = {"runtime": listed}
+    found = ["import math"] if "math." in text else []
+    found += ["", "import torch"] if found else ["import torch"]
     if "F." in text:
         found.append("import torch.nn.functional as F")
+    for module, classes in sorted(_functions(file, own).items()):
+        if module == file.own_module:
+            ours["functions"] = ", ".join(classes)
+        else:
+            found.append(f"from {module} import {', '.join(classes)}")
     return [
         *found,
         "",
         "if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`",
-        f"    from .runtime import {listed}",
+        *(f"    from .{module} import {what}" for module, what in ours.items()),
         "else:",
-        f"    from runtime import {listed}",
+        *(f"    from {module} import {what}" for module, what in ours.items()),
     ]
+
+
+def _functions(file: DeviceFile, own: Sequence[StageText]) -> dict[str, list[str]]:
+    """Return the user's autograd.Functions that these stages call: module -> top-level classes."""
+    found: dict[str, list[str]] = {}
+    for target in opaque_targets(file.graph, [name for text in own for name in text.stage.ops]):
+        module, name = function_place(target)
+        classes = found.setdefault(module, [])
+        classes += [c for c in [name.partition(".")[0]] if c not in classes]
+    return found
+
+
+def opaque_targets(graph: Graph, ops: Iterable[str]) -> list[str]:
+    """Return the opaque calls among these ops, in regions too, each once."""
+    calls = [inner for name in ops for inner in _with_inner(graph.op[name])]
+    return list(dict.fromkeys(op.target for op in calls if op.target.startswith("opaque.")))
+
+
+def _with_inner(op: Op) -> list[Op]:
+    return [op, *(inner for o in op.body.ops for inner in _with_inner(o))] if op.body else [op]
 
 
 class _Channels:

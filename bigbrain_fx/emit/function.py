@@ -179,7 +179,7 @@ class FunctionText:
         """Return the expression of one op; a user's own autograd.Function is called by its name."""
         if not op.target.startswith("opaque."):
             return call_expression(op, self._value, self._device())
-        function = ast.Name(op.target.rpartition(".")[2])
+        function = dotted(function_place(op.target)[1])
         return ast.Call(_attribute(function, "apply"), [self._argument(arg) for arg in op.args], [])
 
     def _argument(self, arg: Arg) -> ast.expr:
@@ -317,6 +317,13 @@ def member(path: str) -> ast.expr:
                 ast.Constant(int(part) if part.isdigit() and str(int(part)) == part else part),
             )
     return expression
+
+
+def function_place(target: str) -> tuple[str, str]:
+    """Split `opaque.<module>.<class>` into module and qualified class name: classes are capitalised."""
+    parts = target.removeprefix("opaque.").split(".")
+    first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+    return ".".join(parts[:first]), ".".join(parts[first:])
 
 
 def constant(value: Arg) -> ast.expr:

@@ -9,7 +9,8 @@ from pathlib import Path
 from bigbrain_fx.core import Stage
 from bigbrain_fx.cut import owners, roots
 from bigbrain_fx.emit.classes import Classes
-from bigbrain_fx.emit.device import DeviceFile, device_text
+from bigbrain_fx.emit.device import DeviceFile, device_text, opaque_targets
+from bigbrain_fx.emit.function import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.slicing import Slice, slice_file
 from bigbrain_fx.plan import Plan
@@ -31,11 +32,16 @@ def bundle_texts(plan: Plan) -> dict[str, str]:
                 plan.rows,
                 plan.source.clip_norm is not None,
                 plan.graph.name,
+                plan.source.module,
             ),
             classes,
         )
         for number, program in enumerate(plan.programs)
     }
+    functions = functions_slice(plan)
+    if functions.text:
+        head = f'"""Custom autograd functions, copied from {_quiet(source_file(plan).name)}."""\n\n'
+        texts["functions.py"] = head + functions.text
     taken = training_slice(plan)
     texts["training.py"] = _training_text(plan, taken)
     texts["train.py"] = _train_text(plan)
@@ -76,6 +82,14 @@ def training_slice(plan: Plan) -> Slice:
     }
     wanted = [name for name, is_there in named.items() if is_there]
     return slice_file(source_file(plan), wanted) if wanted else EMPTY
+
+
+def functions_slice(plan: Plan) -> Slice:
+    """Return the user's own autograd.Functions: they are called as they are, with their own backward."""
+    targets = opaque_targets(plan.graph, [op.name for op in plan.graph.ops])
+    places = [function_place(target) for target in targets]
+    names = list(dict.fromkeys(n.partition(".")[0] for module, n in places if module == plan.source.module))
+    return slice_file(source_file(plan), names) if names and plan.source.path else EMPTY
 
 
 def _training_text(plan: Plan, taken: Slice) -> str:
@@ -168,7 +182,8 @@ def _commands(plan: Plan) -> list[str]:
 
 def _readme(plan: Plan, taken: Slice) -> str:
     rows = [_readme_row(plan, device) for device in plan.stages.devices]
-    shipped = [f"- `{path.name}`: copied from beside the model file" for path in taken.files]
+    files = dict.fromkeys((*taken.files, *functions_slice(plan).files))
+    shipped = [f"- `{path.name}`: copied from beside the model file" for path in files]
     hosts = dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices)
     lines = [
         f"# {plan.graph.name} on {len(plan.stages.devices)} devices",
@@ -189,6 +204,7 @@ def _readme(plan: Plan, taken: Slice) -> str:
         "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, and its step",
         "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and bookkeeping",
         "- `weights/`: one safetensors file per device; `plan.json`, `timeline.json` (open it in Perfetto)",
+        *(["- `functions.py`: custom autograd functions, copied from the model file"] if functions_slice(plan).text else []),
         *shipped,
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",

@@ -197,7 +197,9 @@ class Op:
     @property
     def refs(self) -> tuple[str, ...]:
         """Names of the values (ops and inputs) it reads, in order, each once."""
-        return tuple(dict.fromkeys(ref.value for ref in _leaves(self._all_args()) if isinstance(ref, Ref)))
+        return tuple(
+            dict.fromkeys(ref.value for ref in _leaves(self._all_args()) if isinstance(ref, Ref))
+        )
 
     @property
     def params(self) -> tuple[str, ...]:
@@ -326,7 +328,9 @@ class Graph:
         lines = [f"graph {self.name}: {len(self.ops)} ops, {len(self.params)} tensors"]
         for op in self.ops:
             specs = ", ".join(str(spec) for spec in op.outputs)
-            lines.append(f"  {op.name} = {op.target}({', '.join(op.refs)}) -> {specs}  # {op.source}")
+            lines.append(
+                f"  {op.name} = {op.target}({', '.join(op.refs)}) -> {specs}  # {op.source}"
+            )
         return "\n".join(lines)
 
 
@@ -654,4 +658,3 @@ class Estimator(Protocol):
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
         """Estimate every op of a concrete graph (`graph.at(rows)`) on every device."""
         ...
-

@@ -86,7 +86,10 @@ def roots(graph: Graph, stage: Stage) -> tuple[str, ...]:
     """Return the values a stage returns: those it sends, then the loss or the model's outputs that it makes."""
     own = set(stage.ops) - set(stage.recomputed)
     wanted = (graph.loss,) if graph.loss else graph.outputs
-    return (*stage.sends, *(name for name in dict.fromkeys(wanted) if name in own and name not in stage.sends))
+    return (
+        *stage.sends,
+        *(name for name in dict.fromkeys(wanted) if name in own and name not in stage.sends),
+    )
 
 
 # --------------------------------------------------------------------------- the order of stages
@@ -133,7 +136,10 @@ def _greedy(groups: _Groups) -> list[list[int]]:
     done: set[int] = set()
     while left:
         closures = {d: _closure(groups, d, waiting, done) for d in devices if left[d]}
-        best = max(closures, key=lambda d: (len(closures[d]) == left[d], len(closures[d]), -devices.index(d)))
+        best = max(
+            closures,
+            key=lambda d: (len(closures[d]) == left[d], len(closures[d]), -devices.index(d)),
+        )
         stages.append(sorted(closures[best]))
         for i in closures[best]:
             done.add(i)
@@ -147,7 +153,11 @@ def _greedy(groups: _Groups) -> list[list[int]]:
 def _closure(groups: _Groups, device: str, waiting: Sequence[int], done: set[int]) -> set[int]:
     """Return the groups of one device that can run with nothing more from the others."""
     met = dict[int, int]()
-    ready = [i for i, d in enumerate(groups.device_of) if d == device and i not in done and waiting[i] == 0]
+    ready = [
+        i
+        for i, d in enumerate(groups.device_of)
+        if d == device and i not in done and waiting[i] == 0
+    ]
     closure: set[int] = set()
     while ready:
         i = ready.pop()
@@ -176,17 +186,31 @@ def _only(group: tuple[str, ...], live: frozenset[str]) -> tuple[str, ...]:
 
 
 def _stage(
-    graph: Graph, replicated: frozenset[str], number: int, device: str, groups: list[tuple[str, ...]]
+    graph: Graph,
+    replicated: frozenset[str],
+    number: int,
+    device: str,
+    groups: list[tuple[str, ...]],
 ) -> Stage:
     own = {name for group in groups for name in group}
     copies = _copies(graph, own, replicated)
     names = tuple(op.name for op in graph.ops if op.name in own or op.name in copies)
-    reads = dict.fromkeys(ref for name in names if not is_size(graph.op[name]) for ref in graph.op[name].refs)
+    reads = dict.fromkeys(
+        ref for name in names if not is_size(graph.op[name]) for ref in graph.op[name].refs
+    )
     params = dict.fromkeys(param for name in names for param in graph.op[name].params)
-    receives = tuple(op.name for op in graph.ops if op.name in reads and op.name not in own | copies)
+    receives = tuple(
+        op.name for op in graph.ops if op.name in reads and op.name not in own | copies
+    )
     inputs = tuple(entry.name for entry in graph.inputs if entry.name in reads)
     stage = Stage(
-        number, device, names, tuple(n for n in names if n in copies), tuple(params), inputs, receives
+        number,
+        device,
+        names,
+        tuple(n for n in names if n in copies),
+        tuple(params),
+        inputs,
+        receives,
     )
     return _with_size_source(graph, stage)
 
@@ -198,7 +222,9 @@ def _copies(graph: Graph, own: set[str], replicated: frozenset[str]) -> set[str]
         name = pending.pop()
         if name in replicated and name not in copies:
             copies.add(name)
-            if graph.op[name].target != "aten.sym_size.int":  # reads whatever local tensor has that size
+            if (
+                graph.op[name].target != "aten.sym_size.int"
+            ):  # reads whatever local tensor has that size
                 pending += graph.op[name].refs
     return copies
 
@@ -229,7 +255,9 @@ def _spec(graph: Graph, value: str) -> TensorSpec:
 def _with_sends(stages: list[Stage]) -> list[Stage]:
     wanted = {name for stage in stages for name in stage.receives}
     return [
-        replace(stage, sends=tuple(n for n in stage.ops if n in wanted and n not in stage.recomputed))
+        replace(
+            stage, sends=tuple(n for n in stage.ops if n in wanted and n not in stage.recomputed)
+        )
         for stage in stages
     ]
 
@@ -279,7 +307,9 @@ def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
             if param.spec.requires_grad and stage not in stages_of:
                 stages_of.append(stage)
     order = {param.canonical: i for i, param in reversed(list(enumerate(graph.params)))}
-    return {name: found[name] for name in sorted(found, key=lambda name: order[name]) if found[name]}
+    return {
+        name: found[name] for name in sorted(found, key=lambda name: order[name]) if found[name]
+    }
 
 
 def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:

@@ -19,7 +19,12 @@ class BigBrainError(Exception):
     exit_code = 2
 
     def __init__(
-        self, what: str, *, at: str | None = None, notes: tuple[str, ...] = (), help: str | None = None
+        self,
+        what: str,
+        *,
+        at: str | None = None,
+        notes: tuple[str, ...] = (),
+        help: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what

@@ -70,7 +70,9 @@ class RunError(BigBrainError):
     exit_code = 1
 
 
-def run(bundle: Path, options: RunOptions, on_step: Callable[[StepLine], None] | None = None) -> Run:
+def run(
+    bundle: Path, options: RunOptions, on_step: Callable[[StepLine], None] | None = None
+) -> Run:
     """Run a bundle's training on this host and wait for its end.
 
     Every process is ended, whatever happens, before this returns.
@@ -81,14 +83,20 @@ def run(bundle: Path, options: RunOptions, on_step: Callable[[StepLine], None] |
     """
     plan = read_plan(bundle)
     if not (bundle / "train.py").is_file():
-        raise InputError(f"{bundle} is not a bundle: it has no train.py", help="make one with `bigbrain-fx split`")
+        raise InputError(
+            f"{bundle} is not a bundle: it has no train.py",
+            help="make one with `bigbrain-fx split`",
+        )
     port = options.port or free_port()
     require_free(port)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
     logs.mkdir(parents=True, exist_ok=True)
     with _processes(plan, bundle, options, port, logs) as crew:
         steps = list(crew.watch(on_step))
-    peaks = {name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"] for name in plan.stages.devices}
+    peaks = {
+        name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
+        for name in plan.stages.devices
+    }
     return Run(tuple(steps), peaks, logs)
 
 
@@ -100,9 +108,12 @@ def hosts(plan: Plan) -> tuple[str, ...]:
 def commands(plan: Plan, steps: int, port: int = 29500) -> list[tuple[str, str]]:
     """Return (host, command) for every device, for a bundle that is copied to each host."""
     first, world = hosts(plan)[0], len(plan.stages.devices)
-    common = f"WORLD_SIZE={world} MASTER_ADDR={first} MASTER_PORT={port} python train.py --steps {steps}"
+    common = (
+        f"WORLD_SIZE={world} MASTER_ADDR={first} MASTER_PORT={port} python train.py --steps {steps}"
+    )
     return [
-        (plan.cluster.device[name].host, f"RANK={rank} {common}") for rank, name in enumerate(plan.stages.devices)
+        (plan.cluster.device[name].host, f"RANK={rank} {common}")
+        for rank, name in enumerate(plan.stages.devices)
     ]
 
 
@@ -120,7 +131,10 @@ def require_free(port: int) -> None:
         InputError: with the process id, if visible.
     """
     if not 0 < port < 65536:
-        raise InputError(f"port {port} is not between 1 and 65535", help="give another --port, or 0 for any free one")
+        raise InputError(
+            f"port {port} is not between 1 and 65535",
+            help="give another --port, or 0 for any free one",
+        )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -128,7 +142,9 @@ def require_free(port: int) -> None:
         except OSError as error:
             holder = _holder(port)
             by = f" by process {holder}" if holder else ""
-            raise InputError(f"port {port} is in use{by}", help="give another --port, or 0 for any free one") from error
+            raise InputError(
+                f"port {port} is in use{by}", help="give another --port, or 0 for any free one"
+            ) from error
 
 
 def _holder(port: int) -> int | None:
@@ -209,7 +225,9 @@ class _Crew:
         self.lines.put(None)
 
     def _require_alive(self) -> None:
-        failed = {name: p.returncode for name, p in self.processes.items() if p.poll() not in (None, 0)}
+        failed = {
+            name: p.returncode for name, p in self.processes.items() if p.poll() not in (None, 0)
+        }
         if not failed:
             return
         name, code = next(iter(failed.items()))
@@ -224,7 +242,9 @@ class _Crew:
 
 
 @contextmanager
-def _processes(plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path) -> Iterator[_Crew]:
+def _processes(
+    plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path
+) -> Iterator[_Crew]:
     reporter = _reporter(plan)
     crew = _Crew({}, logs, reporter)
     try:
@@ -249,7 +269,10 @@ def _reporter(plan: Plan) -> str:
     for stage in plan.stages.stages:
         if plan.graph.loss in stage.ops:
             return stage.device
-    raise InputError(f"{plan.graph.name} has no loss to train on", help="add `loss(output, batch)` to the model file")
+    raise InputError(
+        f"{plan.graph.name} has no loss to train on",
+        help="add `loss(output, batch)` to the model file",
+    )
 
 
 def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
@@ -262,7 +285,9 @@ def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
         "--report": logs.resolve(),
     }
-    return [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
+    return [
+        text for flag, value in given.items() if value is not None for text in (flag, str(value))
+    ]
 
 
 def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:

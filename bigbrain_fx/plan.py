@@ -142,7 +142,15 @@ def with_placement(plan: Plan, placement: Placement) -> Plan:
     """
     schedule = plan.schedule if plan.stages.is_chain else None
     options = Options(plan.partitioner, plan.estimator, schedule, plan.micro_batches, plan.seed)
-    return _placed(plan.graph, plan.cluster, plan.source, options, plan.micro_batches, placement, costs_of(plan))
+    return _placed(
+        plan.graph,
+        plan.cluster,
+        plan.source,
+        options,
+        plan.micro_batches,
+        placement,
+        costs_of(plan),
+    )
 
 
 def costs_of(plan: Plan) -> Costs:
@@ -156,7 +164,9 @@ def timeline(plan: Plan) -> Forecast:
     return simulate(plan.programs, plan.stages, costs)
 
 
-def _plan(graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int) -> Plan:
+def _plan(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int
+) -> Plan:
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     costs = estimator(options.estimator).estimate(concrete, cluster)
@@ -272,9 +282,17 @@ def from_json(text: bytes, where: str) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"not a plan: {first['msg']}", at=f"{where}: {at}", help="make it again with `bigbrain-fx split`") from error
+        raise InputError(
+            f"not a plan: {first['msg']}",
+            at=f"{where}: {at}",
+            help="make it again with `bigbrain-fx split`",
+        ) from error
     if plan.format != FORMAT:
-        raise InputError(f"plan format {plan.format} is not {FORMAT}", at=where, help="use the bigbrain-fx that wrote it")
+        raise InputError(
+            f"plan format {plan.format} is not {FORMAT}",
+            at=where,
+            help="use the bigbrain-fx that wrote it",
+        )
     return plan
 
 
@@ -284,5 +302,7 @@ def read_plan(path: Path) -> Plan:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}", help="give a bundle folder or a plan.json") from error
+        raise InputError(
+            f"cannot read {file}: {error.strerror}", help="give a bundle folder or a plan.json"
+        ) from error
     return from_json(text, str(file))

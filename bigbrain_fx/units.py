@@ -14,7 +14,9 @@ import networkx as nx
 from bigbrain_fx.core import Graph, Op
 
 FLOPS_PER_BYTE_CAP = 16  # above this, a value is worth sending; element-wise code stays below
-FLOPS_FLOOR = 1e7  # a tiny product (rotary tables are an outer product) is always cheaper than a message
+FLOPS_FLOOR = (
+    1e7  # a tiny product (rotary tables are an outer product) is always cheaper than a message
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,13 @@ def _replicated(graph: Graph) -> Iterator[str]:
             continue
         pure = not op.random and not op.mutates and op.name not in mutated and not op.requires_grad
         local = all(ref in kept or ref in graph.input for ref in op.refs)
-        if pure and local and op.name not in wanted and cheap_params.issuperset(op.params) and _is_cheap(op):
+        if (
+            pure
+            and local
+            and op.name not in wanted
+            and cheap_params.issuperset(op.params)
+            and _is_cheap(op)
+        ):
             kept.add(op.name)
             yield op.name
 

@@ -92,7 +92,9 @@ class ChainDP:
 
     def _no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
         def fits(facts: Facts, cluster: Cluster, micro_batches: int, scale: float) -> Split | None:
-            planner = replace(self, micro_batches=micro_batches)
+            keeps_all = self.in_flight == self.micro_batches
+            in_flight = micro_batches if keeps_all else self.in_flight
+            planner = replace(self, micro_batches=micro_batches, in_flight=in_flight)
             line = next(planner.lines(facts, cluster, scale))
             whole = device_sequences(cluster, self.use_all)[:_SEQUENCES_TO_EXPLAIN]
             splits = (line.solve(sequence, float("inf")) for sequence in whole)
@@ -101,6 +103,11 @@ class ChainDP:
         def in_flight(stage: int, stages: int, micro_batches: int) -> int:
             return in_flight_at(stage, stages, micro_batches, self.in_flight)
 
+        if self.in_flight is not None:
+            classic = replace(self, in_flight=None)
+            if classic._best(known, cluster) is not None:
+                fits_as = "fits with fewer micro-batches in flight: --schedule 1f1b"
+                return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits, fits_as)
         return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits)
 
     def _reason(self, graph: Graph, line: Line, split: Split, cluster: Cluster) -> str:

@@ -35,6 +35,7 @@ def no_plan(
     micro_batches: int,
     in_flight: Callable[[int, int, int], int],
     fits: Fits,
+    remedy: str | None = None,
 ) -> NoPlanError:
     """Return the error for a model that does not fit.
 
@@ -44,11 +45,11 @@ def no_plan(
         micro_batches: in one step.
         in_flight: (stage, stages, micro-batches) -> micro-batches held at once.
         fits: the search.
+        remedy: one that is known already; otherwise some are tried.
     """
     scale, split = _least_scale(facts, cluster, micro_batches, fits)
-    help_ = next(_remedies(facts, cluster, micro_batches, fits), None) or (
-        f"give every device {scale:.1f} times the memory, or add devices"
-    )
+    help_ = remedy or next(_remedies(facts, cluster, micro_batches, fits), None)
+    help_ = help_ or f"give every device {scale:.1f} times the memory, or add devices"
     if split is None:
         return NoPlanError("the model cannot be split over these devices", help=help_)
     flights = {

@@ -43,9 +43,13 @@ def check_out(out: Path, *, force: bool) -> None:
     if out.is_symlink():
         raise InputError(f"{out} is a symbolic link", help="give the folder itself")
     if out.exists() and not force:
-        raise InputError(f"{out} exists already", help="give another --out, or --force to replace it")
+        raise InputError(
+            f"{out} exists already", help="give another --out, or --force to replace it"
+        )
     if out.exists() and not (out / "plan.json").is_file():
-        raise InputError(f"{out} is not a bundle: --force replaces bundles only", help="give another --out")
+        raise InputError(
+            f"{out} is not a bundle: --force replaces bundles only", help="give another --out"
+        )
 
 
 def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False) -> Path:
@@ -60,7 +64,9 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
-        raise InputError(f"cannot write in {out.parent}: {error.strerror}", help="give another --out") from error
+        raise InputError(
+            f"cannot write in {out.parent}: {error.strerror}", help="give another --out"
+        ) from error
     try:
         _fill(scratch, plan, texts, weights)
         _move(scratch, out)
@@ -73,7 +79,9 @@ def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) 
     folder.chmod(0o755)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "__init__.py").write_text(f'"""{plan.graph.name!r}, split by bigbrain-fx; see README.md."""\n')
+    (folder / "__init__.py").write_text(
+        f'"""{plan.graph.name!r}, split by bigbrain-fx; see README.md."""\n'
+    )
     (folder / "plan.json").write_bytes(to_json(plan))
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     shutil.copytree(RUNTIME, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))

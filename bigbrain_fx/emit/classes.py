@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Op, Param, Stage
-from bigbrain_fx.emit.blocks import Blocks, Instance, Template, Where, draws, find_blocks, numbers, runs
+from bigbrain_fx.emit.blocks import (
+    Blocks,
+    Instance,
+    Template,
+    Where,
+    draws,
+    find_blocks,
+    numbers,
+    runs,
+)
 from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
 from bigbrain_fx.emit.hints import value_names
 from bigbrain_fx.emit.layout import statement
@@ -75,13 +84,19 @@ class Classes:
             self._draws(scope),
             {where: name for where, name in varying.items() if where[0] != "param"},
         )
-        head = [f"class {self.class_names[key]}(Region):", f'    """{self._block_doc(template)}"""', ""]
+        head = [
+            f"class {self.class_names[key]}(Region):",
+            f'    """{self._block_doc(template)}"""',
+            "",
+        ]
         init = self._block_init(scope, varying)
         signature = ", ".join(["self", *arguments.values()])
         return [*head, *init, f"    def forward({signature}):", *text.lines(scope.ops, 8)]
 
     def _block_init(self, scope: Scope, varying: Mapping[Where, str]) -> list[str]:
-        tree = _tree({scope.relative(name): self._tensor(self.graph.param[name]) for name in scope.params})
+        tree = _tree(
+            {scope.relative(name): self._tensor(self.graph.param[name]) for name in scope.params}
+        )
         for where, name in varying.items():
             if where[0] == "param":
                 _put(tree, str(where[1]), self._varying_tensor(scope, str(where[1]), name))
@@ -115,7 +130,9 @@ class Classes:
         path = template.model.scope.path
         source = next((op.source for op in template.model.scope.ops if op.source), "")
         where = f", first in {source}" if source else ""
-        return _plain(f"{template.module.rpartition('.')[2]}, such as `{path}` of the model{where}.")
+        return _plain(
+            f"{template.module.rpartition('.')[2]}, such as `{path}` of the model{where}."
+        )
 
     # ------------------------------------------------------------------ stages
 
@@ -133,7 +150,13 @@ class Classes:
         )
         name = f"Stage{stage.index}"
         returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")
-        head = [f"class {name}(Stage):", f'    """{self._stage_doc(stage)}"""', "", f"    returns = ({returns})", ""]
+        head = [
+            f"class {name}(Stage):",
+            f'    """{self._stage_doc(stage)}"""',
+            "",
+            f"    returns = ({returns})",
+            "",
+        ]
         init = self._stage_init(stage)
         signature = ", ".join(["self", *arguments.values()])
         lines = [*head, *init, f"    def forward({signature}):", *self._under_autocast(text, items)]
@@ -143,12 +166,16 @@ class Classes:
         if self.graph.autocast is None:
             return text.lines(items, 8)
         where = next(iter(text.arguments.values()), "self")
-        head = f"        with torch.autocast({where}.device.type, dtype=torch.{self.graph.autocast}):"
+        head = (
+            f"        with torch.autocast({where}.device.type, dtype=torch.{self.graph.autocast}):"
+        )
         return [head, *text.lines(items, 12)]
 
     def _stage_doc(self, stage: Stage) -> str:
         paths = dict.fromkeys(
-            ".".join(op.module_path.split(".")[:2]) for op in (self.graph.op[name] for name in stage.ops) if op.module_path
+            ".".join(op.module_path.split(".")[:2])
+            for op in (self.graph.op[name] for name in stage.ops)
+            if op.module_path
         )
         names = list(paths)
         span = f"{names[0]} to {names[-1]}" if len(names) > 1 else (names[0] if names else "values")
@@ -226,7 +253,11 @@ class Classes:
         return rolled
 
     def _is_whole(self, stage: Stage, parent: str, run: Sequence[BlockCall]) -> bool:
-        below = {name[len(parent) + 1 :].split(".")[0] for name in stage.params if name.startswith(f"{parent}.")}
+        below = {
+            name[len(parent) + 1 :].split(".")[0]
+            for name in stage.params
+            if name.startswith(f"{parent}.")
+        }
         return below == {call.path.rpartition(".")[2] for call in run}
 
     # ------------------------------------------------------------------ shared
@@ -262,7 +293,9 @@ class Classes:
     def _argument_names(self, scope: Scope) -> dict[str, str]:
         names = Names()
         found = {value: names.fresh(self.hints[value]) for value in scope.takes}
-        return found | {name: names.fresh(identifier(name.rpartition(".")[2])) for name in scope.outer_params}
+        return found | {
+            name: names.fresh(identifier(name.rpartition(".")[2])) for name in scope.outer_params
+        }
 
     def _draws(self, scope: Scope) -> dict[str, tuple[str | int, ...]]:
         """Return the arguments of `self.key` for each random op of a scope."""
@@ -322,7 +355,11 @@ def _follows(last: BlockCall, item: BlockCall, items: Sequence[Item], results: s
 def _same_others(first: BlockCall, item: BlockCall, position: int) -> bool:
     if len(first.takes) != len(item.takes) or first.outer_params != item.outer_params:
         return False
-    return all(a == b for i, (a, b) in enumerate(zip(first.takes, item.takes, strict=True)) if i != position)
+    return all(
+        a == b
+        for i, (a, b) in enumerate(zip(first.takes, item.takes, strict=True))
+        if i != position
+    )
 
 
 def _index(call: BlockCall) -> int | None:
@@ -348,7 +385,9 @@ def _put(tree: dict[str, object], path: str, value: ast.expr) -> None:
 
 
 def _super_init(tree: Mapping[str, object]) -> list[str]:
-    call = ast.Call(ast.Attribute(ast.Call(ast.Name("super"), [], []), "__init__"), *_holder_arguments(tree))
+    call = ast.Call(
+        ast.Attribute(ast.Call(ast.Name("super"), [], []), "__init__"), *_holder_arguments(tree)
+    )
     return statement(ast.Expr(call), 8)
 
 
@@ -365,16 +404,22 @@ def _holder_arguments(tree: Mapping[str, object]) -> tuple[list[ast.expr], list[
     if same is not None:
         return [same], []
     odd = {name: value for name, value in tree.items() if not is_attribute(name)}
-    keywords = [ast.keyword(name, _holder(value)) for name, value in tree.items() if name not in odd]
+    keywords = [
+        ast.keyword(name, _holder(value)) for name, value in tree.items() if name not in odd
+    ]
     if not odd:
         return [], keywords
-    keys: list[ast.expr | None] = [ast.Constant(int(name) if _is_index(name) else name) for name in odd]
+    keys: list[ast.expr | None] = [
+        ast.Constant(int(name) if _is_index(name) else name) for name in odd
+    ]
     return [ast.Dict(keys, [_holder(value) for value in odd.values()])], keywords
 
 
 def _comprehension(tree: Mapping[str, object]) -> ast.expr | None:
     """Return `{i: Block() for i in range(6, 12)}` when all children are equal and numbered on end."""
-    if len(tree) < 2 or not all(_is_index(name) and isinstance(tree[name], ast.Call) for name in tree):
+    if len(tree) < 2 or not all(
+        _is_index(name) and isinstance(tree[name], ast.Call) for name in tree
+    ):
         return None
     texts = {ast.unparse(ast.fix_missing_locations(_holder(value))) for value in tree.values()}
     indices = [int(name) for name in tree]

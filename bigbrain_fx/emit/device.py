@@ -68,7 +68,12 @@ def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
     optional = ("Region", "Tensors", "buffer", "parameter")
-    names = ["Channel", "Device", "Stage", *(n for n in optional if f"{n}(" in text or f"({n})" in text)]
+    names = [
+        "Channel",
+        "Device",
+        "Stage",
+        *(n for n in optional if f"{n}(" in text or f"({n})" in text),
+    ]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
     ours = {"runtime": listed}
     found = ["import math"] if "math." in text else []
@@ -154,7 +159,9 @@ class _Channels:
     def _base(self, edge: Edge) -> str:
         outward = self.device_of[edge.source] == self.file.program.device
         here, far = (edge.source, edge.target) if outward else (edge.target, edge.source)
-        what = "norms" if edge.kind == "norm" else self.hints.get(edge.value) or identifier(edge.value)
+        what = (
+            "norms" if edge.kind == "norm" else self.hints.get(edge.value) or identifier(edge.value)
+        )
         what = f"{what}_grad" if edge.kind in ("gradient", "tied") else what
         where = f"to_{far}" if outward else f"from_{far}"
         several = len(self.own) > 1
@@ -192,7 +199,10 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
-    loss = next(((t.stage.index, t.results[v]) for t in own for v in t.results if v == file.graph.loss), None)
+    loss = next(
+        ((t.stage.index, t.results[v]) for t in own for v in t.results if v == file.graph.loss),
+        None,
+    )
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
@@ -212,7 +222,9 @@ def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str
     lines = [f"    def forward_{stage.index}(self, m):"]
     for value in stage.receives:
         edge = sources[value]
-        lines.append(f"        {text.arguments[value]} = self.recv({channels.names[edge]}, m){_far(edge, file, 'from')}")
+        lines.append(
+            f"        {text.arguments[value]} = self.recv({channels.names[edge]}, m){_far(edge, file, 'from')}"
+        )
     for value in stage.inputs:
         lines.append(f"        {text.arguments[value]} = self.batch({value!r}, m)")
     passed = ", ".join(f"{name}={name}" for name in text.arguments.values())
@@ -222,7 +234,9 @@ def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str
     lines += wrapped(f"{results} = {call}" if sent else call, 8)
     names = {**text.arguments, **_result_names(text)}
     for edge in sent:
-        lines.append(f"        self.send({channels.names[edge]}, m, {names[edge.value]}){_far(edge, file, 'to')}")
+        lines.append(
+            f"        self.send({channels.names[edge]}, m, {names[edge.value]}){_far(edge, file, 'to')}"
+        )
     return lines
 
 
@@ -248,7 +262,9 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
     results = ", ".join(f"{public[value]}_grad" for value in order)
     lines += wrapped(f"{results} = {call}" if order else call, 8)
     for edge in stages.out_of(stage.index, "gradient"):
-        lines.append(f"        self.send({channels.names[edge]}, m, {public[edge.value]}_grad){_far(edge, file, 'to')}")
+        lines.append(
+            f"        self.send({channels.names[edge]}, m, {public[edge.value]}_grad){_far(edge, file, 'to')}"
+        )
     return lines
 
 
@@ -258,8 +274,13 @@ def _update(file: DeviceFile, channels: _Channels) -> list[str]:
         edges = [edge for edge in channels.edges if edge.kind == kind]
         mine = [e for e in edges if channels.device_of[e.source] == file.program.device]
         theirs = [e for e in edges if channels.device_of[e.target] == file.program.device]
-        lines += [f"        self.send_{suffix}({channels.names[e]}){_far(e, file, 'to')}" for e in mine]
-        lines += [f"        self.recv_{suffix}({channels.names[e]}){_far(e, file, 'from')}" for e in theirs]
+        lines += [
+            f"        self.send_{suffix}({channels.names[e]}){_far(e, file, 'to')}" for e in mine
+        ]
+        lines += [
+            f"        self.recv_{suffix}({channels.names[e]}){_far(e, file, 'from')}"
+            for e in theirs
+        ]
     return [*lines, "        self.optimizer_step()"]
 
 
@@ -272,14 +293,22 @@ def _far(edge: Edge, file: DeviceFile, word: str) -> str:
 
 def _step_once(file: DeviceFile) -> list[str]:
     steps = [
-        Step(f"{i.do}_{i.stage}", i.micro) for i in file.program.instructions if isinstance(i, Forward | Backward)
+        Step(f"{i.do}_{i.stage}", i.micro)
+        for i in file.program.instructions
+        if isinstance(i, Forward | Backward)
     ]
     loops = roll(steps)
     lines = ["    def step_once(self):"]
     if is_readable(loops):
         lines += [line for loop in loops for line in _loop(loop)]
     else:
-        lines = [*_table(steps), "", *lines, "        for action, m in self.order:", "            getattr(self, action)(m)"]
+        lines = [
+            *_table(steps),
+            "",
+            *lines,
+            "        for action, m in self.order:",
+            "            getattr(self, action)(m)",
+        ]
     return [*lines, "        self.update()"] if file.graph.loss is not None else lines
 
 
@@ -305,5 +334,3 @@ def _table(steps: Sequence[Step]) -> list[str]:
 def _names_tuple(names: Iterable[str]) -> str:
     listed = list(names)
     return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
-
-

@@ -88,9 +88,17 @@ class FunctionText:
             written += self._item(item, position, items, indent)
         names = [self.local[name] for name in self.results]
         start = f"{' ' * indent}{names[0]} = " if len(names) == 1 else None
-        if start and written and written[-1].startswith(start) and not written[-1].endswith(("(", ",")):
+        if (
+            start
+            and written
+            and written[-1].startswith(start)
+            and not written[-1].endswith(("(", ","))
+        ):
             return [*written[:-1], f"{' ' * indent}return {written[-1].removeprefix(start)}"]
-        return [*written, *statement(ast.Return(_tuple([ast.Name(name) for name in names])), indent)]
+        return [
+            *written,
+            *statement(ast.Return(_tuple([ast.Name(name) for name in names])), indent),
+        ]
 
     # ------------------------------------------------------------------ items
 
@@ -157,7 +165,9 @@ class FunctionText:
         for inner in body.ops:
             expression = self._call(inner)
             name = self._name(inner.name, self.hints.get(inner.name) or _plain(inner))
-            self.last_use[inner.name] = self.position + 1  # until the region's results have their names
+            self.last_use[inner.name] = (
+                self.position + 1
+            )  # until the region's results have their names
             lines += statement(ast.Assign([ast.Name(name)], expression, lineno=0), indent + 4)
         parts = [item for item in items if isinstance(item, Op) and op.name in item.refs]
         for part in parts:  # the region's results are variables already
@@ -329,7 +339,11 @@ def function_place(target: str) -> tuple[str, str]:
 def constant(value: Arg) -> ast.expr:
     """Return a literal, or torch's name for a dtype."""
     if isinstance(value, Const):
-        return dotted(value.const) if value.const.startswith("torch.") else ast.Call(ast.Name("float"), [ast.Constant(value.const)], [])
+        return (
+            dotted(value.const)
+            if value.const.startswith("torch.")
+            else ast.Call(ast.Name("float"), [ast.Constant(value.const)], [])
+        )
     return ast.Constant(value)  # type: ignore[arg-type]  # references and tuples are handled before
 
 
@@ -384,4 +398,3 @@ def _attribute(value: ast.expr, name: str) -> ast.expr:
 
 def _tuple(values: Sequence[ast.expr]) -> ast.expr:
     return values[0] if len(values) == 1 else ast.Tuple(list(values))
-

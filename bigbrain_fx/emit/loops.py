@@ -1,6 +1,6 @@
 """A list of (action, micro-batch) -> loops: what repeats with the micro-batch counting up is written once.
 
-    F0 F1 B0 F2 B1 F3 B2 B3     becomes     F0; for m in range(3): F(m+1), B(m); B3
+F0 F1 B0 F2 B1 F3 B2 B3     becomes     F0; for m in range(3): F(m+1), B(m); B3
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def roll(steps: Sequence[Step]) -> list[Loop]:
 def unroll(loops: Sequence[Loop]) -> list[Step]:
     """Return the steps that loops stand for."""
     return [
-        Step(step.action, step.micro + turn) for loop in loops for turn in range(loop.count) for step in loop.body
+        Step(step.action, step.micro + turn)
+        for loop in loops
+        for turn in range(loop.count)
+        for step in loop.body
     ]
 
 

@@ -84,7 +84,11 @@ def _reads(node: ast.stmt) -> Iterator[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name):
             yield inner.id
-        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value.isidentifier():
+        elif (
+            isinstance(inner, ast.Constant)
+            and isinstance(inner.value, str)
+            and inner.value.isidentifier()
+        ):
             yield inner.value  # a quoted annotation
 
 

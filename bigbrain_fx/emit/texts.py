@@ -20,7 +20,9 @@ EMPTY = Slice("", ())
 
 def bundle_texts(plan: Plan) -> dict[str, str]:
     """Return the Python files and the README of a bundle, by file name."""
-    classes = Classes(plan.graph, plan.stages.stages, [roots(plan.graph, s) for s in plan.stages.stages])
+    classes = Classes(
+        plan.graph, plan.stages.stages, [roots(plan.graph, s) for s in plan.stages.stages]
+    )
     texts = {
         f"device_{number}.py": device_text(
             DeviceFile(
@@ -54,7 +56,9 @@ def bundle_texts(plan: Plan) -> dict[str, str]:
 def weight_files(plan: Plan) -> dict[str, list[str]]:
     """Return which tensors go into which file of weights/."""
     return {
-        f"{device}.safetensors": list(dict.fromkeys(p for stage in plan.stages.of(device) for p in stage.params))
+        f"{device}.safetensors": list(
+            dict.fromkeys(p for stage in plan.stages.of(device) for p in stage.params)
+        )
         for device in plan.stages.devices
     }
 
@@ -88,14 +92,21 @@ def functions_slice(plan: Plan) -> Slice:
     """Return the user's own autograd.Functions: they are called as they are, with their own backward."""
     targets = opaque_targets(plan.graph, [op.name for op in plan.graph.ops])
     places = [function_place(target) for target in targets]
-    names = list(dict.fromkeys(n.partition(".")[0] for module, n in places if module == plan.source.module))
+    names = list(
+        dict.fromkeys(n.partition(".")[0] for module, n in places if module == plan.source.module)
+    )
     return slice_file(source_file(plan), names) if names and plan.source.path else EMPTY
 
 
 def _training_text(plan: Plan, taken: Slice) -> str:
     source, name = plan.source, source_file(plan).name
-    runtime = ["adamw"] * (not source.has_optimizer) + ["example_batches"] * (not source.has_batches)
-    lines = [f'"""How {_quiet(plan.graph.name)} is trained; the functions are copied from {_quiet(name)}."""', ""]
+    runtime = ["adamw"] * (not source.has_optimizer) + ["example_batches"] * (
+        not source.has_batches
+    )
+    lines = [
+        f'"""How {_quiet(plan.graph.name)} is trained; the functions are copied from {_quiet(name)}."""',
+        "",
+    ]
     text = taken.text
     if text.startswith("from __future__"):
         first, _, text = text.partition("\n")
@@ -127,7 +138,8 @@ def _inputs(plan: Plan) -> list[str]:
     used = {name for stage in plan.stages.stages for name in stage.inputs}
     entries = [entry for entry in plan.graph.inputs if entry.name in used]
     rows = [
-        f"    {entry.name!r}: {entry.key if plan.source.has_batches else (entry.name,)!r}," for entry in entries
+        f"    {entry.name!r}: {entry.key if plan.source.has_batches else (entry.name,)!r},"
+        for entry in entries
     ]
     whole = tuple(entry.name for entry in entries if not entry.batched)
     return ["INPUTS = {", *rows, "}", *wrapped(f"WHOLE = {whole!r}", 0)]
@@ -204,7 +216,11 @@ def _readme(plan: Plan, taken: Slice) -> str:
         "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, and its step",
         "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and bookkeeping",
         "- `weights/`: one safetensors file per device; `plan.json`, `timeline.json` (open it in Perfetto)",
-        *(["- `functions.py`: custom autograd functions, copied from the model file"] if functions_slice(plan).text else []),
+        *(
+            ["- `functions.py`: custom autograd functions, copied from the model file"]
+            if functions_slice(plan).text
+            else []
+        ),
         *shipped,
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
@@ -227,7 +243,9 @@ def _host_commands(plan: Plan, hosts: list[str]) -> list[str]:
     world = len(plan.stages.devices)
     for rank, name in enumerate(plan.stages.devices):
         host = plan.cluster.device[name].host
-        lines.append(f"{host}$ RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500 python train.py --steps 100")
+        lines.append(
+            f"{host}$ RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500 python train.py --steps 100"
+        )
     return [*lines, "```", ""] if hosts else []
 
 
@@ -242,5 +260,3 @@ def _no_triple_blanks(lines: Sequence[str]) -> list[str]:
 def _quiet(text: str) -> str:
     """Make text safe inside a docstring."""
     return text.replace("\\", "/").replace('"', "'").replace("\n", " ")
-
-

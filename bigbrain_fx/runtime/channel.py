@@ -58,7 +58,9 @@ class Layout:
     @property
     def stored(self) -> tuple[int, ...]:
         """Return the shape without what is only repeated (stride 0)."""
-        return tuple(1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True))
+        return tuple(
+            1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True)
+        )
 
     @property
     def is_dense(self) -> bool:
@@ -82,7 +84,9 @@ class Layout:
         """Return the layout as the int64 message that opens a channel."""
         dims = len(self.shape)
         if dims > MAX_DIMS:
-            raise ValueError(f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most")
+            raise ValueError(
+                f"a tensor of {dims} dimensions cannot be sent; {MAX_DIMS} is the most"
+            )
         pad = (0,) * (MAX_DIMS - dims)
         return torch.tensor((dims, *self.shape, *pad, *self.strides, *pad), dtype=torch.int64)
 
@@ -91,7 +95,9 @@ class Layout:
         """Read the message that opens a channel."""
         numbers = header.tolist()
         dims = numbers[0]
-        return Layout(tuple(numbers[1 : 1 + dims]), tuple(numbers[1 + MAX_DIMS : 1 + MAX_DIMS + dims]))
+        return Layout(
+            tuple(numbers[1 : 1 + dims]), tuple(numbers[1 + MAX_DIMS : 1 + MAX_DIMS + dims])
+        )
 
 
 def pack(tensor: Tensor, layout: Layout) -> Tensor:
@@ -100,7 +106,9 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     `layout` is the channel's; a tensor of other strides is first copied into it.
     """
     if Layout.of(tensor) != layout:
-        fresh = torch.empty_strided(layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device)
+        fresh = torch.empty_strided(
+            layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device
+        )
         return fresh.copy_(_stored(tensor, layout)).as_strided((layout.numel,), (1,))
     if layout.is_dense:
         return tensor.as_strided((layout.numel,), (1,))
@@ -111,7 +119,9 @@ def unpack(flat: Tensor, layout: Layout) -> Tensor:
     """Return the received elements as a tensor with exactly the sender's shape and strides."""
     if layout.is_dense:
         return flat.as_strided(layout.shape, layout.strides)
-    extent = 1 + sum((size - 1) * step for size, step in zip(layout.stored, layout.strides, strict=True))
+    extent = 1 + sum(
+        (size - 1) * step for size, step in zip(layout.stored, layout.strides, strict=True)
+    )
     gappy = torch.empty(extent, dtype=flat.dtype, device=flat.device)
     gappy.as_strided(layout.stored, layout.strides).copy_(flat.view(layout.stored))
     return gappy.as_strided(layout.shape, layout.strides)

@@ -54,10 +54,14 @@ class Stream:
             with self.random:
                 batch = next(self.iterator, None)
             if batch is None:
-                raise ValueError(f"batches(seed) ended before step {step}; yield one batch per step")
+                raise ValueError(
+                    f"batches(seed) ended before step {step}; yield one batch per step"
+                )
             self.step += 1
             if self.step == step:
-                self.parts = {name: self._split(name, _pick(batch, key)) for name, key in self.inputs.items()}
+                self.parts = {
+                    name: self._split(name, _pick(batch, key)) for name, key in self.inputs.items()
+                }
 
     def get(self, name: str, micro: int) -> Tensor:
         """Return one input of one micro-batch."""
@@ -74,13 +78,17 @@ class Stream:
 
     def _split(self, name: str, value: Any) -> list[Tensor]:
         if not isinstance(value, Tensor):
-            raise TypeError(f"batch entry {name!r} is {type(value).__name__}, but a tensor was traced")
+            raise TypeError(
+                f"batch entry {name!r} is {type(value).__name__}, but a tensor was traced"
+            )
         value = value.to(self.device)
         if name in self.whole:
             return [value] * self.micro_batches
         rows = value.shape[0]
         if rows % self.micro_batches:
-            raise ValueError(f"batch entry {name!r} has {rows} rows, not a multiple of {self.micro_batches} micro-batches")
+            raise ValueError(
+                f"batch entry {name!r} has {rows} rows, not a multiple of {self.micro_batches} micro-batches"
+            )
         return list(value.split(rows // self.micro_batches))
 
 

@@ -90,7 +90,9 @@ class Device:
     tied: Mapping[str, tuple[int, ...]] = {}
     aliases: Mapping[str, str] = {}
 
-    def __init__(self, transport: Transport, stream: Stream, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+    ) -> None:
         self.transport = transport
         self.stream = stream
         self.seed = seed
@@ -123,7 +125,10 @@ class Device:
             module.load_state_dict({name: tensors[name] for name in module.state_dict()})
             self._share(number, module)
         self.parameters = {name: self.parameters[name] for name in owner if name in self.parameters}
-        self.held = {number: [n for n in self.parameters if n in names] for number, names in self.held.items()}
+        self.held = {
+            number: [n for n in self.parameters if n in names]
+            for number, names in self.held.items()
+        }
 
     def _share(self, number: int, module: Stage) -> None:
         """Use one Parameter for all names, in all stages of this device, that mean the same tensor."""
@@ -139,12 +144,20 @@ class Device:
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
         self.training = training
-        self.optimizer = training.optimizer(list(self.parameters.items())) if self.parameters else None
-        self._base_lr = [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+        self.optimizer = (
+            training.optimizer(list(self.parameters.items())) if self.parameters else None
+        )
+        self._base_lr = (
+            [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Return this device's tensors by their names in the model."""
-        return {name: t.detach() for module in self.modules.values() for name, t in module.state_dict().items()}
+        return {
+            name: t.detach()
+            for module in self.modules.values()
+            for name, t in module.state_dict().items()
+        }
 
     # ------------------------------------------------------------------ a step
 
@@ -155,7 +168,11 @@ class Device:
         self.stream.advance(step)
         if step == 0:
             self.transport.agree("the first batch", self.stream.digest(), self.name)
-        incoming = [channel for channel in self.channels if channel.receiver == self.name and not channel.is_local]
+        incoming = [
+            channel
+            for channel in self.channels
+            if channel.receiver == self.name and not channel.is_local
+        ]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         self.step_once()
         self.transport.finish()
@@ -172,8 +189,12 @@ class Device:
 
     def recv(self, channel: Channel, micro: int) -> Tensor:
         """Wait for an activation or a gradient; an activation becomes a leaf of this stage's backward."""
-        tensor = self._kept[channel.tag].popleft() if channel.is_local else self.transport.recv(channel)
-        return tensor.requires_grad_(channel.requires_grad) if channel.kind == "activation" else tensor
+        tensor = (
+            self._kept[channel.tag].popleft() if channel.is_local else self.transport.recv(channel)
+        )
+        return (
+            tensor.requires_grad_(channel.requires_grad) if channel.kind == "activation" else tensor
+        )
 
     def send(self, channel: Channel, micro: int, tensor: Tensor) -> None:
         """Start sending a value or a gradient; within this device it is handed over as it is."""
@@ -316,7 +337,9 @@ class Device:
             gradients[name] = gradient * factor
 
 
-def _gradients(roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(
+    roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
+) -> tuple[Tensor | None, ...]:
     if not roots or not inputs:
         return (None,) * len(inputs)
     return torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
@@ -330,7 +353,11 @@ def _total(parts: list[Tensor]) -> Tensor | None:
 
 
 def _norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    return torch.zeros((), device=parameter.device) if gradient is None else torch.linalg.vector_norm(gradient)
+    return (
+        torch.zeros((), device=parameter.device)
+        if gradient is None
+        else torch.linalg.vector_norm(gradient)
+    )
 
 
 def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ class Hub:
         """Run one function per device until all have returned; raise the first error of any."""
         results: dict[str, T] = {}
         threads = [
-            threading.Thread(target=self._run_one, args=(name, program, results), name=name, daemon=True)
+            threading.Thread(
+                target=self._run_one, args=(name, program, results), name=name, daemon=True
+            )
             for name, program in programs.items()
         ]
         for thread in threads:
@@ -47,7 +49,7 @@ class Hub:
         with self.turn:
             try:
                 results[name] = program()
-            except BaseException as error:  # noqa: BLE001  any error of any device ends the run
+            except BaseException as error:
                 self.failed = self.failed or error
             self.turn.notify_all()
 
@@ -87,7 +89,9 @@ class LocalTransport:
         """Raise unless every device that names `what` gives the same digest."""
         other, seen = self.hub.digests.setdefault(what, (device, digest))
         if seen != digest:
-            raise RuntimeError(f"{what} differs between devices: {other} has {seen}, {device} has {digest}")
+            raise RuntimeError(
+                f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
+            )
 
     def finish(self) -> None:
         """Nothing is under way between steps."""

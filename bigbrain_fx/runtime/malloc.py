@@ -22,4 +22,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # musl has none
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)) and bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))
+    return bool(mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)) and bool(
+        mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+    )

@@ -92,7 +92,9 @@ class Region(Tensors):
         self.call = call
         return self
 
-    def key(self, name: str, index: int = 0, of: int = 1) -> contextlib.AbstractContextManager[None]:
+    def key(
+        self, name: str, index: int = 0, of: int = 1
+    ) -> contextlib.AbstractContextManager[None]:
         """Seed the draws in the `with` block; `index` of `of` draws under this name in one call."""
         if active.key is not None:
             place = ".".join(part for part in (self.path, name) if part)

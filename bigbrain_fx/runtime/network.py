@@ -94,7 +94,9 @@ class NetworkTransport:
         first = self.store.compare_set(f"agree/{what}", "", mine).decode()
         other, seen = first.split(" ", 1)
         if seen != digest:
-            raise RuntimeError(f"{what} differs between devices: {other} has {seen}, {device} has {digest}")
+            raise RuntimeError(
+                f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
+            )
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""
@@ -141,7 +143,9 @@ class NetworkTransport:
         self._wait(work, line.channel)
         layout = Layout.from_header(header)
         if layout.shape != line.channel.shape:
-            raise ValueError(f"{line.channel}: planned shape {line.channel.shape}, sent {layout.shape}")
+            raise ValueError(
+                f"{line.channel}: planned shape {line.channel.shape}, sent {layout.shape}"
+            )
         return layout
 
     def _wait(self, work: dist.Work, channel: Channel) -> None:
@@ -150,7 +154,9 @@ class NetworkTransport:
             work.wait(self.deadline)
         except RuntimeError as error:
             seconds = self.deadline.total_seconds()
-            raise TimeoutError(f"no message within {seconds:g} s, or the peer is gone: {channel}") from error
+            raise TimeoutError(
+                f"no message within {seconds:g} s, or the peer is gone: {channel}"
+            ) from error
 
 
 class _Background:
@@ -168,7 +174,9 @@ class _Background:
 
     def check(self) -> None:
         if self.error is not None:
-            raise ConnectionError("a message could not be sent; the peer is gone or too slow") from self.error
+            raise ConnectionError(
+                "a message could not be sent; the peer is gone or too slow"
+            ) from self.error
 
     def drain(self) -> None:
         self.under_way.join()

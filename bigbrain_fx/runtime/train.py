@@ -30,7 +30,6 @@ from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
 
-
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
@@ -84,7 +83,9 @@ def run_in_process(
     return devices
 
 
-def make_device(bundle: Bundle, rank: int, transport: Transport, seed: int, where: torch.device) -> Device:
+def make_device(
+    bundle: Bundle, rank: int, transport: Transport, seed: int, where: torch.device
+) -> Device:
     """Build one device with its weights, its data stream and its optimizer."""
     cls = bundle.devices[rank]
     stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where)
@@ -119,7 +120,9 @@ def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
         yield batch
 
 
-def _run(bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argparse.Namespace) -> None:
+def _run(
+    bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argparse.Namespace
+) -> None:
     where = torch.device("cpu")
     if bundle.kinds[rank] == "cuda":
         where = torch.device("cuda", _environment_number("LOCAL_RANK", 0))
@@ -127,7 +130,11 @@ def _run(bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argpa
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     transport = NetworkTransport(ranks, where, options.deadline, store)
     device = make_device(bundle, rank, transport, seed, where)
-    keep = partial(_save_first_gradients, Path(options.first_gradients)) if options.first_gradients else None
+    keep = (
+        partial(_save_first_gradients, Path(options.first_gradients))
+        if options.first_gradients
+        else None
+    )
     run_steps(device, options.steps, _printer(options.json), keep)
     if options.save:
         _save(device, Path(options.save))
@@ -140,13 +147,17 @@ def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> dist.Store:
     """Join the group; refuse a process that runs another plan. Return the store that all share."""
     world = len(bundle.devices)
     if _environment_number("WORLD_SIZE", world) != world:
-        raise SystemExit(f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}")
+        raise SystemExit(
+            f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}"
+        )
     timeout = timedelta(seconds=options.deadline)
     backend = "nccl" if all(kind == "cuda" for kind in bundle.kinds) else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         base = dist.TCPStore(host, port, world, is_master=False, timeout=timeout)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart must not read old addresses
+        attempt = os.environ.get(
+            "TORCHELASTIC_RESTART_COUNT", "0"
+        )  # a restart must not read old addresses
     else:
         base, attempt = _tcp_store(rank, world, timeout), "0"
     store = dist.PrefixStore(f"bigbrain/{attempt}", base)
@@ -174,10 +185,18 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise SystemExit(f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT") from error
+        raise SystemExit(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT"
+        ) from error
     listener.listen(128)
     return dist.TCPStore(
-        host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        host,
+        port,
+        world,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -197,7 +216,9 @@ def _save(device: Device, folder: Path) -> None:
 def _save_first_gradients(folder: Path, device: Device, step: int) -> None:
     if step == 0 and device.last_gradients:
         folder.mkdir(parents=True, exist_ok=True)
-        gradients = {name: g.cpu().contiguous().clone() for name, g in device.last_gradients.items()}
+        gradients = {
+            name: g.cpu().contiguous().clone() for name, g in device.last_gradients.items()
+        }
         save_file(gradients, folder / f"{device.name}.safetensors")
 
 
@@ -219,22 +240,38 @@ def _printer(as_json: bool) -> Report:
 def _environment_number(name: str, default: int | None) -> int:
     text = os.environ.get(name)
     if text is None and default is None:
-        raise SystemExit(f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank")
+        raise SystemExit(
+            f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank"
+        )
     return int(text) if text is not None else int(default or 0)
 
 
 def _parser(bundle: Bundle) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="train.py", description=f"Train on {len(bundle.devices)} devices.")
+    parser = argparse.ArgumentParser(
+        prog="train.py", description=f"Train on {len(bundle.devices)} devices."
+    )
     parser.add_argument("--steps", type=int, default=10, help="training steps (default 10)")
-    parser.add_argument("--seed", type=int, default=None, help=f"seed of data and dropout (default {bundle.seed})")
+    parser.add_argument(
+        "--seed", type=int, default=None, help=f"seed of data and dropout (default {bundle.seed})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
-    parser.add_argument("--save", help="write the trained tensors, one safetensors file per device, to this folder")
+    parser.add_argument(
+        "--save", help="write the trained tensors, one safetensors file per device, to this folder"
+    )
     parser.add_argument("--first-gradients", help="write the gradients of step 0 to this folder")
-    parser.add_argument("--threads", type=int, default=None, help="threads of every process (default: the plan's)")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
+    )
     parser.add_argument("--report", help="write each device's peak memory to this folder")
-    parser.add_argument("--deadline", type=float, default=300.0, help="longest wait for any message, in seconds")
-    parser.add_argument("--rank", type=int, default=None, help="this process's device (default: $RANK)")
-    parser.add_argument("--in-process", action="store_true", help="run all devices in this process, for pdb")
+    parser.add_argument(
+        "--deadline", type=float, default=300.0, help="longest wait for any message, in seconds"
+    )
+    parser.add_argument(
+        "--rank", type=int, default=None, help="this process's device (default: $RANK)"
+    )
+    parser.add_argument(
+        "--in-process", action="store_true", help="run all devices in this process, for pdb"
+    )
     return parser
 
 

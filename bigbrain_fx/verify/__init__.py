@@ -62,7 +62,9 @@ class Verification:
             )
 
     def __str__(self) -> str:
-        return "\n".join(f"{'equal' if c.passed else 'DIFFERENT'}  {c.name}: {c.detail}" for c in self.checks)
+        return "\n".join(
+            f"{'equal' if c.passed else 'DIFFERENT'}  {c.name}: {c.detail}" for c in self.checks
+        )
 
 
 def verify(
@@ -86,7 +88,9 @@ def verify(
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
     if not (model or plan.source.path):
-        raise InputError("this bundle was split from a module in memory", help="give the model file with --model")
+        raise InputError(
+            "this bundle was split from a module in memory", help="give the model file with --model"
+        )
     with tempfile.TemporaryDirectory(prefix="bigbrain-fx-verify-") as scratch:
         wanted: dict[str, Any] = {
             "bundle": str(folder),
@@ -130,9 +134,13 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
             stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"verification took longer than {time_limit_s:g} s", help="use fewer --steps") from error
+        raise InputError(
+            f"verification took longer than {time_limit_s:g} s", help="use fewer --steps"
+        ) from error
     except subprocess.CalledProcessError as error:
-        raise InputError(f"the model ended its process ({error.returncode})", help="look at its output above") from error
+        raise InputError(
+            f"the model ended its process ({error.returncode})", help="look at its output above"
+        ) from error
     answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text())
     return answer
 
@@ -147,5 +155,7 @@ def _has_fileno() -> bool:
 
 def _error(fields: dict[str, Any]) -> BigBrainError:
     kind = getattr(errors, fields["kind"], BigBrainError)
-    found: BigBrainError = kind(fields["what"], at=fields["at"], notes=tuple(fields["notes"]), help=fields["help"])
+    found: BigBrainError = kind(
+        fields["what"], at=fields["at"], notes=tuple(fields["notes"]), help=fields["help"]
+    )
     return found

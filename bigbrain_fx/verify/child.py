@@ -69,7 +69,9 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
         steps,
         seed,
     )
-    actual = _of_processes(wanted) if wanted["processes"] else _in_process(bundle, plan, steps, seed)
+    actual = (
+        _of_processes(wanted) if wanted["processes"] else _in_process(bundle, plan, steps, seed)
+    )
     return [*checks, *_same_training(plan, expected, actual)]
 
 
@@ -127,19 +129,28 @@ def _stream(bundle: ModuleType, plan: Plan):  # type: ignore[no-untyped-def]  # 
 def _new_stream(bundle: ModuleType, plan: Plan) -> Any:
     data = importlib.import_module("runtime.data")
     b = bundle.BUNDLE
-    return data.Stream(b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu"))
+    return data.Stream(
+        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
+    )
 
 
 # --------------------------------------------------------------------------- the links of the chain
 
 
-def _same_module(file: ModelFile, captured: Captured, plan: Plan, bundle: ModuleType) -> dict[str, object]:
+def _same_module(
+    file: ModelFile, captured: Captured, plan: Plan, bundle: ModuleType
+) -> dict[str, object]:
     rows = captured.graph.static_batch or plan.rows
     batches = [captured.inputs(rows)]
     if file.batches is not None:
         batch = next(iter(file.batches(plan.seed + 1)))
         inputs = graph_inputs(captured.graph, batch)
-        batches.append({e.name: inputs[e.name][:rows] if e.batched else inputs[e.name] for e in captured.graph.inputs})
+        batches.append(
+            {
+                e.name: inputs[e.name][:rows] if e.batched else inputs[e.name]
+                for e in captured.graph.inputs
+            }
+        )
     elif captured.graph.static_batch is None:
         batches.append(captured.inputs(rows + 1))
     found = differences(file, captured, batches)
@@ -152,7 +163,8 @@ def _same_weights(captured: Captured, weights: Mapping[str, Tensor]) -> dict[str
     found = [
         f"{name} has other numbers than the model"
         for name in used
-        if captured.tensors[name].shape != weights[name].shape or not equal(weights[name], captured.tensors[name].detach())
+        if captured.tensors[name].shape != weights[name].shape
+        or not equal(weights[name], captured.tensors[name].detach())
     ]
     return _check("weights = your model's", found, f"{len(used)} tensors bitwise")
 
@@ -175,7 +187,11 @@ def _same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str,
         for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
         if not equal(found, want)
     ]
-    gradients = [f"gradient of {n}" for n, g in expected.gradients.items() if not _has(actual.gradients, n, g)]
+    gradients = [
+        f"gradient of {n}"
+        for n, g in expected.gradients.items()
+        if not _has(actual.gradients, n, g)
+    ]
     trained = {n: t for n, t in expected.tensors.items() if n in actual.tensors}
     tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
     missing = {p for s in plan.stages.stages for p in s.params} - set(actual.tensors)
@@ -183,8 +199,16 @@ def _same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str,
     steps = len(expected.losses)
     return [
         _check("reference = bundle, losses", losses, f"{steps} steps bitwise"),
-        _check("reference = bundle, gradients", gradients, f"{len(expected.gradients)} tensors of step 0 bitwise"),
-        _check("reference = bundle, weights", tensors, f"{len(trained)} tensors after {steps} steps bitwise"),
+        _check(
+            "reference = bundle, gradients",
+            gradients,
+            f"{len(expected.gradients)} tensors of step 0 bitwise",
+        ),
+        _check(
+            "reference = bundle, weights",
+            tensors,
+            f"{len(trained)} tensors after {steps} steps bitwise",
+        ),
     ]
 
 
@@ -193,7 +217,9 @@ def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
 
 
 def _check(name: str, found: list[str], detail: str) -> dict[str, object]:
-    shown = "; ".join(found[:SHOWN]) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    shown = "; ".join(found[:SHOWN]) + (
+        f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    )
     return {"name": name, "passed": not found, "detail": shown if found else detail}
 
 

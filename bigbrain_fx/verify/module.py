@@ -32,7 +32,9 @@ class Outcome:
     buffers: Mapping[str, Tensor]
 
 
-def differences(file: ModelFile, captured: Captured, batches: Sequence[Mapping[str, Tensor]]) -> list[str]:
+def differences(
+    file: ModelFile, captured: Captured, batches: Sequence[Mapping[str, Tensor]]
+) -> list[str]:
     """Return where graph and module differ, one line each; none when they agree."""
     found = []
     for number, inputs in enumerate(batches):
@@ -45,12 +47,22 @@ def differences(file: ModelFile, captured: Captured, batches: Sequence[Mapping[s
 
 def compare(expected: Outcome, actual: Outcome) -> list[str]:
     """List what differs between two outcomes."""
-    lines = [f"{name} differs" for name, want in expected.values.items() if not equal(actual.values[name], want)]
+    lines = [
+        f"{name} differs"
+        for name, want in expected.values.items()
+        if not equal(actual.values[name], want)
+    ]
     for name, want in expected.gradients.items():
         error = relative_error(actual.gradients.get(name), want)
         if error > TOLERANCE:
-            lines.append(f"gradient of {name} differs by {error:.1e} of its largest (allowed {TOLERANCE:g})")
-    lines += [f"buffer {name} differs" for name, want in expected.buffers.items() if not equal(actual.buffers[name], want)]
+            lines.append(
+                f"gradient of {name} differs by {error:.1e} of its largest (allowed {TOLERANCE:g})"
+            )
+    lines += [
+        f"buffer {name} differs"
+        for name, want in expected.buffers.items()
+        if not equal(actual.buffers[name], want)
+    ]
     return lines
 
 
@@ -58,7 +70,9 @@ def equal(found: Tensor, want: Tensor) -> bool:
     """Whether two tensors have the same numbers; NaN equals NaN."""
     if found.shape != want.shape or found.dtype != want.dtype:
         return False
-    return torch.equal(found, want) or bool(torch.isclose(found, want, rtol=0, atol=0, equal_nan=True).all())
+    return torch.equal(found, want) or bool(
+        torch.isclose(found, want, rtol=0, atol=0, equal_nan=True).all()
+    )
 
 
 def relative_error(found: Tensor | None, want: Tensor) -> float:
@@ -83,17 +97,25 @@ def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) ->
 def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
     cloned = {name: tensor.clone() for name, tensor in inputs.items()}
     found = run_graph(captured.graph, captured.tensors, cloned, functions=captured.functions)
-    return _outcome(captured, {name: value for name, value in found.items() if isinstance(value, Tensor)})
+    return _outcome(
+        captured, {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    )
 
 
 def _outcome(captured: Captured, values: Mapping[str, Tensor]) -> Outcome:
     graph = captured.graph
-    wanted = {p.name: captured.tensors[p.name] for p in graph.params if p.spec.requires_grad and p.name == p.canonical}
+    wanted = {
+        p.name: captured.tensors[p.name]
+        for p in graph.params
+        if p.spec.requires_grad and p.name == p.canonical
+    }
     gradients: dict[str, Tensor] = {}
     if graph.loss is not None:
         found = torch.autograd.grad(values[graph.loss], list(wanted.values()), allow_unused=True)
         gradients = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
-    buffers = {p.name: captured.tensors[p.name].clone() for p in graph.params if p.kind != "parameter"}
+    buffers = {
+        p.name: captured.tensors[p.name].clone() for p in graph.params if p.kind != "parameter"
+    }
     return Outcome({name: value.detach() for name, value in values.items()}, gradients, buffers)
 
 
@@ -102,7 +124,11 @@ def _names(graph: Graph) -> list[str]:
 
 
 def _with_state_kept(captured: Captured, run: Callable[[], Outcome], seed: int) -> Outcome:
-    kept = {n: t.detach().clone() for n, t in captured.tensors.items() if not isinstance(t, nn.Parameter)}
+    kept = {
+        n: t.detach().clone()
+        for n, t in captured.tensors.items()
+        if not isinstance(t, nn.Parameter)
+    }
     torch.manual_seed(seed)
     try:
         return run()

@@ -55,7 +55,11 @@ class Reference:
             if name not in stage.recomputed
         }
         wants = {p.canonical for p in self.graph.params if p.spec.requires_grad}
-        used = {self.graph.param[name].canonical for stage in self.stages.stages for name in stage.params}
+        used = {
+            self.graph.param[name].canonical
+            for stage in self.stages.stages
+            for name in stage.params
+        }
         self.parameters = {
             p.name: nn.Parameter(self.tensors[p.name].detach().clone())
             for p in self.graph.params
@@ -67,7 +71,9 @@ class Reference:
             if p.canonical not in self.parameters
         }
 
-    def gradients(self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradients(
+        self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss of a step's micro-batches and the gradient of every parameter."""
         sums: dict[tuple[str, int], Tensor] = {}
         losses = []
@@ -80,7 +86,9 @@ class Reference:
         for name, stage in sorted(sums, key=lambda key: -key[1]):
             part = sums[name, stage]
             totals[name] = totals[name] + part if name in totals else part
-        return torch.stack(losses).mean(), {name: totals[name] for name in self.parameters if name in totals}
+        return torch.stack(losses).mean(), {
+            name: totals[name] for name in self.parameters if name in totals
+        }
 
     def _micro_batch(
         self, inputs: Mapping[str, Tensor], key: Key, share: float
@@ -141,7 +149,9 @@ def train_reference(
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(reference.parameters.values()), clip_norm)
         if step == 0:
-            trace.gradients.update({n: p.grad.clone() for n, p in reference.parameters.items() if p.grad is not None})
+            trace.gradients.update(
+                {n: p.grad.clone() for n, p in reference.parameters.items() if p.grad is not None}
+            )
         for group, lr in zip(chosen.param_groups, base, strict=True):
             group["lr"] = lr * lr_scale(step) if lr_scale else lr
         chosen.step()

@@ -1,0 +1,150 @@
+"""What every partitioner promises, tried on the whole table: a new one is tested by being listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx import plugins
+from bigbrain_fx.core import Cluster, Costs, Graph, Link, Partitioner, Placement
+from bigbrain_fx.cut import cut, trained
+from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.schedule import build, stage_costs
+from bigbrain_fx.simulate import simulate
+from bigbrain_fx.units import units
+from tests.synthetic import GIB, chain_graph, cluster_of, device, random_costs, random_graph
+
+MICRO = 4
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = plugins.names("partitioner")
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+quick = settings(
+    max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+seeds = st.integers(0, 10_000)
+
+
+def make(name: str) -> Partitioner:
+    taken = plugins.options_of("partitioner", name)
+    return plugins.partitioner(name, **({"micro_batches": MICRO} if "micro_batches" in taken else {}))
+
+
+def unlike(count: int, memory_bytes: int = GIB) -> Cluster:
+    devices = [device(f"d{i}", speed=1 + i % 3, memory_bytes=memory_bytes) for i in range(count)]
+    return cluster_of(*devices, link=Link(1e-4, 1e7))
+
+
+def placed(name: str, seed: int, count: int, devices: int) -> tuple[Graph, Cluster, Costs, Placement]:
+    graph, cluster = random_graph(seed, count), unlike(devices)
+    costs = random_costs(seed, graph, cluster)
+    return graph, cluster, costs, make(name).partition(graph, cluster, costs)
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), devices=st.integers(1, 4))
+def test_every_op_gets_a_known_device(name: str, seed: int, count: int, devices: int) -> None:
+    graph, cluster, _, placement = placed(name, seed, count, devices)
+    assert set(placement.device_of) == {op.name for op in graph.ops}
+    assert set(placement.device_of.values()) <= set(cluster.device)
+    assert placement.reason
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), devices=st.integers(2, 4))
+def test_what_must_stay_together_stays_together(
+    name: str, seed: int, count: int, devices: int
+) -> None:
+    graph, _, _, placement = placed(name, seed, count, devices)
+    for group in units(graph).groups:
+        assert len({placement.device_of[op] for op in group}) == 1
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30))
+def test_one_device_takes_it_all(name: str, seed: int, count: int) -> None:
+    _, _, _, placement = placed(name, seed, count, 1)
+    assert set(placement.device_of.values()) == {"d0"}
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4))
+def test_the_same_again(name: str, seed: int, count: int, devices: int) -> None:
+    graph, cluster, costs, placement = placed(name, seed, count, devices)
+    assert make(name).partition(graph, cluster, costs) == placement
+
+
+@settings(quick, max_examples=40)
+@given(
+    seed=seeds, count=st.integers(1, 20), devices=st.integers(1, 4), kib=st.integers(2, 200)
+)
+def test_memory_is_kept_or_no_plan_made(
+    name: str, seed: int, count: int, devices: int, kib: int
+) -> None:
+    """The judge is the simulator, which executes the very programs that a device would."""
+    graph, cluster = random_graph(seed, count), unlike(devices, kib * 1024)
+    costs = random_costs(seed, graph, cluster)
+    try:
+        placement = make(name).partition(graph, cluster, costs)
+    except NoPlanError as error:
+        assert error.help
+        assert any("needs" in note and "has" in note for note in error.notes)
+        return
+    stages = cut(graph, placement, graph.batch)
+    per_stage = stage_costs(graph, stages, costs)
+    in_flight = None if stages.is_chain else (MICRO,) * len(stages.devices)
+    schedule = "1f1b" if stages.is_chain else "list"
+    programs = build(schedule, stages, MICRO, per_stage, trained(graph, stages.stages), in_flight)
+    for entry in simulate(programs, stages, per_stage).devices:
+        assert entry.peak_bytes <= cluster.device[entry.device].memory_bytes
+
+
+def test_more_devices_than_ops(name: str) -> None:
+    graph, cluster = chain_graph(1, 2), unlike(5)
+    costs = random_costs(1, graph, cluster)
+    assert len(make(name).partition(graph, cluster, costs).device_of) == 2
+
+
+def test_no_memory_at_all_says_what_is_missing(name: str) -> None:
+    graph, cluster = chain_graph(1, 6), unlike(2, memory_bytes=100)
+    with pytest.raises(NoPlanError, match="memory") as caught:
+        make(name).partition(graph, cluster, random_costs(1, graph, cluster))
+    assert "has 100 bytes" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_same_placement_under_four_hash_seeds(name: str) -> None:
+    runs = [_digest(name, str(seed)) for seed in (0, 1, 42, 4711)]
+    digests = [process.communicate(timeout=60)[0].strip() for process in runs]
+    assert all(process.returncode == 0 for process in runs)
+    assert len(set(digests)) == 1
+    assert digests[0]
+
+
+def _digest(name: str, hash_seed: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), name],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _main(name: str) -> None:
+    parts = []
+    for seed in range(3):
+        _, _, _, placement = placed(name, seed, 25, 4)
+        parts.append(json.dumps([dict(placement.device_of), placement.reason]))
+    print(hashlib.sha256("".join(parts).encode()).hexdigest())
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,421 @@
+"""`chain-dp` against brute force, against the ledger of the schedules, and on its own clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Graph,
+    Link,
+    OpCost,
+    Partitioner,
+    Placement,
+    Ref,
+)
+from bigbrain_fx.cut import cut, trained
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.schedule import build, stage_costs
+from bigbrain_fx.simulate import simulate
+from partitioners.chain_dp import MOST_UNITS, ChainDP, best_split
+from partitioners.facts import Facts, facts
+from partitioners.footprint import Pieces, in_flight_at, needs
+from partitioners.line import Line
+from partitioners.orders import device_sequences, unit_orders
+from tests.synthetic import (
+    GIB,
+    chain_graph,
+    cluster_of,
+    device,
+    op,
+    random_costs,
+    random_graph,
+    tensor,
+)
+
+quick = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+seeds = st.integers(0, 10_000)
+
+
+# --------------------------------------------------------------------------- brute force
+
+
+def every_split(graph: Graph, cluster: Cluster) -> Iterator[tuple[Sequence[str], list[int]]]:
+    names = [d.name for d in cluster.devices]
+    count = len(graph.ops)
+    for used in range(1, min(len(names), count) + 1):
+        for sequence in permutations(names, used):
+            for inner in combinations(range(1, count), used - 1):
+                yield sequence, [0, *inner, count]
+
+
+def plain_step_s(
+    graph: Graph, costs: Costs, sequence: Sequence[str], cuts: Sequence[int], micro: int
+) -> float:
+    """Compute the objective from the graph alone, as the class's docstring states it."""
+    place = {entry.name: i for i, entry in enumerate(graph.ops)}
+    first_reader: dict[str, int] = {}
+    last_reader: dict[str, int] = {}
+    for i, entry in enumerate(graph.ops):
+        for name in entry.params:
+            first_reader.setdefault(graph.param[name].canonical, i)
+            last_reader[graph.param[name].canonical] = i
+    size = {param.canonical: param.spec.nbytes for param in graph.params}
+    busy: list[float] = []
+    total = 0.0
+    for stage, name in enumerate(sequence):
+        own = range(cuts[stage], cuts[stage + 1])
+        each = [costs.op_cost(graph.ops[i].name, name) for i in own]
+        owned = sum(size[param] for param, i in first_reader.items() if i in own)
+        once_s = owned * costs.optimizer_s_per_byte[name]
+        busy.append(sum(c.forward_s + c.backward_s for c in each) + once_s / micro)
+        total += busy[-1]
+    for stage in range(1, len(sequence)):
+        at = cuts[stage]
+        crossing = [
+            entry.outputs[0].nbytes
+            for entry in graph.ops[:at]
+            if any(place[reader] >= at for reader in graph.consumers[entry.name])
+        ]
+        tied = [size[p] for p in first_reader if first_reader[p] < at <= last_reader[p]]
+        link = costs.cluster.link(sequence[stage - 1], sequence[stage])
+        one_way_s = sum(crossing) / link.bytes_per_s
+        tied_s = sum(tied) / link.bytes_per_s / micro
+        total += 2 * (one_way_s + link.latency_s + tied_s)
+        busy.append(one_way_s + tied_s)
+    return total + (micro - 1) * max(busy)
+
+
+def plain_fits(
+    known: Facts, cluster: Cluster, sequence: Sequence[str], cuts: Sequence[int], micro: int
+) -> bool:
+    sizes = np.diff(cuts)
+    homes = [d for d, size in zip(sequence, sizes, strict=True) for _ in range(size)]
+    flights = {d: min(micro, len(sequence) - s) for s, d in enumerate(sequence)}
+    return all(
+        need.total <= cluster.device[d].memory_bytes
+        for d, need in needs(known, homes, flights).items()
+    )
+
+
+def unlike_cluster(seed: int, count: int, memory_bytes: Sequence[int]) -> Cluster:
+    devices = [
+        device(f"d{i}", speed=1 + i, memory_bytes=memory_bytes[i % len(memory_bytes)])
+        for i in range(count)
+    ]
+    links = tuple(
+        (a.name, b.name, Link(1e-5 * (1 + seed % 3), 1e5 * (1 + (seed + i) % 4)))
+        for i, (a, b) in enumerate(combinations(devices, 2))
+    )
+    return Cluster(tuple(devices), Link(1e-4, 1e6), links)
+
+
+def as_split(placement: Placement, graph: Graph) -> tuple[list[str], list[int]]:
+    homes = [placement.device_of[entry.name] for entry in graph.ops]
+    starts = [i for i, home in enumerate(homes) if i == 0 or home != homes[i - 1]]
+    return [homes[i] for i in starts], [*starts, len(homes)]
+
+
+@quick
+@given(
+    seed=seeds,
+    count=st.integers(1, 8),
+    devices=st.integers(1, 3),
+    micro=st.sampled_from((1, 2, 8)),
+    kib=st.sampled_from((4, 8, 16, 32, 1 << 20)),
+    tied=st.booleans(),
+)
+def test_equals_brute_force(
+    seed: int, count: int, devices: int, micro: int, kib: int, tied: bool
+) -> None:
+    graph = chain_graph(seed, count, tied=tied)
+    cluster = unlike_cluster(seed, devices, (kib * 1024, kib * 2048))
+    costs = random_costs(seed, graph, cluster)
+    known = facts(graph, costs)
+    assert len(known.groups) == count
+    fitting = [
+        plain_step_s(graph, costs, sequence, cuts, micro)
+        for sequence, cuts in every_split(graph, cluster)
+        if plain_fits(known, cluster, sequence, cuts, micro)
+    ]
+    planner = ChainDP(micro_batches=micro, gap=0.0)
+    if not fitting:
+        with pytest.raises(NoPlanError):
+            planner.partition(graph, cluster, costs)
+        return
+    placement = planner.partition(graph, cluster, costs)
+    sequence, cuts = as_split(placement, graph)
+    assert plain_fits(known, cluster, sequence, cuts, micro)
+    found = plain_step_s(graph, costs, sequence, cuts, micro)
+    assert found == pytest.approx(min(fitting), rel=1e-9)
+
+
+@settings(quick, max_examples=15)
+@given(seed=seeds, count=st.integers(1, 8), devices=st.integers(1, 3))
+def test_a_loose_gap_costs_no_more_than_it_says(seed: int, count: int, devices: int) -> None:
+    graph = chain_graph(seed, count)
+    cluster = unlike_cluster(seed, devices, (GIB,))
+    line = Line(facts(graph, random_costs(seed, graph, cluster)), cluster, 8)
+    sequences = device_sequences(cluster)
+    exact = best_split(line, sequences, gap=0.0)
+    loose = best_split(line, sequences, gap=0.05)
+    assert exact is not None
+    assert loose is not None
+    assert exact.step_s(8) <= loose.step_s(8) <= exact.step_s(8) / 0.95
+
+
+# --------------------------------------------------------------------------- what it should do
+
+
+def plain_chain(count: int, second: float = 1.0) -> tuple[Graph, dict[str, OpCost]]:
+    graph = chain_graph(3, count, skips=False)
+    return graph, {entry.name: OpCost(second, 2 * second) for entry in graph.ops}
+
+
+def costs_of(cluster: Cluster, each: dict[str, OpCost], speeds: Sequence[float]) -> Costs:
+    ops = {
+        d.name: {
+            name: replace(c, forward_s=c.forward_s / speed, backward_s=c.backward_s / speed)
+            for name, c in each.items()
+        }
+        for d, speed in zip(cluster.devices, speeds, strict=True)
+    }
+    return Costs(ops, cluster, {d.name: 0.0 for d in cluster.devices})
+
+
+def sizes(placement: Placement, graph: Graph) -> dict[str, int]:
+    homes = [placement.device_of[entry.name] for entry in graph.ops]
+    return {home: homes.count(home) for home in dict.fromkeys(homes)}
+
+
+def test_equal_devices_get_equal_parts() -> None:
+    graph, each = plain_chain(8)
+    cluster = cluster_of(*(device(f"d{i}") for i in range(4)))
+    placement = ChainDP(8).partition(graph, cluster, costs_of(cluster, each, (1, 1, 1, 1)))
+    assert sizes(placement, graph) == {"d0": 2, "d1": 2, "d2": 2, "d3": 2}
+
+
+def test_the_faster_device_gets_the_larger_part() -> None:
+    graph, each = plain_chain(12)
+    cluster = cluster_of(device("slow"), device("fast", 3))
+    placement = ChainDP(32).partition(graph, cluster, costs_of(cluster, each, (1, 3)))
+    assert sizes(placement, graph) == {"slow": 3, "fast": 9}
+
+
+def test_a_useless_device_is_left_out_unless_asked_for() -> None:
+    graph, each = plain_chain(4)
+    cluster = cluster_of(device("fast"), device("snail", 0.001))
+    costs = costs_of(cluster, each, (1, 0.001))
+    assert sizes(ChainDP(4).partition(graph, cluster, costs), graph) == {"fast": 4}
+    forced = ChainDP(4, use_all=True).partition(graph, cluster, costs)
+    assert sorted(sizes(forced, graph).values()) == [1, 3]
+
+
+def test_neighbours_are_those_with_the_fast_links() -> None:
+    """a and c are near each other, c and b too, a and b far: the pipeline is a-c-b or b-c-a."""
+    graph, each = plain_chain(6)
+    near, far = Link(0.0, 1e9), Link(10.0, 1e2)
+    devices = (device("a"), device("b"), device("c"))
+    links = (("a", "b", far), ("a", "c", near), ("b", "c", near))
+    cluster = Cluster(devices, near, links)
+    placement = ChainDP(8).partition(graph, cluster, costs_of(cluster, each, (1, 1, 1)))
+    assert list(sizes(placement, graph)) in (["a", "c", "b"], ["b", "c", "a"])
+
+
+def test_memory_shifts_the_cut() -> None:
+    graph, each = plain_chain(8)
+    each = {name: replace(cost, saved_bytes=1 << 20) for name, cost in each.items()}
+    cluster = cluster_of(device("small", memory_bytes=5 << 20), device("large"))
+    costs = costs_of(cluster, each, (1, 1))
+    placement = ChainDP(4).partition(graph, cluster, costs)
+    homes = sizes(placement, graph)
+    assert list(homes) == ["large", "small"]  # the last stage keeps one micro-batch, not two
+    assert homes == {"large": 4, "small": 4}
+
+
+def test_gpipe_holds_every_micro_batch() -> None:
+    graph, each = plain_chain(8)
+    each = {name: replace(cost, saved_bytes=1 << 20) for name, cost in each.items()}
+    cluster = cluster_of(device("d0", memory_bytes=10 << 20), device("d1", memory_bytes=10 << 20))
+    costs = costs_of(cluster, each, (1, 1))
+    assert sizes(ChainDP(4).partition(graph, cluster, costs), graph) == {"d0": 4, "d1": 4}
+    with pytest.raises(NoPlanError, match="no split fits") as caught:
+        ChainDP(4, in_flight=4).partition(graph, cluster, costs)
+    assert "d0 needs" in caught.value.notes[0]
+    assert caught.value.help == "fits with fewer micro-batches in flight: --schedule 1f1b"
+
+
+def test_smaller_micro_batches_are_the_first_remedy() -> None:
+    graph, each = plain_chain(4)
+    each = {name: replace(cost, saved_bytes=4 << 20) for name, cost in each.items()}
+    cluster = cluster_of(device("d0", memory_bytes=9 << 20))
+    with pytest.raises(NoPlanError) as caught:
+        ChainDP(2).partition(graph, cluster, costs_of(cluster, each, (1,)))
+    assert caught.value.help == "should fit with --micro-batches 4: 2 rows in each"
+
+
+def test_devices_are_the_next_remedy() -> None:
+    graph, each = plain_chain(8)
+    graph = replace(graph, batch=1)  # a micro-batch of one row cannot be smaller
+    each = {name: replace(cost, saved_bytes=4 << 20) for name, cost in each.items()}
+    cluster = cluster_of(device("d0", memory_bytes=17 << 20), device("d1", memory_bytes=17 << 20))
+    with pytest.raises(NoPlanError) as caught:
+        ChainDP(2).partition(graph, cluster, costs_of(cluster, each, (1, 1)))
+    assert caught.value.help == "fits with 1 more device like d0 (17.0 MiB)"
+
+
+def test_the_reason_names_each_cut() -> None:
+    graph, each = plain_chain(4)
+    cluster = cluster_of(device("d0"), device("d1"))
+    reason = ChainDP(8).partition(graph, cluster, costs_of(cluster, each, (1, 1))).reason
+    head, cut_line = reason.splitlines()
+    assert "2 of 2 devices, d0 -> d1" in head
+    assert cut_line.startswith("d0 | d1: after v1; ")
+
+
+def test_micro_batches_must_be_positive() -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        ChainDP(micro_batches=0)
+
+
+def test_keeps_the_protocol() -> None:
+    made: Partitioner = ChainDP()  # for mypy
+    assert isinstance(made, Partitioner)
+
+
+# --------------------------------------------------------------------------- its parts
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 15), flight=st.integers(1, 3))
+def test_pieces_need_what_a_placement_of_them_needs(seed: int, count: int, flight: int) -> None:
+    graph = random_graph(seed, count)
+    cluster = cluster_of(device("d0"), device("d1"))
+    known = facts(graph, random_costs(seed, graph, cluster))
+    matrix = Pieces(known, 2).bytes_needed("d0", flight)
+    units = len(known.groups)
+    for first in range(units):
+        for after in range(first + 1, units + 1):
+            homes = ["d0" if first <= unit < after else "d1" for unit in range(units)]
+            need = needs(known, homes, {"d0": flight, "d1": 1})["d0"]
+            assert matrix[first, after] == pytest.approx(need.total, abs=2)
+
+
+@quick
+@given(seed=seeds, count=st.integers(2, 20), devices=st.integers(2, 4), gpipe=st.booleans())
+def test_what_is_reserved_covers_what_the_schedule_holds(
+    seed: int, count: int, devices: int, gpipe: bool
+) -> None:
+    micro = 5
+    graph = random_graph(seed, count)
+    cluster = cluster_of(*(device(f"d{i}") for i in range(devices)))
+    costs = random_costs(seed, graph, cluster)
+    known = facts(graph, costs)
+    planner = ChainDP(micro, in_flight=micro if gpipe else None, use_all=len(known.groups) >= devices)
+    placement = planner.partition(graph, cluster, costs)
+    stages = cut(graph, placement, graph.batch)
+    per_stage = stage_costs(graph, stages, costs)
+    schedule = "gpipe" if gpipe else "1f1b"
+    programs = build(schedule, stages, micro, per_stage, trained(graph, stages.stages))
+    homes = [placement.device_of[group[0]] for group in known.groups]
+    flights = {
+        d: in_flight_at(stage, len(stages.devices), micro, planner.in_flight)
+        for stage, d in enumerate(stages.devices)
+    }
+    reserved = needs(known, homes, flights)
+    for entry in simulate(programs, stages, per_stage).devices:
+        assert entry.peak_bytes <= reserved[entry.device].total
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 25))
+def test_orders_are_topological(seed: int, count: int) -> None:
+    graph = random_graph(seed, count)
+    cluster = cluster_of(device("d0"))
+    known = facts(graph, random_costs(seed, graph, cluster))
+    for order in unit_orders(len(known.groups), known.edges):
+        place = {unit: i for i, unit in enumerate(order)}
+        assert sorted(order) == list(range(len(known.groups)))
+        assert all(place[maker] < place[reader] for maker, reader in known.edges)
+
+
+def test_depth_first_finishes_a_branch() -> None:
+    """Two branches, listed in turns: 0 -> 1 -> 3 -> 5 and 0 -> 2 -> 4 -> 5."""
+    edges = [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5)]
+    given_order, depth_first, late = unit_orders(6, edges)
+    assert given_order == (0, 1, 2, 3, 4, 5)
+    assert depth_first == (0, 1, 3, 2, 4, 5)
+    assert late == (0, 2, 4, 1, 3, 5)
+
+
+def test_alike_devices_are_not_tried_in_two_orders() -> None:
+    alike = cluster_of(*(device(f"d{i}") for i in range(6)))
+    assert device_sequences(alike) == tuple(
+        tuple(f"d{i}" for i in range(length)) for length in range(6, 0, -1)
+    )
+    two_kinds = cluster_of(device("a"), device("b", 2), device("a2"))
+    assert len(device_sequences(two_kinds, use_all=True)) == 3
+    unlike = cluster_of(*(device(f"d{i}", 1 + i) for i in range(6)))
+    assert len(device_sequences(unlike, use_all=True)) == 720
+    assert len(device_sequences(unlike)) == 1956
+
+
+def test_many_unlike_devices_are_sorted_instead() -> None:
+    unlike = cluster_of(*(device(f"d{i}", 1 + i * 7 % 9) for i in range(9)))
+    sequences = device_sequences(unlike)
+    assert sequences[0] == tuple(f"d{i}" for i in range(9))
+    assert len(sequences) < 60
+    assert {len(sequence) for sequence in sequences} == set(range(1, 10))
+
+
+# --------------------------------------------------------------------------- large graphs
+
+
+def deep_graph(count: int) -> tuple[Graph, Cluster, Costs]:
+    graph = chain_graph(5, count)
+    cluster = unlike_cluster(1, 4, (GIB,))
+    cluster = replace(cluster, links=(), default_link=Link(1e-5, 1e9))
+    return graph, cluster, random_costs(5, graph, cluster)
+
+
+@pytest.mark.parametrize(("count", "limit_s"), [(700, 2.0), (2000, 10.0)])
+def test_large_graphs_are_planned_in_seconds(count: int, limit_s: float) -> None:
+    """The limits are four times what one quiet core takes."""
+    graph, cluster, costs = deep_graph(count)
+    start = time.process_time()
+    placement = ChainDP(8).partition(graph, cluster, costs)
+    took_s = time.process_time() - start
+    assert len(set(placement.device_of.values())) == 4
+    assert took_s < limit_s
+
+
+def test_merging_neighbours_keeps_the_numbers() -> None:
+    graph, cluster, costs = deep_graph(MOST_UNITS + 300)
+    line = next(ChainDP(8).lines(facts(graph, costs), cluster))
+    known = facts(graph, costs)
+    assert line.count <= MOST_UNITS
+    assert line.facts.seconds["d1"].sum() == pytest.approx(known.seconds["d1"].sum())
+    assert [n for group in line.facts.groups for n in group] == [entry.name for entry in graph.ops]
+
+
+def test_a_value_that_is_read_far_away_counts_at_every_cut_between() -> None:
+    ops = [
+        op("a", "aten.linear.default", out=tensor(10)),
+        op("b", "aten.linear.default", Ref("a"), out=tensor(1)),
+        op("c", "aten.linear.default", Ref("a"), Ref("b"), out=tensor(1)),
+    ]
+    graph = replace(chain_graph(0, 1), ops=tuple(ops), outputs=("c",), loss="c", params=())
+    cluster = cluster_of(device("d0"))
+    line = Line(facts(graph, random_costs(0, graph, cluster)), cluster, 1)
+    assert [line.hop_bytes(cut)[0] for cut in range(4)] == [0, 40, 44, 0]

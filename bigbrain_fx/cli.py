@@ -1,276 +1,455 @@
 """The command line: each command calls one public function and prints its noun.
 
-Conventions: progress on stderr; with --json stdout holds JSON alone; exit codes 0 ok, 1 internal, 2 bad
-input, 3 no plan, 4 capture failed, 5 verification failed.
+Conventions: with --json stdout holds JSON alone, one object a line, and everything else goes to
+stderr; exit codes 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification
+failed, 130 stopped. Rooms are imported by the command that needs them, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from bigbrain_fx import __version__
-from bigbrain_fx.compile import TIME_LIMIT_S, Split
-from bigbrain_fx.compile import estimate as estimate_model
-from bigbrain_fx.compile import split as split_model
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.explain import explain as explain_plan
-from bigbrain_fx.launch import RunOptions, StepLine, commands, hosts
-from bigbrain_fx.launch import run as run_bundle
-from bigbrain_fx.plan import Options, Plan, read_plan, replan
-from bigbrain_fx.plugins import names, preset
-from bigbrain_fx.schedule import SCHEDULES
-from bigbrain_fx.show import show_explanation, show_forecast, show_plan, show_verification
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bigbrain_fx.launch import StepLine
+    from bigbrain_fx.plan import Options, Plan
 
 Command = Callable[..., Any]
-console = Console(stderr=True, highlight=False)
+
+EPILOG = """Every option can come from the environment: --micro-batches of any command from
+BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok, 1 internal,
+2 bad input, 3 no feasible plan, 4 capture failed, 5 verification failed."""
+
+_PATH = click.Path(path_type=Path)
+_SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBRAIN_FX"}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBRAIN_FX"})
+@click.group(context_settings=_SETTINGS, epilog=EPILOG)
 @click.version_option(__version__, prog_name="bigbrain-fx")
-def cli() -> None:
-    """Split a PyTorch model over the devices of a cluster, as plain Python, one program per device.
-
-    With --debug anywhere on the line every error shows its traceback.
-    """
+@click.option(
+    "--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line)."
+)
+def cli(debug: bool) -> None:
+    """Split a PyTorch model over the devices of a cluster, as plain Python, a program per device."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors meant for the user become one message and an exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given or os.environ.get("BIGBRAIN_FX_DEBUG", "0") not in ("", "0")
+    words = [word for word in given if word != "--debug"]
     try:
-        cli.main([word for word in given if word != "--debug"], prog_name="bigbrain-fx", standalone_mode=False)
+        with _terminable():
+            cli.main(words, prog_name="bigbrain-fx", standalone_mode=False)
     except BigBrainError as error:
-        _fail(error, given, error.exit_code, str(error))
-    except click.exceptions.Abort:
+        _fail(error, debug, error.exit_code, str(error))
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except Exception as error:  # a fault of ours
-        _fail(error, given, 1, f"internal error: {type(error).__name__}: {error}\n  help: run again with --debug and report it")
+        text = f"internal error: {type(error).__name__}: {error}"
+        _fail(
+            error, debug, 1, f"{text}\n  help: run it again with --debug and report what it shows"
+        )
 
 
-def _fail(error: BaseException, given: list[str], code: int, text: str) -> None:
-    if "--debug" in given:
-        raise error
+def _fail(error: BaseException, debug: bool, code: int, text: str) -> None:
+    if debug:
+        traceback.print_exception(error)
     click.echo(f"error: {text}", err=True)
     sys.exit(code)
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does: a run ends its processes before it goes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --------------------------------------------------------------------------- options
+
+
+class _Listed(click.Option):
+    """An option whose help ends with names that only plug-ins know; `{names}` stands for them."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Fill in the names when the help is shown, and not before: loading plug-ins takes time."""
+        from bigbrain_fx.plugins import names
+        from bigbrain_fx.schedule import SCHEDULES
+
+        listed = {"partitioner": names(), "estimator": names("estimator")}
+        found = listed.get(self.name or "", tuple(sorted(SCHEDULES)))
+        self.help = (self.help or "").replace("{names}", ", ".join(found))
+        return super().get_help_record(ctx)
+
+
+def _option(flag: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
+    """Make an option that all commands take from one variable of the environment."""
+    variable = f"BIGBRAIN_FX_{flag.removeprefix('--').replace('-', '_').upper()}"
+    return click.option(flag, envvar=variable, **settings)
+
+
 def _json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")(command)
+    text = "Print JSON alone on stdout, one object a line."
+    made = click.option("--json", "as_json", is_flag=True, envvar="BIGBRAIN_FX_JSON", help=text)
+    return made(command)
 
 
 def _planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
-    listed = ", ".join(names())
     for option in (
-        click.option("--time-limit", "time_limit_s", default=TIME_LIMIT_S, show_default=True, help="Seconds the model file may take."),
-        click.option("--seed", default=0, show_default=True, help="Seed of weights, data and dropout."),
-        click.option("--micro-batches", type=int, default=None, help="How many a batch is split into [default: the fastest by forecast]."),
-        click.option("--schedule", type=click.Choice(sorted(SCHEDULES)), default=None, help="[default: 1f1b for chains, list else]"),
-        click.option("--estimator", default=None, help="[default: the partitioner's own]"),
-        click.option("--partitioner", default="analytical", show_default=True, help=f"One of {listed}."),
-        click.option("--devices", required=True, type=click.Path(path_type=Path), help="The cluster.json."),
+        _option(
+            "--time-limit",
+            type=click.FloatRange(min=0, min_open=True),
+            default=600.0,
+            show_default=True,
+            help="Seconds that loading and capturing the model file may take.",
+        ),
+        _option(
+            "--seed",
+            type=click.IntRange(min=0, max=2**63 - 1),
+            default=0,
+            show_default=True,
+            help="Seed of weights, data and dropout.",
+        ),
+        _option(
+            "--micro-batches",
+            type=int,
+            help="Equal parts that a batch is split into [default: the fastest by forecast].",
+        ),
+        _option(
+            "--schedule",
+            cls=_Listed,
+            help="One of {names} [default: 1f1b for chains, list else].",
+        ),
+        _option(
+            "--estimator",
+            cls=_Listed,
+            help="One of {names} [default: the partitioner's own].",
+        ),
+        _option(
+            "--partitioner",
+            cls=_Listed,
+            default="analytical",
+            show_default=True,
+            help="One of {names}.",
+        ),
+        _option("--devices", required=True, type=_PATH, help="The cluster.json."),
     ):
         command = option(command)
     return command
 
 
+def _options(choices: dict[str, Any]) -> Options:
+    from bigbrain_fx.plan import Options
+    from bigbrain_fx.plugins import preset
+
+    partitioner, own = preset(choices["partitioner"])
+    return Options(
+        partitioner,
+        choices["estimator"] or own,
+        choices["schedule"],
+        choices["micro_batches"],
+        choices["seed"],
+    )
+
+
+# --------------------------------------------------------------------------- planning
+
+
 @cli.command()
 @click.argument("model")
 @_planning_options
-@click.option("--out", default="bundle", show_default=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--out", default="bundle", show_default=True, type=_PATH, help="Folder to write.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is there.")
 @_json_option
-def split(model: str, devices: Path, out: Path, force: bool, as_json: bool, time_limit_s: float, **choices: Any) -> None:
-    """Split MODEL (model.py or model.py:name) over the devices and write a bundle."""
+def split(
+    model: str,
+    devices: Path,
+    out: Path,
+    force: bool,
+    as_json: bool,
+    time_limit: float,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Split MODEL (model.py or model.py:name) over the devices and write a bundle.
+
+    The model file is code and is run as code, in a child process.
+    """
+    from bigbrain_fx import compile as road
+    from bigbrain_fx.show import json_line, show_plan, split_json
+
+    options = _options(choices)
     with _working(f"capturing {model}"):
-        made = split_model(model, devices, out, _options(choices), force=force, time_limit_s=time_limit_s)
+        made = road.split(model, devices, out, options, force=force, time_limit_s=time_limit)
     for warning in made.warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps(_split_json(made)))
-    else:
-        show_plan(made.plan, made.parameters)
-        click.echo(f"\nwrote {made.bundle}: read {made.bundle / 'README.md'}, run it with `bigbrain-fx run {made.bundle}`")
+        click.echo(json_line(split_json(made)))
+        return
+    show_plan(made.plan, made.parameters)
+    click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
+    click.echo(f"train it: bigbrain-fx run {made.bundle}")
 
 
 @cli.command()
 @click.argument("model")
 @_planning_options
 @_json_option
-def estimate(model: str, devices: Path, as_json: bool, time_limit_s: float, **choices: Any) -> None:
+def estimate(
+    model: str,
+    devices: Path,
+    as_json: bool,
+    time_limit: float,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
+    from bigbrain_fx import compile as road
+
+    options = _options(choices)
     with _working(f"capturing {model} without weights"):
-        plan = estimate_model(model, devices, _options(choices), time_limit_s=time_limit_s)
+        plan = road.estimate(model, devices, options, time_limit_s=time_limit)
     _print_plan(plan, as_json)
 
 
 @cli.command()
-@click.argument("plan", type=click.Path(path_type=Path))
+@click.argument("plan", type=_PATH)
 @_json_option
 def explain(plan: Path, as_json: bool) -> None:
     """Say what each device of PLAN (a bundle or plan.json) runs, and why each cut is where it is."""
+    from bigbrain_fx.explain import explain as explain_plan
+    from bigbrain_fx.plan import read_plan
+    from bigbrain_fx.show import json_line, show_explanation
+
     found = explain_plan(read_plan(plan))
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
+        click.echo(json_line(dataclasses.asdict(found)))
     else:
         show_explanation(found)
 
 
 @cli.command()
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--devices", default=None, type=click.Path(path_type=Path), help="Another cluster.json: what would it give there?")
+@click.argument("plan", type=_PATH)
+@click.option("--devices", type=_PATH, help="Another cluster.json: what would it give there?")
+@click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @_json_option
-def simulate(plan: Path, devices: Path | None, as_json: bool) -> None:
-    """Run PLAN (a bundle or plan.json) in the simulator, here or on another cluster."""
-    from bigbrain_fx.cluster import read_cluster
+def simulate(plan: Path, devices: Path | None, again: bool, as_json: bool) -> None:
+    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or on other devices."""
+    from bigbrain_fx.compile import simulate as simulate_plan
+    from bigbrain_fx.plan import read_plan
 
-    found = read_plan(plan)
-    if devices is not None:
-        found = replan(found, read_cluster(devices))
-    _print_plan(found, as_json)
+    if again and devices is None:
+        raise InputError("--again is for another cluster", help="add --devices cluster.json")
+    _print_plan(simulate_plan(read_plan(plan), devices, again=again), as_json)
+
+
+def _print_plan(plan: Plan, as_json: bool) -> None:
+    from bigbrain_fx.show import json_line, plan_json, show_forecast
+
+    if as_json:
+        click.echo(json_line(plan_json(plan)))
+    else:
+        show_forecast(plan)
+
+
+# --------------------------------------------------------------------------- running
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--steps", default=10, show_default=True, help="Training steps.")
-@click.option("--seed", type=int, default=None, help="Seed of data and dropout [default: the plan's].")
-@click.option("--port", default=0, show_default=True, help="Rendezvous port; 0 takes any free one.")
-@click.option("--save", type=click.Path(path_type=Path), default=None, help="Write the trained tensors to this folder.")
-@click.option("--logs", type=click.Path(path_type=Path), default=None, help="Keep the processes' logs here.")
-@click.option("--deadline", "deadline_s", default=300.0, show_default=True, help="Longest wait for a message, in seconds.")
-@click.option("--local", is_flag=True, help="Run all devices on this host, whatever hosts the plan names.")
+@click.argument("bundle", type=_PATH)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Training steps.",
+)
+@click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
+@click.option(
+    "--port",
+    default=0,
+    show_default=True,
+    help="Rendezvous port; 0 takes any free one.",
+)
+@click.option("--save", type=_PATH, help="Write the trained tensors to this folder.")
+@click.option("--logs", type=_PATH, help="Keep the processes' logs here.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Longest wait for a message, in seconds.",
+)
+@click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
 @_json_option
-def run(bundle: Path, local: bool, as_json: bool, **choices: Any) -> None:
+def run(
+    bundle: Path,
+    local: bool,
+    as_json: bool,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
     """Train BUNDLE on this host, one process per device; for several hosts, print their commands."""
-    plan = read_plan(bundle)
+    from bigbrain_fx.launch import RunOptions, commands, hosts
+    from bigbrain_fx.launch import run as run_bundle
+    from bigbrain_fx.plan import read_plan
+    from bigbrain_fx.show import json_line
+
+    plan, options = read_plan(bundle), RunOptions(**choices)
     if len(hosts(plan)) > 1 and not local:
-        click.echo("this plan is for several hosts; copy the bundle to each and run there (or use --local):")
-        for host, command in commands(plan, choices["steps"]):
-            click.echo(f"  {host}$ {command}")
+        click.echo(
+            "for several hosts: copy the bundle to each, run there (or add --local)", err=True
+        )
+        for host, command in commands(plan, options):
+            entry = json_line({"host": host, "command": command})
+            click.echo(entry if as_json else f"{host}$ {command}")
         return
-    options = RunOptions(**choices)
     with _stepping(options.steps, as_json) as on_step:
         done = run_bundle(bundle, options, on_step)
-    if not as_json:
-        peaks = ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in done.max_rss_bytes.items())
-        click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}; resident memory {peaks}; logs in {done.logs}")
+    if as_json:
+        return
+    peaks = ", ".join(f"{name} {n / 2**20:.0f} MiB" for name, n in done.max_rss_bytes.items())
+    click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+    click.echo(f"resident memory {peaks}; logs in {done.logs}")
 
 
 @cli.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--steps", default=5, show_default=True, help="Training steps to compare.")
-@click.option("--model", default=None, help="The model file, if it is not where it was.")
-@click.option("--processes", is_flag=True, help="Run the bundle in real processes over gloo, not in one process.")
+@click.argument("bundle", type=_PATH)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Training steps to compare.",
+)
+@click.option("--model", help="The model file, if it is not where it was.")
+@click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
 @_json_option
 def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
     """Check that BUNDLE computes what the unsplit model computes."""
+    from bigbrain_fx.show import json_line, show_verification
     from bigbrain_fx.verify import verify as verify_bundle
 
     with _working(f"verifying {bundle}"):
         found = verify_bundle(bundle, steps=steps, model=model, processes=processes)
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(found), "passed": found.passed}))
+        click.echo(json_line({**dataclasses.asdict(found), "passed": found.passed}))
     else:
         show_verification(found)
     found.require_passed()
 
 
+# --------------------------------------------------------------------------- setting up
+
+
 @cli.command()
-def schema() -> None:
+@_json_option
+def schema(as_json: bool) -> None:
     """Print the JSON Schema of cluster.json."""
     from bigbrain_fx.cluster import schema as cluster_schema
 
-    click.echo(json.dumps(cluster_schema(), indent=2))
+    click.echo(json.dumps(cluster_schema(), indent=None if as_json else 2))
 
 
 @cli.command()
-@click.argument("folder", default=".", type=click.Path(path_type=Path))
+@click.argument("folder", default=".", type=_PATH)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-def init(folder: Path, force: bool) -> None:
+@_json_option
+def init(folder: Path, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
     from bigbrain_fx.starter import write_starter
 
     for path in write_starter(folder, force=force):
-        click.echo(f"wrote {path}")
+        click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")
 
 
 @cli.command()
-@click.option("--write", "out", type=click.Path(path_type=Path), default=None, help="Write a cluster.json of this host.")
-@click.option("--devices", default=2, show_default=True, help="How many devices to describe.")
-@click.option("--threads", default=1, show_default=True, help="Threads of each CPU device.")
+@click.option("--write", "out", type=_PATH, help="Write a cluster.json of this host.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many devices to describe.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads of each CPU device.",
+)
 @click.option("--thorough", is_flag=True, help="Measure longer.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @_json_option
-def doctor(out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool) -> None:
+def doctor(
+    out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool
+) -> None:
     """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback."""
     from bigbrain_fx.cluster import to_json as cluster_json
     from bigbrain_fx.doctor import probe
 
-    if out is not None and out.exists() and not force:
-        raise InputError(f"{out} exists already", help="give another file, or --force to replace it")
+    if out is not None and os.path.lexists(out) and not force:
+        raise InputError(
+            f"{out} exists already", help="give another file, or --force to replace it"
+        )
     with _working("probing this host"):
         found = probe(threads=threads, devices=devices, quick=not thorough)
-    click.echo(cluster_json(found.cluster) if as_json else str(found))
+    click.echo(json.dumps(json.loads(cluster_json(found.cluster))) if as_json else str(found))
     if out is not None:
         found.write(out, force=force)
         click.echo(f"wrote {out}", err=True)
 
 
-# --------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------- progress
 
 
-def _options(choices: dict[str, Any]) -> Options:
-    partitioner, own = preset(choices["partitioner"])
-    count = choices["micro_batches"]
-    return Options(partitioner, choices["estimator"] or own, choices["schedule"], count, choices["seed"])
+def _progress_console() -> Console:
+    from rich.console import Console
 
-
-def _print_plan(plan: Plan, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(_plan_json(plan)))
-    else:
-        show_forecast(plan)
-
-
-def _split_json(made: Split) -> dict[str, Any]:
-    return {"bundle": str(made.bundle), "parameters": made.parameters, "warnings": made.warnings, **_plan_json(made.plan)}
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    forecast = dataclasses.asdict(plan.forecast)
-    return {
-        "model": plan.graph.name,
-        "plan": plan.key,
-        "partitioner": plan.partitioner,
-        "estimator": plan.estimator,
-        "schedule": plan.schedule,
-        "micro_batches": plan.micro_batches,
-        "stages": len(plan.stages.stages),
-        "step_s": plan.forecast.step_s,
-        "devices": forecast["devices"],
-    }
+    return Console(stderr=True, highlight=False)
 
 
 @contextmanager
 def _working(what: str) -> Iterator[None]:
     """Show that something is going on, on a terminal only."""
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield
         return
-    with console.status(what):
+    from rich.markup import escape
+
+    with _progress_console().status(escape(what)):
         yield
 
 
@@ -278,20 +457,24 @@ def _working(what: str) -> Iterator[None]:
 def _stepping(steps: int, as_json: bool) -> Iterator[Callable[[StepLine], None]]:
     """Give a function that shows each step: JSON lines, a progress bar, or plain lines."""
     if as_json:
-        yield lambda line: click.echo(json.dumps(dataclasses.asdict(line)))
+        from bigbrain_fx.show import json_line
+
+        yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
         return
-    if not console.is_terminal:
-        yield lambda line: click.echo(f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s")
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(
+            f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
+        )
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}   {task.fields[pace]}"))
-    with Progress(*columns, console=console) as progress:
+    columns = (BarColumn(), MofNCompleteColumn())
+    text = TextColumn("loss {task.fields[loss]}   {task.fields[pace]}")
+    with Progress(*columns, text, console=_progress_console()) as progress:
         task = progress.add_task("steps", total=steps, loss="-", pace="")
 
         def show(line: StepLine) -> None:
-            progress.update(task, advance=1, loss=f"{line.loss:.4f}", pace=f"{line.step_s:.3f} s a step")
+            pace = f"{line.step_s:.3f} s a step"
+            progress.update(task, advance=1, loss=f"{line.loss:.4f}", pace=pace)
 
         yield show
-
-

@@ -1,20 +1,26 @@
-"""The road as two verbs: `split` (model and cluster in, bundle out) and `estimate` (the same without weights).
+"""The road as three verbs: `split` (model and cluster in, bundle out), `estimate`, `simulate`.
 
 This room only joins the others; everything it does can be done by hand with their doors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
-from bigbrain_fx.capture import ModelFacts, capture_file
+from bigbrain_fx.capture import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Graph, Placement
 from bigbrain_fx.emit import check_out, write_bundle
-from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, replan, timeline, with_placement
+from bigbrain_fx.plugins import estimator, preset
+from bigbrain_fx.schedule import SCHEDULES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,17 +28,25 @@ if TYPE_CHECKING:
     from bigbrain_fx.capture import Captured
 
 TIME_LIMIT_S = 600.0
+Loss = Callable[..., object]
 
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` made: the plan, where the bundle is, and what the user should know."""
+    """What `split` made: the plan, where the bundle is, and what the user should know.
+
+    `parameters` counts trainable numbers, tied ones once; `capture_s` is the seconds that capture
+    took in its child process (0 for a module in memory).
+    """
 
     plan: Plan
     bundle: Path
     warnings: tuple[str, ...]
     parameters: int
     capture_s: float
+
+    def __str__(self) -> str:
+        return f"{self.plan}\nwrote {self.bundle}"
 
 
 def split(
@@ -42,49 +56,82 @@ def split(
     options: Options | None = None,
     *,
     example_batch: object = None,
-    loss: Callable[..., object] | None = None,
+    loss: Loss | None = None,
     force: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Split:
     """Split a model over a cluster and write a bundle.
 
     Args:
-        model: a model file ("model.py", "model.py:name"), run in a child process; or a module, captured here.
+        model: a model file ("model.py", "model.py:name"), run in a child process; or a module,
+            captured here.
         devices: a cluster.json, or a Cluster.
-        out: the bundle's folder; must not exist unless `force`.
+        out: the bundle's folder; must not exist, or be a bundle with `force`.
         options: partitioner, estimator, schedule, micro-batches, seed.
-        example_batch, loss: for a module, what a model file would define.
+        example_batch: for a module: one mini-batch, dimension 0 is the batch.
+        loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
+            its output's `.loss`.
+        time_limit_s: seconds for loading and capturing a model file.
 
     Raises:
         BigBrainError: the input cannot be used, captured or placed; nothing is written then.
     """
-    chosen = options or Options()
     check_out(Path(out), force=force)
-    cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
-    if isinstance(model, str | Path):
-        with capture_file(
-            model, time_limit_s=time_limit_s, seed=chosen.seed, micro_batch=chosen.rows
-        ) as session:
-            plan = make_plan(session.graph, cluster, source_of(session.facts), chosen)
-            bundle = write_bundle(plan, session, Path(out), force=force)
-            return Split(plan, bundle, session.warnings, session.facts.parameters, session.capture_s)
-    return _split_module(model, cluster, Path(out), chosen, example_batch, loss, force)
+    _require_writable(Path(out))
+    chosen, cluster = _known(options), _cluster(devices)
+    with _captured(model, chosen, example_batch, loss, time_limit_s) as found:
+        plan = make_plan(found.graph, cluster, found.source, chosen)
+        bundle = write_bundle(plan, found.weights, Path(out), force=force)
+        return Split(plan, bundle, found.warnings, found.parameters, found.capture_s)
 
 
 def estimate(
-    model: str | Path,
+    model: str | Path | nn.Module,
     devices: str | Path | Cluster,
     options: Options | None = None,
     *,
+    example_batch: object = None,
+    loss: Loss | None = None,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Plan:
-    """Plan without weights: will it fit, and how fast? The model is built on the meta device."""
-    chosen = options or Options()
-    cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
-    with capture_file(
-        model, time_limit_s=time_limit_s, meta=True, seed=chosen.seed, micro_batch=chosen.rows
-    ) as session:
-        return make_plan(session.graph, cluster, source_of(session.facts), chosen)
+    """Plan without weights: will it fit, and how fast? A model file's model is built on meta.
+
+    Args:
+        model, devices, options, example_batch, loss, time_limit_s: as in `split`.
+
+    Raises:
+        BigBrainError: the input cannot be used, captured or placed.
+    """
+    chosen, cluster = _known(options), _cluster(devices)
+    with _captured(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
+        return make_plan(found.graph, cluster, found.source, chosen)
+
+
+def simulate(
+    plan: Plan, devices: str | Path | Cluster | None = None, *, again: bool = False
+) -> Plan:
+    """Run a plan's programs in the simulator: on its own cluster, or on another.
+
+    On another cluster the ops stay together as they are: a device of the same name takes over its
+    part, and where a name is missing all parts go to the cluster's devices in order.
+
+    Args:
+        plan: what to run.
+        devices: another cluster.json or Cluster.
+        again: place the model again, for the other cluster.
+
+    Returns:
+        The plan with its forecast, `forecast.timeline` included; on another cluster its plan.
+
+    Raises:
+        InputError: the cluster has too few devices for the plan's parts.
+        NoPlanError: it does not fit in memory there.
+    """
+    if devices is None:
+        return replace(plan, forecast=timeline(plan))
+    cluster = _cluster(devices)
+    moved = replan(plan, cluster) if again else _on(plan, cluster)
+    return replace(moved, forecast=timeline(moved))
 
 
 def source_of(facts: ModelFacts) -> Source:
@@ -101,26 +148,161 @@ def source_of(facts: ModelFacts) -> Source:
     )
 
 
-def _split_module(
-    module: nn.Module,
-    cluster: Cluster,
-    out: Path,
-    options: Options,
-    example_batch: object,
-    loss: Callable[..., object] | None,
-    force: bool,
-) -> Split:
-    from bigbrain_fx.capture import capture
+# --------------------------------------------------------------------------- what was asked
 
-    captured = capture(module, example_batch, loss, micro_batch=options.rows)  # type: ignore[arg-type]
-    plan = make_plan(captured.graph, cluster, Source(""), options)
-    bundle = write_bundle(plan, _InProcess(captured), out, force=force)
-    count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
-    return Split(plan, bundle, captured.warnings, count, 0.0)
+
+def _known(options: Options | None) -> Options:
+    """Check names before any work is done; the command line's presets are understood, too."""
+    chosen = options or Options()
+    estimator(chosen.estimator)
+    if chosen.schedule is not None and chosen.schedule not in SCHEDULES:
+        close = difflib.get_close_matches(chosen.schedule, SCHEDULES, n=1, cutoff=0.5)
+        listed = ", ".join(sorted(SCHEDULES))
+        raise InputError(
+            f"there is no schedule '{chosen.schedule}'",
+            help=f"did you mean {close[0]}?" if close else f"choose one of {listed}",
+        )
+    return replace(chosen, partitioner=preset(chosen.partitioner)[0])
+
+
+def _cluster(devices: str | Path | Cluster) -> Cluster:
+    return devices if isinstance(devices, Cluster) else read_cluster(devices)
+
+
+def _require_writable(out: Path) -> None:
+    """Find out now, not after a long capture."""
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"cannot write {out}: {folder} is not a folder", help="give another --out")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write {out}: no permission to write in {folder}", help="give another --out"
+        )
+
+
+def _on(plan: Plan, cluster: Cluster) -> Plan:
+    """Return the plan with its parts on another cluster's devices."""
+    used, there = plan.stages.devices, [device.name for device in cluster.devices]
+    if len(used) > len(there):
+        raise InputError(
+            f"the plan has parts for {len(used)} devices, the cluster has {len(there)}",
+            help="place the model again for that cluster: `bigbrain-fx simulate ... --again`",
+        )
+    same = set(used) <= set(there)
+    to = {name: name if same else there[i] for i, name in enumerate(used)}
+    homes = {op: to.get(device, there[0]) for op, device in plan.placement.device_of.items()}
+    placement = Placement(homes, plan.placement.reason)
+    return with_placement(replace(plan, cluster=cluster), placement)
+
+
+# --------------------------------------------------------------------------- what was captured
+
+
+class _Weights(Protocol):
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None: ...
+
+    def write_batch(self, path: Path) -> None: ...
 
 
 @dataclass(frozen=True)
-class _InProcess:
+class _Found:
+    """A captured model, from a file or from memory."""
+
+    graph: Graph
+    source: Source
+    weights: _Weights
+    warnings: tuple[str, ...]
+    parameters: int
+    capture_s: float = 0.0
+
+
+@contextmanager
+def _captured(
+    model: str | Path | nn.Module,
+    options: Options,
+    example_batch: object,
+    loss: Loss | None,
+    time_limit_s: float,
+    meta: bool = False,
+) -> Iterator[_Found]:
+    if not isinstance(model, str | Path):
+        yield _in_memory(model, options, example_batch, loss)
+        return
+    if example_batch is not None or loss is not None:
+        raise InputError(
+            "a model file defines its own example_batch and loss",
+            at=str(model),
+            help="leave the arguments out, or give the module itself",
+        )
+    with _session(model, options, time_limit_s, meta) as session:
+        facts = session.facts
+        yield _Found(
+            session.graph,
+            source_of(facts),
+            session,
+            session.warnings,
+            facts.parameters,
+            session.capture_s,
+        )
+
+
+@contextmanager
+def _session(
+    model: str | Path, options: Options, time_limit_s: float, meta: bool
+) -> Iterator[CaptureSession]:
+    def start(rows: int | None) -> CaptureSession:
+        return capture_file(
+            model, time_limit_s=time_limit_s, meta=meta, seed=options.seed, micro_batch=rows
+        )
+
+    session = start(options.rows)
+    rows = _other_rows(session.graph, options)
+    if rows is not None:
+        session.close()
+        session = start(rows)
+    with session:
+        yield session
+
+
+def _in_memory(
+    module: nn.Module, options: Options, example_batch: object, loss: Loss | None
+) -> _Found:
+    from torch import nn
+
+    from bigbrain_fx.capture import capture
+
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
+            help='give "model.py", or an instance of the module',
+        )
+    if example_batch is None:
+        raise InputError(
+            "a module in memory needs an example batch",
+            help="split(module, devices, out, example_batch={...}, loss=...)",
+        )
+    captured = capture(module, example_batch, cast("None", loss), micro_batch=options.rows)
+    rows = _other_rows(captured.graph, options)
+    if rows is not None:
+        captured = capture(module, example_batch, cast("None", loss), micro_batch=rows)
+    count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
+    weights = _InMemory(captured)
+    return _Found(captured.graph, Source(""), weights, captured.warnings, count)
+
+
+def _other_rows(graph: Graph, options: Options) -> int | None:
+    """Return the rows to trace again with, when a trace of fixed size has others than asked for."""
+    count = options.micro_batches
+    if graph.static_batch is None or count is None or count < 1 or graph.batch % count:
+        return None
+    rows = graph.batch // count
+    return rows if rows != graph.static_batch else None
+
+
+@dataclass(frozen=True)
+class _InMemory:
     """The weights of a module captured in this process."""
 
     captured: Captured
@@ -135,4 +317,5 @@ class _InProcess:
     def write_batch(self, path: Path) -> None:
         from safetensors.torch import save_file
 
-        save_file({name: tensor.contiguous().clone() for name, tensor in self.captured.inputs().items()}, path)
+        batch = self.captured.inputs()
+        save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)

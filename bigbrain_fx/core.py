@@ -9,6 +9,7 @@ machine that has neither a model nor a GPU.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -79,7 +80,12 @@ def _apply(op: ast.operator, a: int, b: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Describe one tensor: its shape, element type, strides (in elements) and whether it wants a gradient."""
+    """Describe one tensor.
+
+    Attributes:
+        strides: in elements, like torch's.
+        requires_grad: whether a gradient is wanted.
+    """
 
     shape: tuple[Dim, ...]
     dtype: str
@@ -89,10 +95,7 @@ class TensorSpec:
     @property
     def numel(self) -> int:
         """Number of elements; the spec must be concrete (`at`)."""
-        count = 1
-        for dim in self.shape:
-            count *= dim  # type: ignore[operator]  # a concrete spec holds numbers only
-        return count
+        return math.prod(int(dim) for dim in self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +121,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class ParamRef:
-    """An argument that is a parameter, a buffer or a constant tensor, by its name in the user's model."""
+    """An argument that is a parameter, a buffer or a constant, by its name in the user's model."""
 
     param: str
 
@@ -135,7 +138,7 @@ class Const:
 
 
 Arg = TypeAliasType(  # a literal, a reference, or a list of arguments
-    "Arg", Union[None, bool, int, float, str, Ref, ParamRef, Const, "tuple[Arg, ...]"]
+    "Arg", Union[bool, int, float, str, Ref, ParamRef, Const, "tuple[Arg, ...]", None]
 )
 
 
@@ -157,9 +160,9 @@ class Op:
     """One call in the graph; its name is also the name of its value.
 
     Attributes:
-        target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ...; a region kept whole is
-            `region.no_grad`, `region.enable_grad`, `region.autocast` (args: the region's arguments,
-            `body`: its ops), a user's custom function is `opaque.<qualified name>`.
+        target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ...; a region kept whole
+            is `region.no_grad`, `region.enable_grad` or `region.autocast` (args: the region's
+            arguments, `body`: its ops); a user's custom function is `opaque.<qualified name>`.
         outputs: specs of its tensors, in order; empty for an op whose value is a number (a size).
         is_tuple: whether the value is a tuple or list (then `operator.getitem` ops take it apart).
         modules: the module calls it belongs to, outermost first.
@@ -198,13 +201,13 @@ class Op:
     def refs(self) -> tuple[str, ...]:
         """Names of the values (ops and inputs) it reads, in order, each once."""
         return tuple(
-            dict.fromkeys(ref.value for ref in _leaves(self._all_args()) if isinstance(ref, Ref))
+            dict.fromkeys(ref.value for ref in leaves(self._all_args()) if isinstance(ref, Ref))
         )
 
     @property
     def params(self) -> tuple[str, ...]:
-        """Names of the parameters and buffers it reads, in order, each once; its region's included."""
-        own = [ref.param for ref in _leaves(self._all_args()) if isinstance(ref, ParamRef)]
+        """Names of the parameters and buffers it reads, in order, each once; its body's too."""
+        own = [ref.param for ref in leaves(self._all_args()) if isinstance(ref, ParamRef)]
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
 
@@ -228,10 +231,11 @@ class Op:
         return (*self.args, *(value for _, value in self.kwargs))
 
 
-def _leaves(args: tuple[Arg, ...]) -> Iterator[Arg]:
+def leaves(args: tuple[Arg, ...]) -> Iterator[Arg]:
+    """Yield every argument that is no list, in order, through any nesting."""
     for arg in args:
         if isinstance(arg, tuple):
-            yield from _leaves(arg)
+            yield from leaves(arg)
         else:
             yield arg
 
@@ -241,7 +245,8 @@ class Input:
     """One entry of the user's batch.
 
     `name` is its name in the graph; `key` is how to reach it in the batch: a path of dict keys and
-    tuple positions. `batched` entries are split on dimension 0 into micro-batches, others are passed whole.
+    tuple positions. `batched` entries are split on dimension 0 into micro-batches, others are
+    passed whole.
     """
 
     name: str
@@ -254,9 +259,9 @@ class Input:
 class Param:
     """One parameter, buffer or constant of the model.
 
-    `canonical` is the name under which `named_parameters()` lists it: tied names share one canonical
-    name. `kind` is "parameter", "buffer" (in the state dict), "constant" (a buffer outside the state
-    dict, or a tensor made by the trace).
+    `canonical` is the name under which `named_parameters()` lists it: tied names share one. `kind`
+    is "parameter", "buffer" (in the state dict) or "constant" (a buffer outside the state dict, or
+    a tensor made by the trace).
     """
 
     name: str
@@ -274,9 +279,11 @@ class Graph:
     Attributes:
         outputs: names of the values the model returns, the loss left out.
         loss: name of the scalar to train on; None for inference.
-        batch: rows of the example batch; `static` when the trace holds for one micro-batch size only.
+        batch: rows of the example batch.
+        static_batch: rows of the one micro-batch size for which the trace holds; None when any do.
         params: every parameter and buffer, in the order of the user's model.
-        autocast: "bfloat16" when every op runs under torch.autocast.
+        training: whether the model was traced in training mode.
+        autocast: "bfloat16" when the whole step runs under torch.autocast.
     """
 
     name: str
@@ -288,7 +295,6 @@ class Graph:
     batch: int = 1
     static_batch: int | None = None
     training: bool = True
-    autocast: str | None = None  # "bfloat16": the whole step runs under torch.autocast
     autocast: str | None = None
 
     @cached_property
@@ -339,7 +345,10 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of the cluster; rates are what it sustains, not what its datasheet promises."""
+    """One device of the cluster; rates are what it sustains, not what its datasheet promises.
+
+    `launch_s` is what starting one op costs; `threads` are CPU threads its process computes with.
+    """
 
     name: str
     host: str
@@ -365,7 +374,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The devices, in pipeline order unless a planner finds a better one, and the links between them."""
+    """The devices, in pipeline order unless a planner finds a better one, and their links."""
 
     devices: tuple[Device, ...]
     default_link: Link
@@ -384,7 +393,7 @@ class Cluster:
         return pairs
 
     def link(self, a: str, b: str) -> Link:
-        """Return the link between devices `a` and `b`; to itself a device moves data for nothing."""
+        """Return the link between devices `a` and `b`; within one device moving data is free."""
         if a == b:
             return Link(0.0, float("inf"))
         return self._link.get((a, b), self.default_link)
@@ -397,8 +406,8 @@ class Cluster:
 class OpCost:
     """What one op costs on one device, for one micro-batch.
 
-    `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits for.
-    `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
+    `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits
+    for. `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
     """
 
     forward_s: float
@@ -466,11 +475,14 @@ EdgeKind: TypeAlias = Literal["activation", "gradient", "tied", "norm"]
 class Edge:
     """One channel of messages from stage `source` to stage `target`, in a fixed order.
 
-    An "activation" goes to a later stage. A "gradient" goes back: from the last stage that reads the
-    value to the one before it, and so on to the stage that made it (the relay). A "tied" edge carries
-    stage `source`'s gradient of a parameter that stage `target`'s device holds too, once a step. A "norm" edge carries the
-    norms of one device's gradients, once a step, for clipping. Both ends on one device: no message, the
-    tensor is handed over.
+    Both ends on one device: no message, the tensor is handed over. The kinds:
+
+    - "activation" goes to a later stage.
+    - "gradient" goes back: from the last stage that reads the value to the one before it, and so on
+      to the stage that made it (the relay).
+    - "tied", once a step, carries stage `source`'s gradient of a parameter that stage `target`'s
+      device holds too.
+    - "norm", once a step, carries the norms of one device's gradients, for clipping.
     """
 
     value: str
@@ -550,7 +562,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Run the backward pass of a stage on one micro-batch: gradients of its inputs and parameters."""
+    """Run a stage's backward pass on one micro-batch: gradients of its inputs and parameters."""
 
     stage: int
     micro: int
@@ -587,7 +599,7 @@ Instruction: TypeAlias = Forward | Backward | Send | Recv | OptimizerStep
 
 @dataclass(frozen=True)
 class Program:
-    """What one device does in one step, in order. The simulator and the runtime execute the same list.
+    """What one device does in one step, in order; simulator and runtime execute the same list.
 
     Around each Forward stand the Recv of its activations and the Send of its results, around each
     Backward those of gradients; local edges (both ends on this device) have no instruction.
@@ -645,7 +657,11 @@ class Partitioner(Protocol):
     name: str
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph (`graph.at(rows)`); raise NoPlanError when nothing fits."""
+        """Place every op of a concrete graph (`graph.at(rows)`).
+
+        Raises:
+            NoPlanError: nothing fits.
+        """
         ...
 
 

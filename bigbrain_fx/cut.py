@@ -1,6 +1,6 @@
-"""Graph, Placement -> Stages: an acyclic list of stages for any placement, and what crosses each edge.
+"""Graph, Placement -> Stages: an acyclic list of stages for any placement, and its edges.
 
-This room knows the graph and the placement; it knows nothing of schedules, of time, or of emitted text.
+This room knows the graph and the placement; it knows nothing of schedules, time, or emitted text.
 
     placement   a a b a b b          scattered placements too: each device gets as few stages as the
     stages      [a a a] [b b b]      greedy finds, and a chain of k devices gives exactly k
@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
 from bigbrain_fx.units import is_size, units
+
+SIZE = "aten.sym_size.int"
 
 
 def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
     """Turn a placement into stages and edges.
 
     Args:
-        graph: as captured. rows: of a micro-batch, so that edges know their bytes.
-        placement: a device for every op; ops that must stay together follow the heaviest of them.
+        graph: as captured.
+        placement: a device for every op; of ops that must stay together, the one with most work
+            decides.
+        rows: of a micro-batch, so that edges know their bytes.
         clip: whether gradients are clipped by their global norm, so that devices exchange norms.
 
     Returns:
@@ -51,7 +56,7 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
 
 
 def live_ops(graph: Graph) -> frozenset[str]:
-    """Return the ops that the loss (or, without one, an output) depends on, and those that write state."""
+    """Return the ops that the loss (else an output) depends on, and those that write state."""
     wanted = [graph.loss] if graph.loss else list(graph.outputs)
     pending = [name for name in wanted if name in graph.op]
     pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
@@ -71,7 +76,7 @@ def live_ops(graph: Graph) -> frozenset[str]:
 
 
 def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
-    """Return the stages that have a backward pass: they make the loss, or a trained stage reads them."""
+    """Return the stages with a backward pass: they make the loss, or a trained stage reads them."""
     found: set[int] = set()
     for stage in reversed(stages):
         own = set(stage.ops) - set(stage.recomputed)
@@ -83,13 +88,10 @@ def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
 
 
 def roots(graph: Graph, stage: Stage) -> tuple[str, ...]:
-    """Return the values a stage returns: those it sends, then the loss or the model's outputs that it makes."""
+    """Return the values a stage returns: those it sends, then the loss or outputs that it makes."""
     own = set(stage.ops) - set(stage.recomputed)
     wanted = (graph.loss,) if graph.loss else graph.outputs
-    return (
-        *stage.sends,
-        *(name for name in dict.fromkeys(wanted) if name in own and name not in stage.sends),
-    )
+    return tuple(dict.fromkeys((*stage.sends, *(name for name in wanted if name in own))))
 
 
 # --------------------------------------------------------------------------- the order of stages
@@ -128,7 +130,10 @@ def _shorter(groups: _Groups) -> list[list[int]]:
 
 
 def _greedy(groups: _Groups) -> list[list[int]]:
-    """Emit, again and again, all that one device can run now: one it finishes with, else the most."""
+    """Emit, again and again, all that one device can run now.
+
+    A device that this finishes goes first, else the one that can run most groups.
+    """
     left = Counter(groups.device_of)
     waiting = [len(before) for before in groups.before]
     devices = list(dict.fromkeys(groups.device_of))
@@ -152,12 +157,9 @@ def _greedy(groups: _Groups) -> list[list[int]]:
 
 def _closure(groups: _Groups, device: str, waiting: Sequence[int], done: set[int]) -> set[int]:
     """Return the groups of one device that can run with nothing more from the others."""
-    met = dict[int, int]()
-    ready = [
-        i
-        for i, d in enumerate(groups.device_of)
-        if d == device and i not in done and waiting[i] == 0
-    ]
+    met: dict[int, int] = {}
+    own = [i for i, name in enumerate(groups.device_of) if name == device]
+    ready = [i for i in own if i not in done and waiting[i] == 0]
     closure: set[int] = set()
     while ready:
         i = ready.pop()
@@ -222,16 +224,14 @@ def _copies(graph: Graph, own: set[str], replicated: frozenset[str]) -> set[str]
         name = pending.pop()
         if name in replicated and name not in copies:
             copies.add(name)
-            if (
-                graph.op[name].target != "aten.sym_size.int"
-            ):  # reads whatever local tensor has that size
+            if graph.op[name].target != SIZE:  # reads whatever local tensor has that size
                 pending += graph.op[name].refs
     return copies
 
 
 def _with_size_source(graph: Graph, stage: Stage) -> Stage:
     """Give the stage a model input to read the batch size from, when nothing local has it."""
-    sizes = [graph.op[name] for name in stage.ops if graph.op[name].target == "aten.sym_size.int"]
+    sizes = [graph.op[name] for name in stage.ops if graph.op[name].target == SIZE]
     inputs = set(stage.inputs)
     for op in sizes:
         value = op.refs[0]
@@ -253,13 +253,13 @@ def _spec(graph: Graph, value: str) -> TensorSpec:
 
 
 def _with_sends(stages: list[Stage]) -> list[Stage]:
-    wanted = {name for stage in stages for name in stage.receives}
-    return [
-        replace(
-            stage, sends=tuple(n for n in stage.ops if n in wanted and n not in stage.recomputed)
-        )
-        for stage in stages
-    ]
+    received = {name for stage in stages for name in stage.receives}
+
+    def sends(stage: Stage) -> tuple[str, ...]:
+        copies = set(stage.recomputed)
+        return tuple(name for name in stage.ops if name in received and name not in copies)
+
+    return [replace(stage, sends=sends(stage)) for stage in stages]
 
 
 # --------------------------------------------------------------------------- edges
@@ -290,7 +290,7 @@ def _gradients(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     for value, maker, readers in _readers(stages):
         if graph.op[value].requires_grad:
             path = [maker.index, *(r.index for r in readers if r.index in with_backward)]
-            for target, source in zip(path, path[1:], strict=False):
+            for target, source in pairwise(path):
                 yield Edge(value, source, target, "gradient", graph.op[value].outputs[0].nbytes)
 
 
@@ -313,7 +313,7 @@ def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
 
 
 def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
-    """Yield each leaf's gradient to every other device that holds the parameter, last stage first."""
+    """Yield each leaf's gradient to all other devices that hold the parameter, last stage first."""
     if graph.loss is None:
         return
     for name, held_by in holders(graph, stages).items():
@@ -327,7 +327,7 @@ def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
 
 
 def _norms(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
-    """Yield an edge between every two devices that own parameters: per-parameter norms, once a step."""
+    """Yield the norms of each device's parameters to every other device, once a step."""
     owned = owners(graph, stages)
     first_on = {stage.device: stage.index for stage in reversed(stages)}
     for a, own in owned.items():
@@ -337,7 +337,10 @@ def _norms(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
 
 
 def owners(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[str]]:
-    """Return the parameters each device answers for: those it holds first, by canonical name, in model order."""
+    """Return the parameters each device answers for: those of which it is the first holder.
+
+    By canonical name, in the order of the model.
+    """
     owned: dict[str, list[str]] = {device: [] for device in dict.fromkeys(s.device for s in stages)}
     for name, held_by in holders(graph, stages).items():
         owned[held_by[0].device].append(name)

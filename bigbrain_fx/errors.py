@@ -65,6 +65,9 @@ class VerificationError(BigBrainError):
 
 
 class ScheduleError(BigBrainError):
-    """Report programs that cannot run; `bigbrain_fx.schedule.check` has the named faults (exit code 1)."""
+    """Report programs that cannot run (exit code 1).
+
+    `bigbrain_fx.schedule.faults` has the named faults.
+    """
 
     exit_code = 1

@@ -1,16 +1,17 @@
-"""Plan -> Explanation: what each device runs, and why each cut is where it is and not one block further.
+"""Plan -> Explanation: what each device runs, and why each cut is where it is and not one block on.
 
-For every cut of a chain the plan is made again with one block more on either side, and the forecasts are
-compared. This room decides nothing and knows no terminal.
+For every cut of a chain the plan is made again with one block more on either side, and the forecasts
+are compared. This room decides nothing and knows no terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from bigbrain_fx.core import Placement, Stage
-from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.core import Edge, Graph, Placement, Stage
+from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Plan, with_placement
 
 
@@ -40,7 +41,11 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Cut:
-    """One place where tensors cross: between which stages, how many bytes a micro-batch, and why here."""
+    """One place where tensors cross: between which stages, what, and why here.
+
+    `nbytes` and `transfer_s` are of one micro-batch's activations, `back_nbytes` and
+    `back_transfer_s` of the gradients that come back.
+    """
 
     source: int
     target: int
@@ -48,31 +53,44 @@ class Cut:
     values: tuple[str, ...]
     nbytes: int
     transfer_s: float
+    back_nbytes: int
+    back_transfer_s: float
     alternatives: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan in words and numbers."""
+    """A plan in words and numbers.
+
+    `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
+    because they must stay with others.
+    """
 
     step_s: float
+    reason: str
     devices: tuple[DevicePart, ...]
     cuts: tuple[Cut, ...]
+    moved: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"forecast {self.step_s:.4f} s a step"]
-        for part in self.devices:
-            lines.append(
-                f"  {part.device}: {part.modules} ({part.ops} ops); busy {part.busy_s:.4f} s, idle {part.idle_s:.4f} s; "
-                f"memory {_mib(part.peak_bytes)} of {_mib(part.memory_bytes)}"
-            )
+        lines = [f"forecast {self.step_s:.4f} s a step", *([self.reason] if self.reason else [])]
+        lines += [
+            f"  {part.device}: {part.modules} ({part.ops} ops); busy {part.busy_s:.4f} s, "
+            f"idle {part.idle_s:.4f} s; "
+            f"memory {size_text(part.peak_bytes)} of {size_text(part.memory_bytes)}"
+            for part in self.devices
+        ]
         for cut in self.cuts:
-            lines.append(
-                f"  cut {cut.source} -> {cut.target} after {cut.after}: {cut.nbytes / 2**10:.1f} KiB a micro-batch "
-                f"({', '.join(cut.values)}), {cut.transfer_s * 1e3:.2f} ms each way"
-            )
+            lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         return "\n".join(lines)
+
+    def cut_text(self, cut: Cut) -> str:
+        """Say where a cut is and what crosses it."""
+        there = f"{size_text(cut.nbytes)} a micro-batch in {cut.transfer_s * 1e3:.2f} ms"
+        back = f"{size_text(cut.back_nbytes)} in {cut.back_transfer_s * 1e3:.2f} ms"
+        gradients = f", gradients back {back}" if cut.back_nbytes else ""
+        return f"cut {cut.source} -> {cut.target} {cut.after}: {there}{gradients}"
 
     def compare(self, other: Alternative) -> str:
         """Say what moving a block would change."""
@@ -85,13 +103,25 @@ class Explanation:
 def explain(plan: Plan) -> Explanation:
     """Explain a plan: the parts, and for each cut of a chain the neighbours it was chosen over."""
     parts = tuple(_part(plan, device) for device in plan.stages.devices)
-    pairs = {(e.source, e.target) for e in plan.stages.edges if e.kind == "activation" and not plan.stages.is_local(e)}
-    return Explanation(plan.forecast.step_s, parts, tuple(_cut(plan, a, b) for a, b in sorted(pairs)))
+    pairs = {(e.source, e.target) for e in _crossing(plan)}
+    cuts = tuple(_cut(plan, a, b) for a, b in sorted(pairs))
+    reason, moved = plan.placement.reason, plan.stages.moved
+    return Explanation(plan.forecast.step_s, reason, parts, cuts, moved)
+
+
+def size_text(count: int) -> str:
+    """Write bytes in the largest unit that leaves a number above 1: "1.5 MiB"."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _part(plan: Plan, device: str) -> DevicePart:
     stages = plan.stages.of(device)
-    names = [block for stage in stages for block in _blocks(plan, stage)]
+    names = list(dict.fromkeys(block for stage in stages for block in _blocks(plan, stage)))
     entry = plan.forecast.of(device)
     return DevicePart(
         device,
@@ -105,44 +135,94 @@ def _part(plan: Plan, device: str) -> DevicePart:
     )
 
 
+def _crossing(plan: Plan) -> list[Edge]:
+    edges = plan.stages.edges
+    return [e for e in edges if e.kind == "activation" and not plan.stages.is_local(e)]
+
+
 def _cut(plan: Plan, source: int, target: int) -> Cut:
-    edges = [e for e in plan.stages.edges if e.kind == "activation" and (e.source, e.target) == (source, target)]
-    nbytes = sum(edge.nbytes for edge in edges)
+    there = [e for e in _crossing(plan) if (e.source, e.target) == (source, target)]
+    back = [
+        e
+        for e in plan.stages.edges
+        if e.kind == "gradient" and (e.source, e.target) == (target, source)
+    ]
     a, b = plan.stages.stages[source], plan.stages.stages[target]
     link = plan.cluster.link(a.device, b.device)
     moves = _alternatives(plan, a, b) if plan.stages.is_chain and target == source + 1 else ()
-    values = tuple(edge.value for edge in edges)
-    after = (_blocks(plan, a) or ["the inputs"])[-1]
-    return Cut(source, target, after, values, nbytes, link.transfer_s(nbytes), moves)
+    return Cut(
+        source,
+        target,
+        _place(plan, a, b),
+        tuple(edge.value for edge in there),
+        sum(edge.nbytes for edge in there),
+        sum(link.transfer_s(edge.nbytes) for edge in there),
+        sum(edge.nbytes for edge in back),
+        sum(link.transfer_s(edge.nbytes) for edge in back),
+        moves,
+    )
+
+
+def _place(plan: Plan, a: Stage, b: Stage) -> str:
+    """Say where a cut is: after a block, or within one."""
+    last = _blocks(plan, a)[-1:]
+    if last and last == _blocks(plan, b)[:1]:
+        return f"within {last[0]}"
+    return f"after {last[0]}" if last else "after the inputs"
 
 
 def _alternatives(plan: Plan, a: Stage, b: Stage) -> tuple[Alternative, ...]:
-    last, first = _blocks(plan, a)[-1:], _blocks(plan, b)[:1]
-    forward = [_moved(plan, a, block, b.device) for block in last if len(_blocks(plan, a)) > 1]
-    backward = [_moved(plan, b, block, a.device) for block in first if len(_blocks(plan, b)) > 1]
-    return (*forward, *backward)
+    before, after = _blocks(plan, a), _blocks(plan, b)
+    found = []
+    if len(before) > 1:
+        start = min(i for i, op in enumerate(a.ops) if _is_of(plan, a, op, before[-1]))
+        found.append(_moved(plan, before[-1], a.ops[start:], b, whole=before[-1] in after))
+    if len(after) > 1:
+        end = max(i for i, op in enumerate(b.ops) if _is_of(plan, b, op, after[0]))
+        found.append(_moved(plan, after[0], b.ops[: end + 1], a, whole=after[0] in before))
+    return tuple(found)
 
 
-def _moved(plan: Plan, stage: Stage, block: str, device: str) -> Alternative:
-    ops = [name for name in stage.ops if _block_of(plan, name) == block]
-    placement = Placement({**plan.placement.device_of, **dict.fromkeys(ops, device)})
+def _moved(plan: Plan, block: str, ops: Sequence[str], to: Stage, whole: bool) -> Alternative:
+    """Forecast the plan with some ops moved: all that lie between the block's end and the cut."""
+    name = f"all of {block}" if whole else block
+    placement = Placement({**plan.placement.device_of, **dict.fromkeys(ops, to.device)})
     try:
-        return Alternative(block, device, with_placement(plan, placement).forecast.step_s)
-    except BigBrainError as error:
-        return Alternative(block, device, None, error.what)
+        return Alternative(name, to.device, with_placement(plan, placement).forecast.step_s)
+    except NoPlanError as error:
+        return Alternative(name, to.device, None, error.what)
+
+
+def _is_of(plan: Plan, stage: Stage, op: str, block: str) -> bool:
+    return op not in stage.recomputed and _block_of(plan.graph, op) == block
 
 
 def _blocks(plan: Plan, stage: Stage) -> list[str]:
-    """Return the top-level modules of a stage in order, numbered layers one by one."""
-    own: Sequence[str] = [name for name in stage.ops if name not in stage.recomputed]
-    return [block for block in dict.fromkeys(_block_of(plan, name) for name in own) if block]
+    """Return the blocks of a stage in order of their first op."""
+    own = [name for name in stage.ops if name not in stage.recomputed]
+    return [block for block in dict.fromkeys(_block_of(plan.graph, name) for name in own) if block]
 
 
-def _block_of(plan: Plan, op: str) -> str:
-    parts = plan.graph.op[op].module_path.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-    return ".".join(parts[: numbered + 1])
+def _block_of(graph: Graph, op: str) -> str:
+    """Return the block an op belongs to: a numbered layer, else the outermost module without any."""
+    parts = graph.op[op].module_path.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    if numbered is not None:
+        return ".".join(parts[: numbered + 1])
+    prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((p for p in prefixes if p not in _holders(graph)), ".".join(parts))
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB"
+@lru_cache(maxsize=4)
+def _holders_of(paths: tuple[str, ...]) -> frozenset[str]:
+    """Return the modules that hold numbered layers somewhere below: ("m.layers.3.up",) -> m, m.layers."""
+    found = set()
+    for path in paths:
+        parts = path.split(".")
+        numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+        found |= {".".join(parts[:count]) for count in range(1, numbered + 1)}
+    return frozenset(found)
+
+
+def _holders(graph: Graph) -> frozenset[str]:
+    return _holders_of(tuple(dict.fromkeys(op.module_path for op in graph.ops)))

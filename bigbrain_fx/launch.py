@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from bigbrain_fx.plan import Plan, read_plan
 POLL_S = 0.1
 GRACE_S = 5.0
 TAIL_LINES = 12
+BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,19 @@ class RunError(BigBrainError):
 
 
 def run(
-    bundle: Path, options: RunOptions, on_step: Callable[[StepLine], None] | None = None
+    bundle: str | Path,
+    options: RunOptions | None = None,
+    on_step: Callable[[StepLine], None] | None = None,
 ) -> Run:
     """Run a bundle's training on this host and wait for its end.
 
     Every process is ended, whatever happens, before this returns.
 
     Raises:
-        InputError: no bundle, or the port is taken.
+        InputError: no bundle, the port is taken, or a batch is not like the one that was traced.
         RunError: a process failed; the others are stopped.
     """
+    bundle, options = Path(bundle), options or RunOptions()
     plan = read_plan(bundle)
     if not (bundle / "train.py").is_file():
         raise InputError(
@@ -105,15 +110,26 @@ def hosts(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices))
 
 
-def commands(plan: Plan, steps: int, port: int = 29500) -> list[tuple[str, str]]:
-    """Return (host, command) for every device, for a bundle that is copied to each host."""
-    first, world = hosts(plan)[0], len(plan.stages.devices)
+def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
+    """Return (host, command) for every device, for a bundle that is copied to each host.
+
+    The first host answers at the port, 29500 unless the options name one.
+    """
+    names = [plan.cluster.device[name].host for name in plan.stages.devices]
+    given = {
+        "--steps": options.steps,
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--save": options.save,
+    }
+    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
     common = (
-        f"WORLD_SIZE={world} MASTER_ADDR={first} MASTER_PORT={port} python train.py --steps {steps}"
+        f"WORLD_SIZE={len(names)} MASTER_ADDR={shlex.quote(names[0])} "
+        f"MASTER_PORT={options.port or 29500} python train.py {' '.join(words)}"
     )
     return [
-        (plan.cluster.device[name].host, f"RANK={rank} {common}")
-        for rank, name in enumerate(plan.stages.devices)
+        (host, f"RANK={rank} LOCAL_RANK={names[:rank].count(host)} {common}")
+        for rank, host in enumerate(names)
     ]
 
 
@@ -230,9 +246,15 @@ class _Crew:
         }
         if not failed:
             return
-        name, code = next(iter(failed.items()))
+        name, code = min(failed.items(), key=lambda entry: entry[1] != BAD_INPUT)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         tail = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        if code == BAD_INPUT and tail:
+            raise InputError(
+                tail[-1].removeprefix("error: "),
+                at=str(self.logs / f"{name}.log"),
+                help="every batch must be like example_batch(): mend batches() and split again",
+            )
         raise RunError(
             f"the process of device {name} {how}",
             at=str(self.logs / f"{name}.log"),

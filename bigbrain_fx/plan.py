@@ -7,6 +7,7 @@ emitted text, or of how a plan is run. `plan.json` is this noun, field by field.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -277,8 +278,9 @@ def from_json(text: bytes, where: str) -> Plan:
     Raises:
         InputError: not a plan, or of a newer format; names the field.
     """
+    _require_format(text, where)
     try:
-        plan = _adapter().validate_json(text)
+        return _adapter().validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
@@ -287,17 +289,30 @@ def from_json(text: bytes, where: str) -> Plan:
             at=f"{where}: {at}",
             help="make it again with `bigbrain-fx split`",
         ) from error
-    if plan.format != FORMAT:
+
+
+def _require_format(text: bytes, where: str) -> None:
+    """Look at the format first: a newer one may have other fields."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return  # the reader says where it is broken
+    number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
+    if number != FORMAT:
         raise InputError(
-            f"plan format {plan.format} is not {FORMAT}",
+            f"plan format {number!r} is not {FORMAT}",
             at=where,
-            help="use the bigbrain-fx that wrote it",
+            help="use the bigbrain-fx that wrote it, or make it again with `bigbrain-fx split`",
         )
-    return plan
 
 
-def read_plan(path: Path) -> Plan:
-    """Read plan.json, or the plan of a bundle folder."""
+def read_plan(path: str | Path) -> Plan:
+    """Read plan.json, or the plan of a bundle folder.
+
+    Raises:
+        InputError: there is none, it is broken, or of another format.
+    """
+    path = Path(path)
     file = path / "plan.json" if path.is_dir() else path
     try:
         text = file.read_bytes()

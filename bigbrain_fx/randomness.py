@@ -1,4 +1,7 @@
-"""Give each random op of a graph a place that any split of the graph agrees on."""
+"""Give each random op of a graph a place that any split of the graph agrees on.
+
+This room knows module paths only: it must not know stages or devices, or the places would differ.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from bigbrain_fx.core import Graph
 
 
 def draw_places(graph: Graph) -> Mapping[str, tuple[str, int]]:
-    """Return, for each random op, its module's path and how many draws of that module come before it."""
+    """Return, for each random op, its module's path and the draws of that module before it."""
     seen: Counter[str] = Counter()
     places = {}
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""Graph -> Units: what a planner may place, and what it need not place because every stage may copy it.
+"""Graph -> Units: what a planner may place, and what it need not, since any stage may copy it.
 
 This room knows which ops must share a device; it knows nothing of devices, costs or stages.
 """
@@ -6,17 +6,18 @@ This room knows which ops must share a device; it knows nothing of devices, cost
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import networkx as nx
 
 from bigbrain_fx.core import Graph, Op
 
 FLOPS_PER_BYTE_CAP = 16  # above this, a value is worth sending; element-wise code stays below
-FLOPS_FLOOR = (
-    1e7  # a tiny product (rotary tables are an outer product) is always cheaper than a message
-)
+FLOPS_FLOOR = 1e7  # a tiny product (a rotary table's outer one) is always cheaper than a message
+
+_Class = TypeVar("_Class", str, int)
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Units:
 def units(graph: Graph) -> Units:
     """Group the ops of a graph.
 
-    Kept together: a tuple and the ops that take it apart; everything that touches a mutated buffer; a
-    mutated value with its views, its writers and what reads it before the last write; and groups that would
-    form a cycle. Views of values that nobody mutates need no co-location.
+    Kept together: a tuple and the ops that take it apart; everything that touches a mutated buffer;
+    a mutated value with its views, its writers and what reads it before the last write; and groups
+    that would form a cycle. Views of values that nobody mutates need no co-location.
 
     Returns:
         The groups in an order in which they could run; deterministic for a given graph.
@@ -69,25 +70,17 @@ def mutated_roots(graph: Graph) -> frozenset[str]:
 
 
 def _replicated(graph: Graph) -> Iterator[str]:
-    """Yield ops that every stage may run for itself: no parameter, no state, no dice, cheap, no gradient."""
+    """Yield what every stage may run itself: cheap, without parameter, state, dice or gradient."""
     kept: set[str] = set()
     mutated = mutated_roots(graph)
     wanted = {*graph.outputs, graph.loss}
     cheap_params = {p.name for p in graph.params if p.kind != "parameter" and p.name not in mutated}
     for op in graph.ops:
-        if is_size(op):
-            kept.add(op.name)
-            yield op.name
-            continue
         pure = not op.random and not op.mutates and op.name not in mutated and not op.requires_grad
         local = all(ref in kept or ref in graph.input for ref in op.refs)
-        if (
-            pure
-            and local
-            and op.name not in wanted
-            and cheap_params.issuperset(op.params)
-            and _is_cheap(op)
-        ):
+        stateless = cheap_params.issuperset(op.params)
+        copied = pure and local and stateless and op.name not in wanted and _is_cheap(op)
+        if is_size(op) or copied:
             kept.add(op.name)
             yield op.name
 
@@ -127,7 +120,7 @@ def _must_share(graph: Graph, index: dict[str, int]) -> Iterator[list[str]]:
 
 
 def _counters(graph: Graph) -> Iterator[list[str]]:
-    """Yield an op that only writes state (BatchNorm's counter) with a neighbour of the same module."""
+    """Yield an op that only writes state (BatchNorm's counter) with a neighbour in its module."""
     by_module: dict[str, str] = {}
     for op in graph.ops:
         if op.outputs and graph.consumers[op.name]:
@@ -148,7 +141,8 @@ def _merge_cycles(graph: Graph, class_of: dict[str, str]) -> dict[str, int]:
     return {name: component[cls] for name, cls in class_of.items()}
 
 
-def _class_edges(graph: Graph, class_of: dict[str, str]) -> Iterable[tuple[str, str]]:
+def _class_edges(graph: Graph, class_of: Mapping[str, _Class]) -> Iterator[tuple[_Class, _Class]]:
+    """Yield who feeds whom, between classes of ops that differ."""
     for op in graph.ops:
         for ref in op.refs:
             if op.name in class_of and ref in class_of and class_of[ref] != class_of[op.name]:
@@ -160,10 +154,7 @@ def _in_order(
 ) -> Iterator[tuple[str, ...]]:
     net: nx.DiGraph[int] = nx.DiGraph()
     net.add_nodes_from(sorted(members_of))
-    for op in graph.ops:
-        for ref in op.refs:
-            if op.name in component and ref in component and component[ref] != component[op.name]:
-                net.add_edge(component[ref], component[op.name])
+    net.add_edges_from(_class_edges(graph, component))
     first = {number: min(index[name] for name in names) for number, names in members_of.items()}
     for number in nx.lexicographical_topological_sort(net, key=lambda n: first[n]):
         yield tuple(sorted(members_of[number], key=lambda name: index[name]))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
-from estimators.calls import Call, Scope
+from estimators.calls import Call, Scope, number
 from estimators.kept import saved_bytes, scores_bytes
 from estimators.op_rules import (
     ANY_OTHER,
@@ -21,6 +21,7 @@ from estimators.op_rules import (
     CUDA_ATTENTION,
     CUDA_BYTES,
     CUDA_PRODUCT,
+    DICE,
     GELU_TANH,
     OP_RULES,
     OPTIMIZER_TOUCHES,
@@ -31,10 +32,12 @@ from estimators.op_rules import (
 
 ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward
 SUM_TOUCHES = 3.0  # adding up moves each byte three times: two reads and a write
-FORWARD_LAUNCHES = 2.0  # of the device's launch_s: autograd's bookkeeping costs as much again
-BACKWARD_LAUNCHES = 3.0
-VIEW_LAUNCHES = 0.25
+FORWARD_LAUNCHES = 4.0  # of the device's launch_s: measured 1.5 to 5, and a module's call
+BACKWARD_LAUNCHES = 5.0  # for each product or pass: measured 3 to 5
+VIEW_LAUNCHES = 1.0
 OPTIMIZER_STATE = 2.0  # Adam keeps two moments
+
+_WIDE_CHANNELS = 64
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def _workspace_bytes(call: Call, rule: OpRule, device: Device) -> int:
 
 def _speed(call: Call, rule: OpRule, device: Device) -> Speed:
     if device.kind == "cpu":
-        return CONVOLUTION_3X3 if _is_3x3(call) else rule.speed
+        return CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed
     if rule.kind == "product":
         return CUDA_PRODUCT
     if rule.kind == "attention":
@@ -138,11 +141,12 @@ def _speed(call: Call, rule: OpRule, device: Device) -> Speed:
     return Speed(bytes=CUDA_BYTES, backward_bytes=None if passes_on else CUDA_BYTES)
 
 
-def _is_3x3(call: Call) -> bool:
+def _is_wide_3x3(call: Call) -> bool:
     if family(call.op.target) != "conv2d":
         return False
-    weights = [call.scope.param(name) for name in call.op.params]
-    return any(spec is not None and spec.shape[2:] == (3, 3) for spec in weights)
+    found = (call.scope.param(name) for name in call.op.params)
+    shapes = [spec.shape for spec in found if spec is not None and len(spec.shape) == 4]
+    return any(s[2:] == (3, 3) and number(s[1]) >= _WIDE_CHANNELS for s in shapes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class _Clock:
             return self._view_s()
         compute_s = self.call.flops / (self.device.flops_per_s * self.speed.flops)
         memory_s = self.call.moved_bytes / (self.device.memory_bytes_per_s * self.speed.bytes)
-        return max(compute_s, memory_s) + self._launches_s(FORWARD_LAUNCHES)
+        return max(compute_s, memory_s) + self._noise_s() + self._launches_s(FORWARD_LAUNCHES)
 
     def inputs_backward_s(self) -> float:
         """Return the seconds to make the gradients of its inputs."""
@@ -199,6 +203,13 @@ class _Clock:
             return 0.0
         sum_s = SUM_TOUCHES * self.call.result.nbytes / self.device.memory_bytes_per_s
         return extra * (sum_s + self._launches_s(1.0))
+
+    def _noise_s(self) -> float:
+        """Return the seconds to draw the noise of attention's scores, where it is drawn."""
+        if self.rule.kind != "attention":
+            return 0.0
+        drawn = scores_bytes(self.call, self.device.kind)
+        return drawn / (self.device.memory_bytes_per_s * DICE.bytes)
 
     def _products_s(self, products: float) -> float:
         rate = self.device.flops_per_s * self.speed.backward_flops

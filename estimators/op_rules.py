@@ -62,13 +62,13 @@ class OpRule:
 
 
 PRODUCT = Speed(flops=0.95, backward_flops=0.85)
-CONVOLUTION = Speed(flops=0.85, backward_flops=0.8)
-CONVOLUTION_3X3 = Speed(flops=1.6, backward_flops=1.5)
-ATTENTION = Speed(flops=0.65, backward_flops=0.75)  # of 2.5 products backward
+CONVOLUTION = Speed(flops=0.6, backward_flops=0.5)
+CONVOLUTION_3X3 = Speed(flops=1.5, backward_flops=1.4)  # 64 channels or more
+ATTENTION = Speed(flops=0.4, backward_flops=0.5)  # of 2.5 products backward
 COPY = Speed(bytes=1.5, backward_bytes=4.0)
 TRANSPOSING = Speed(bytes=0.45, backward_bytes=None)
-PASS_ON = Speed(bytes=2.2, backward_bytes=None)
-SIMPLE = Speed(bytes=2.2, backward_bytes=0.7)
+PASS_ON = Speed(bytes=1.5, backward_bytes=None)
+SIMPLE = Speed(bytes=1.3, backward_bytes=0.6)
 SMOOTH = Speed(bytes=0.9, backward_bytes=0.6)
 GELU = Speed(bytes=0.85, backward_bytes=0.33)
 GELU_TANH = Speed(bytes=0.16, backward_bytes=0.15)

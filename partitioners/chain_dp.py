@@ -96,8 +96,9 @@ class ChainDP:
             in_flight = micro_batches if keeps_all else self.in_flight
             planner = replace(self, micro_batches=micro_batches, in_flight=in_flight)
             line = next(planner.lines(facts, cluster, scale))
-            whole = device_sequences(cluster, self.use_all)[:_SEQUENCES_TO_EXPLAIN]
-            splits = (line.solve(sequence, float("inf")) for sequence in whole)
+            every = device_sequences(cluster, self.use_all)
+            tried = [s for s in every if len(s) <= line.count][:_SEQUENCES_TO_EXPLAIN]
+            splits = (line.solve(sequence, float("inf")) for sequence in tried)
             return next((split for split in splits if split is not None), None)
 
         def in_flight(stage: int, stages: int, micro_batches: int) -> int:
@@ -107,7 +108,9 @@ class ChainDP:
             classic = replace(self, in_flight=None)
             if classic._best(known, cluster) is not None:
                 fits_as = "fits with fewer micro-batches in flight: --schedule 1f1b"
-                return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits, fits_as)
+                return no_plan(
+                    _shortened(known), cluster, self.micro_batches, in_flight, fits, fits_as
+                )
         return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits)
 
     def _reason(self, graph: Graph, line: Line, split: Split, cluster: Cluster) -> str:

@@ -48,10 +48,14 @@ def no_plan(
         remedy: one that is known already; otherwise some are tried.
     """
     scale, split = _least_scale(facts, cluster, micro_batches, fits)
+    if split is None:
+        count = len(facts.groups)
+        return NoPlanError(
+            f"{len(cluster.devices)} devices cannot share {count} groups of ops that stay together",
+            help=f"use at most {count} devices, or let the planner leave some out",
+        )
     help_ = remedy or next(_remedies(facts, cluster, micro_batches, fits), None)
     help_ = help_ or f"give every device {scale:.1f} times the memory, or add devices"
-    if split is None:
-        return NoPlanError("the model cannot be split over these devices", help=help_)
     flights = {
         device: in_flight(stage, len(split.sequence), micro_batches)
         for stage, device in enumerate(split.sequence)

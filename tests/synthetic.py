@@ -33,14 +33,18 @@ def tensor(*shape: int, grad: bool = True, dtype: str = "float32") -> TensorSpec
 def op(name: str, target: str, *args: Arg, out: TensorSpec | None = None, **more: object) -> Op:
     """Make a call; sizes default to what its output has."""
     spec = out or tensor(4)
-    made = Op(name, target, tuple(args), outputs=(spec,), flops=spec.numel, writes_bytes=spec.nbytes)
+    made = Op(
+        name, target, tuple(args), outputs=(spec,), flops=spec.numel, writes_bytes=spec.nbytes
+    )
     return replace(made, **more)  # type: ignore[arg-type]  # fields of Op by name
 
 
 def graph_of(ops: Sequence[Op], params: Sequence[Param] = (), rows: int = 4) -> Graph:
     """Make a graph over one input "x"; its loss is the last op."""
     entry = Input("x", ("x",), tensor(rows, 4, grad=False))
-    return Graph("toy", tuple(ops), (entry,), tuple(params), (ops[-1].name,), ops[-1].name, batch=rows)
+    return Graph(
+        "toy", tuple(ops), (entry,), tuple(params), (ops[-1].name,), ops[-1].name, batch=rows
+    )
 
 
 def weight(name: str, *shape: int, canonical: str = "") -> Param:
@@ -56,7 +60,7 @@ def cluster_of(*devices: Device, link: Link | None = None) -> Cluster:
 
 
 def chain_graph(seed: int, count: int, skips: bool = True, tied: bool = False) -> Graph:
-    """Draw `count` linear layers in a row, so that there is one order; with values that skip ahead."""
+    """Draw `count` linear layers in a row, so that there is one order; some values skip ahead."""
     dice = random.Random(seed)
     ops: list[Op] = []
     params: list[Param] = []
@@ -95,14 +99,18 @@ def random_graph(seed: int, count: int) -> Graph:
                 ops.append(op(name, "aten.linear.default", reads[0], *extra, out=out))
             case 2:
                 ops.append(op(f"t{i}", "aten.split.Tensor", reads[0], 2, out=out, is_tuple=True))
-                ops.append(op(name, "operator.getitem", Ref(f"t{i}"), 0, out=out, view_of=reads[0].value))
+                ops.append(
+                    op(name, "operator.getitem", Ref(f"t{i}"), 0, out=out, view_of=reads[0].value)
+                )
             case 3:
                 buffer = f"b{i}"
                 params.append(Param(buffer, tensor(7, grad=False), buffer, "buffer"))
                 args = (reads[0], ParamRef(buffer))
                 ops.append(op(name, "aten.batch_norm.default", *args, out=out, mutates=(buffer,)))
             case 4:
-                ops.append(op(name, "aten.dropout.default", reads[0], 0.1, True, out=out, random=True))
+                ops.append(
+                    op(name, "aten.dropout.default", reads[0], 0.1, True, out=out, random=True)
+                )
             case _:
                 ops.append(op(name, "aten.mul.Tensor", *reads, Ref("mask"), out=out))
         values.append(name)

@@ -275,6 +275,15 @@ def test_devices_are_the_next_remedy() -> None:
     assert caught.value.help == "fits with 1 more device like d0 (17.0 MiB)"
 
 
+def test_more_devices_than_ops_cannot_all_be_used() -> None:
+    graph, each = plain_chain(2)
+    cluster = cluster_of(*(device(f"d{i}") for i in range(3)))
+    costs = costs_of(cluster, each, (1, 1, 1))
+    with pytest.raises(NoPlanError, match="3 devices cannot share 2 groups") as caught:
+        ChainDP(2, use_all=True).partition(graph, cluster, costs)
+    assert caught.value.help == "use at most 2 devices, or let the planner leave some out"
+
+
 def test_the_reason_names_each_cut() -> None:
     graph, each = plain_chain(4)
     cluster = cluster_of(device("d0"), device("d1"))
@@ -322,7 +331,9 @@ def test_what_is_reserved_covers_what_the_schedule_holds(
     cluster = cluster_of(*(device(f"d{i}") for i in range(devices)))
     costs = random_costs(seed, graph, cluster)
     known = facts(graph, costs)
-    planner = ChainDP(micro, in_flight=micro if gpipe else None, use_all=len(known.groups) >= devices)
+    planner = ChainDP(
+        micro, in_flight=micro if gpipe else None, use_all=len(known.groups) >= devices
+    )
     placement = planner.partition(graph, cluster, costs)
     stages = cut(graph, placement, graph.batch)
     per_stage = stage_costs(graph, stages, costs)

@@ -23,7 +23,6 @@ from typing import cast
 
 from pydantic import TypeAdapter
 
-import bigbrain_fx
 from bigbrain_fx import errors
 from bigbrain_fx.capture.location import split_location
 from bigbrain_fx.core import Graph
@@ -162,7 +161,7 @@ class _Child:
         self._file = file
         self._limit_s = time_limit_s
         self._rest = b""
-        root = str(Path(bigbrain_fx.__file__).parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         # -P: the working directory must not shadow modules of the child.
         self._process = subprocess.Popen(

@@ -18,7 +18,7 @@ from bigbrain_fx.emit.blocks import (
     runs,
 )
 from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
-from bigbrain_fx.emit.hints import value_names
+from bigbrain_fx.emit.hints import assigned_names, value_names
 from bigbrain_fx.emit.layout import statement
 from bigbrain_fx.emit.names import Names, identifier, is_attribute
 from bigbrain_fx.emit.scope import Scope, make_scope, with_sizes
@@ -54,6 +54,7 @@ class Classes:
 
     def __post_init__(self) -> None:
         self.hints = value_names(self.graph)
+        self.variables = frozenset(assigned_names(self.graph))
         self.places = draw_places(self.graph)
         ops = [tuple(self.graph.op[name] for name in stage.ops) for stage in self.stages]
         gives = [frozenset(results) for results in self.results]
@@ -83,6 +84,7 @@ class Classes:
             {name: arguments[name] for name in scope.outer_params},
             self._draws(scope),
             {where: name for where, name in varying.items() if where[0] != "param"},
+            self.variables,
         )
         head = [
             f"class {self.class_names[key]}(Region):",
@@ -146,7 +148,7 @@ class Classes:
         public = {value: names.fresh(self.hints[value]) for value in results}
         items = self._rolled(self._items(stage, scope), stage)
         text = FunctionText(
-            self.graph, self.hints, "", arguments, results, {}, self._draws(scope), {}
+            self.graph, self.hints, "", arguments, results, {}, self._draws(scope), {}, self.variables
         )
         name = f"Stage{stage.index}"
         returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
+from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref, leaves
 from bigbrain_fx.emit.blocks import Where
 from bigbrain_fx.emit.calls import call_expression
+from bigbrain_fx.emit.folding import Folding, Waiting, is_short
 from bigbrain_fx.emit.layout import statement
 from bigbrain_fx.emit.names import RESERVED, identifier, is_attribute
 from bigbrain_fx.units import is_size
@@ -63,6 +65,7 @@ class FunctionText:
         arguments: value -> name, as in the signature. results: values that are returned.
         outer: outer parameter -> argument name. draws: random op -> arguments of `self.key`.
         varying: place of a number -> attribute that holds it.
+        variables: values that the source assigns to a variable: they keep a line of their own.
     """
 
     graph: Graph
@@ -73,6 +76,7 @@ class FunctionText:
     outer: Mapping[str, str] = field(default_factory=dict)
     draws: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
     varying: Mapping[Where, str] = field(default_factory=dict)
+    variables: Collection[str] = ()
 
     def lines(self, items: Sequence[Item], indent: int) -> list[str]:
         """Return the body of the function, the return statement included."""
@@ -81,6 +85,8 @@ class FunctionText:
         self.last_use = _last_uses(items, self.results)
         self.source = ""
         self.skipped: set[str] = set()
+        self.folding = Folding()
+        self.readers = _readers(items)
         written: list[str] = []
         for position, item in enumerate(items):
             if isinstance(item, Op) and item.name in self.skipped:
@@ -103,16 +109,29 @@ class FunctionText:
     # ------------------------------------------------------------------ items
 
     def _item(self, item: Item, position: int, items: Sequence[Item], indent: int) -> list[str]:
+        self.position = position
+        if isinstance(item, Op) and item.body is None and item.name not in self.draws:
+            return self._op(self._with_numbers(item, position), items, indent)
+        before = self._flush(indent)
         match item:
             case BlockCall():
-                return self._block_call(item, position, indent)
+                return before + self._block_call(item, position, indent)
             case BlockLoop():
-                return self._loop(item, position, indent)
-        self.position = position
+                return before + self._loop(item, position, indent)
         numbered = self._with_numbers(item, position)
-        if item.body is not None:
-            return self._keyed(item, self._region(numbered, items, indent), indent)
-        return self._keyed(item, self._op(numbered, items, indent), indent)
+        write = self._op if item.body is None else self._region
+        return before + self._keyed(item, write(numbered, items, indent), indent)
+
+    def _flush(self, indent: int) -> list[str]:
+        """Write the values that wait as statements of their own."""
+        lines: list[str] = []
+        self.position -= 1  # the item at hand still needs them
+        for waiting in self.folding.clear():
+            name = self._name(waiting.value, self.hints[waiting.value])
+            assign = ast.Assign([ast.Name(name)], waiting.expression, lineno=0)
+            lines += statement(assign, indent, self._comment(waiting.source))
+        self.position += 1
+        return lines
 
     def _keyed(self, op: Op, lines: list[str], indent: int) -> list[str]:
         """Put an op that draws random numbers under its key."""
@@ -124,7 +143,32 @@ class FunctionText:
         return [" " * indent + f"with {head}:", *("    " + line for line in lines)]
 
     def _op(self, op: Op, items: Sequence[Item], indent: int) -> list[str]:
-        expression = self._call(op)
+        lines: list[str] = []
+        expression = self.folding.fold(self._call(op), op.source)
+        if expression is None:
+            lines = self._flush(indent)
+            expression = self._call(op)
+        if self._may_wait(op, expression):
+            self.folding.push(Waiting(op.name, expression, op.source))
+            return lines
+        if not is_size(op):  # a size draws no line between what was before and what comes after
+            lines += self._flush(indent)
+        return lines + self._statement(op, expression, items, indent)
+
+    def _may_wait(self, op: Op, expression: ast.expr) -> bool:
+        """Whether a value is used once, by a plain op of the same source line, and has no name there."""
+        if op.is_tuple or not op.outputs or op.mutates or op.name in self.draws:
+            return False
+        if op.name in self.results or op.name in self.variables or len(self.readers[op.name]) != 1:
+            return False
+        reader = self.readers[op.name][0]
+        if not isinstance(reader, Op) or reader.body is not None or reader.name in self.draws:
+            return False
+        return reader.source == op.source and is_short(expression)
+
+    def _statement(
+        self, op: Op, expression: ast.expr, items: Sequence[Item], indent: int
+    ) -> list[str]:
         comment = "" if is_size(op) else self._comment(op.source)
         if not op.outputs and not op.is_tuple and not is_size(op):
             return statement(ast.Expr(expression), indent, comment)
@@ -253,7 +297,7 @@ class FunctionText:
             return _attribute(ast.Name("self"), self.numbers[ref.value])
         if ref.value in self.inner and ref.value not in self.local:
             return self._argument(self.inner[ref.value])
-        return ast.Name(self.local[ref.value])
+        return self.folding.stand_in(ref.value) or ast.Name(self.local[ref.value])
 
     def _module(self, path: str) -> ast.expr:
         relative = path[len(self.path) + 1 :] if self.path else path
@@ -298,7 +342,7 @@ class FunctionText:
             for name, value in self.holder.items()
             if self.last_use.get(value, -1) > self.position
         }
-        return _free(hint, busy | set(self.outer.values()))
+        return _free(hint, busy | set(self.outer.values()) | self.folding.names())
 
     def _is_used(self, value: str) -> bool:
         return self.last_use.get(value, -1) > self.position
@@ -358,6 +402,19 @@ def dotted(name: str) -> ast.expr:
 
 def _uses(item: Item) -> tuple[str, ...]:
     return item.refs if isinstance(item, Op) else item.takes
+
+
+def _readers(items: Sequence[Item]) -> Mapping[str, list[Item]]:
+    """Return who reads each value; an item that reads it twice is listed twice."""
+    readers: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        for value in item.takes if not isinstance(item, Op) else _references(item):
+            readers[value].append(item)
+    return readers
+
+
+def _references(op: Op) -> list[str]:
+    return [ref.value for ref in leaves((op.args, tuple(v for _, v in op.kwargs))) if isinstance(ref, Ref)]
 
 
 def _last_uses(items: Sequence[Item], results: Sequence[str]) -> dict[str, int]:

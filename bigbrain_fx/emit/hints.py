@@ -15,13 +15,13 @@ from bigbrain_fx.units import is_size
 def value_names(graph: Graph) -> Mapping[str, str]:
     """Suggest an identifier for every value of a graph; several values may get the same one."""
     names = {entry.name: identifier(entry.name) for entry in graph.inputs}
-    assigned = _assigned(graph)
+    assigned = assigned_names(graph)
     for op in graph.ops:
         names[op.name] = assigned.get(op.name) or _by_layer(op) or _by_target(op, names)
     return names
 
 
-def _assigned(graph: Graph) -> dict[str, str]:
+def assigned_names(graph: Graph) -> dict[str, str]:
     """Name the last op of a source line after the variable that the line assigns."""
     lines: dict[tuple[ModuleCall | None, str], list[Op]] = defaultdict(list)
     for op in graph.ops:

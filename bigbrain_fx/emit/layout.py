@@ -28,14 +28,16 @@ def wrapped(text: str, indent: int) -> list[str]:
         return [pad + text]
     for start in _openings(text):
         end = _closing(text, start)
-        items = _items(text[start + 1 : end])
+        inside = text[start + 1 : end]
+        items = _items(inside)
         if not items or len(text) - end > WIDTH // 2:
             continue
-        inside = ", ".join(items)
-        if indent + 4 + len(inside) <= WIDTH:
-            comma = "," if len(items) == 1 and text[start - 1 : start] in (" ", "", "=") else ""
-            return [pad + text[: start + 1], f"{pad}    {inside}{comma}", pad + text[end:]]
-        lines = [line for item in items for line in wrapped(item + ",", indent + 4)]
+        joined = ", ".join(items) + ("," if inside.endswith(",") else "")
+        if indent + 4 + len(joined) <= WIDTH:
+            return [pad + text[: start + 1], f"{pad}    {joined}", pad + text[end:]]
+        last = items[-1] + ("," if _may_end_in_comma(text, start, inside) else "")
+        rows = [*(f"{item}," for item in items[:-1]), last]
+        lines = [line for row in rows for line in wrapped(row, indent + 4)]
         return [pad + text[: start + 1], *lines, pad + text[end:]]
     return [pad + text]
 
@@ -64,12 +66,22 @@ def _closing(text: str, start: int) -> int:
 
 
 def _items(inside: str) -> list[str]:
-    cuts = [i for i, depth, char in _scan(inside) if char == "," and depth == 0]
-    if " for " in inside and not cuts:
-        return []  # a comprehension stays on its line
+    """Return what stands between the commas of a bracket; nothing for a comprehension, which stays on its line."""
+    found = _scan(inside)
+    flat = "".join(char if depth == 0 else "_" for _, depth, char in found)
+    if " for " in flat:
+        return []
+    cuts = [i for i, depth, char in found if char == "," and depth == 0]
     edges = [-1, *cuts, len(inside)]
     items = [inside[a + 1 : b].strip() for a, b in zip(edges, edges[1:], strict=False)]
     return [item for item in items if item]
+
+
+def _may_end_in_comma(text: str, start: int, inside: str) -> bool:
+    """Whether a comma may follow the last item: it would make a tuple of `(a + b)` and of `x[i]`."""
+    follows_value = start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_)]}'\"")
+    is_list = {"(": follows_value, "[": not follows_value, "{": True}[text[start]]
+    return is_list or any(char == "," and depth == 0 for _, depth, char in _scan(inside))
 
 
 def _scan(text: str) -> list[tuple[int, int, str]]:

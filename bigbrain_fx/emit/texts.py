@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbrain_fx.core import Stage
+from bigbrain_fx.core import Dim, Input, Stage
 from bigbrain_fx.cut import owners, roots
 from bigbrain_fx.emit.classes import Classes
 from bigbrain_fx.emit.device import DeviceFile, device_text, opaque_targets
@@ -134,7 +134,7 @@ def _training_text(plan: Plan, taken: Slice) -> str:
 
 
 def _inputs(plan: Plan) -> list[str]:
-    """Write where each model input is in a batch, and which of them are not split."""
+    """Write where each model input is in a batch, what it is, and which are not split."""
     used = {name for stage in plan.stages.stages for name in stage.inputs}
     entries = [entry for entry in plan.graph.inputs if entry.name in used]
     rows = [
@@ -142,7 +142,23 @@ def _inputs(plan: Plan) -> list[str]:
         for entry in entries
     ]
     whole = tuple(entry.name for entry in entries if not entry.batched)
-    return ["INPUTS = {", *rows, "}", *wrapped(f"WHOLE = {whole!r}", 0)]
+    specs = [
+        f"    {entry.name!r}: {(entry.spec.dtype, _shape(entry, plan))!r}," for entry in entries
+    ]
+    return [
+        "INPUTS = {",
+        *rows,
+        "}",
+        "SPECS = {",
+        *specs,
+        "}",
+        *wrapped(f"WHOLE = {whole!r}", 0),
+    ]
+
+
+def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
+    """Return the shape of an entry in a whole batch."""
+    return entry.spec.at(plan.micro_batches * plan.rows if entry.batched else plan.rows).shape
 
 
 def _train_text(plan: Plan) -> str:
@@ -160,6 +176,7 @@ def _train_text(plan: Plan) -> str:
         "inputs=training.INPUTS",
         "whole=training.WHOLE",
         "training=Training(training.OPTIMIZER, training.LR_SCALE, training.CLIP_NORM)",
+        "specs=training.SPECS",
     ]
     lines = [
         f'"""Train {_quiet(plan.graph.name)}: one process per device.',

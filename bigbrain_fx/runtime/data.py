@@ -14,6 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Spec = tuple[str, tuple[int, ...]]  # element type and shape
+
+
+class BatchError(ValueError):
+    """Report a batch that is not like the one the model was split with; names step and entry."""
+
 
 class Stream:
     """The batches of one run, by step.
@@ -25,6 +31,7 @@ class Stream:
         whole: inputs that are not split into micro-batches.
         micro_batches: how many parts a batch is split into.
         device: where the tensors go.
+        specs: model input -> element type and shape of its entry in every batch.
     """
 
     def __init__(
@@ -35,11 +42,13 @@ class Stream:
         whole: tuple[str, ...],
         micro_batches: int,
         device: torch.device,
+        specs: Mapping[str, Spec] | None = None,
     ) -> None:
         self.inputs = inputs
         self.whole = whole
         self.micro_batches = micro_batches
         self.device = device
+        self.specs = specs or {}
         self.step = -1
         self.parts: dict[str, list[Tensor]] = {}
         self.random = _RandomState(seed)
@@ -54,14 +63,12 @@ class Stream:
             with self.random:
                 batch = next(self.iterator, None)
             if batch is None:
-                raise ValueError(
+                raise BatchError(
                     f"batches(seed) ended before step {step}; yield one batch per step"
                 )
             self.step += 1
             if self.step == step:
-                self.parts = {
-                    name: self._split(name, _pick(batch, key)) for name, key in self.inputs.items()
-                }
+                self.parts = {name: self._split(name, batch) for name in self.inputs}
 
     def get(self, name: str, micro: int) -> Tensor:
         """Return one input of one micro-batch."""
@@ -76,28 +83,46 @@ class Stream:
                 state.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return state.hexdigest()
 
-    def _split(self, name: str, value: Any) -> list[Tensor]:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"batch entry {name!r} is {type(value).__name__}, but a tensor was traced"
-            )
-        value = value.to(self.device)
+    def _split(self, name: str, batch: Any) -> list[Tensor]:
+        value = self._checked(name, _pick(batch, self.inputs[name], self.step)).to(self.device)
         if name in self.whole:
             return [value] * self.micro_batches
         rows = value.shape[0]
         if rows % self.micro_batches:
-            raise ValueError(
-                f"batch entry {name!r} has {rows} rows, not a multiple of {self.micro_batches} micro-batches"
+            raise BatchError(
+                f"step {self.step}: batch entry {name!r} has {rows} rows, "
+                f"not a multiple of {self.micro_batches} micro-batches"
             )
         return list(value.split(rows // self.micro_batches))
 
+    def _checked(self, name: str, value: Any) -> Tensor:
+        """Return a batch entry that is like the traced one: messages have room for no other."""
+        found, wanted = _said(value), self.specs.get(name)
+        expected = _text(*wanted) if wanted else "a tensor"
+        if not isinstance(value, Tensor) or (wanted and found != expected):
+            raise BatchError(
+                f"step {self.step}: batch entry {name!r} is {found}, but the model was split for {expected}"
+            )
+        return value
 
-def _pick(batch: Any, key: tuple[str | int, ...]) -> Any:
+
+def _said(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return _text(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+
+
+def _text(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def _pick(batch: Any, key: tuple[str | int, ...], step: int) -> Any:
     for part in key:
         try:
             batch = batch[part]
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"the batch has no entry {'.'.join(map(str, key))!r}") from error
+            where = ".".join(map(str, key))
+            raise BatchError(f"step {step}: the batch has no entry {where!r}") from error
     return batch
 
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .data import Stream
+from .data import BatchError, Spec, Stream
 from .device import Device, Training, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
 
+BAD_INPUT = 2  # exit code; as argparse's
 Report = Callable[[int, float, float], None]  # step, loss, seconds
 
 
@@ -47,6 +48,7 @@ class Bundle:
     inputs: Mapping[str, tuple[str | int, ...]]
     whole: tuple[str, ...]
     training: Training
+    specs: Mapping[str, Spec] = field(default_factory=dict)
 
 
 def main(bundle: Bundle) -> None:
@@ -62,6 +64,9 @@ def main(bundle: Bundle) -> None:
     store = _join(bundle, rank, options)
     try:
         _run(bundle, rank, seed, store, options)
+    except BatchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
     finally:
         dist.destroy_process_group()
 
@@ -88,7 +93,9 @@ def make_device(
 ) -> Device:
     """Build one device with its weights, its data stream and its optimizer."""
     cls = bundle.devices[rank]
-    stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where)
+    stream = Stream(
+        bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where, bundle.specs
+    )
     device = cls(transport, stream, seed, where)
     weights = bundle.folder / "weights"
     owner = json.loads((weights / "index.json").read_text())

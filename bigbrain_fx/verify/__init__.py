@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bigbrain_fx
 from bigbrain_fx import errors
 from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
 from bigbrain_fx.launch import RunOptions, run
@@ -121,7 +120,7 @@ def _run_processes(bundle: Path, steps: int, scratch: Path) -> dict[str, Any]:
 
 
 def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    root = str(Path(bigbrain_fx.__file__).parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "bigbrain_fx.verify.child", json.dumps(wanted)]
     try:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,10 +52,10 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     sys.path.insert(0, str(file.path.parent))
     captured = _captured(file, plan)
     bundle = import_bundle(folder)
-    weights = _weights(folder, plan)
+    weights = weights_of(folder, plan)
     checks = [_same_module(file, captured, plan, bundle), _same_weights(captured, weights)]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
-    stream = _stream(bundle, plan)
+    stream = batches_of(bundle, plan)
     plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
     checks.append(_same_grouping(reference, plain, stream(0), plan.seed))
     steps, seed = wanted["steps"], plan.seed
@@ -69,10 +69,17 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
         steps,
         seed,
     )
-    actual = (
-        _of_processes(wanted) if wanted["processes"] else _in_process(bundle, plan, steps, seed)
-    )
-    return [*checks, *_same_training(plan, expected, actual)]
+    actual = _actual(wanted["processes"], bundle, plan, steps)
+    return [*checks, *same_training(plan, expected, actual)]
+
+
+def _actual(
+    processes: Mapping[str, Any] | None, bundle: ModuleType, plan: Plan, steps: int
+) -> Trace:
+    if processes is None:
+        return run_bundle(bundle, plan, steps, plan.seed)
+    folders = Path(processes["gradients"]), Path(processes["tensors"])
+    return trace_of_processes(processes["losses"], *folders)
 
 
 def import_bundle(folder: Path) -> ModuleType:
@@ -100,7 +107,8 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
     return captured
 
 
-def _weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
+def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
+    """Read a bundle's weights, under every name of the model that the plan knows."""
     found: dict[str, Tensor] = {}
     for device in plan.stages.devices:
         found.update(load_file(folder / "weights" / f"{device}.safetensors"))
@@ -115,7 +123,8 @@ def _weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
     return found
 
 
-def _stream(bundle: ModuleType, plan: Plan):  # type: ignore[no-untyped-def]  # step -> micro-batches
+def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[str, Tensor]]]:
+    """Return step -> its micro-batches, from a new data stream of an imported bundle."""
     made = _new_stream(bundle, plan)
 
     def micro_batches(step: int) -> list[Mapping[str, Tensor]]:
@@ -181,7 +190,8 @@ def _same_grouping(
     return _check("captured graph = reference", found, what)
 
 
-def _same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, object]]:
+def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, object]]:
+    """Compare two training runs: losses, gradients of step 0, tensors at the end; three checks."""
     losses = [
         f"step {step}: {float(want):.9g} and {float(found):.9g}"
         for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
@@ -226,7 +236,8 @@ def _check(name: str, found: list[str], detail: str) -> dict[str, object]:
 # --------------------------------------------------------------------------- the bundle
 
 
-def _in_process(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
+def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
+    """Train an imported bundle, all devices in this process."""
     trace = Trace()
     losses: dict[int, Tensor] = {}
 
@@ -245,13 +256,12 @@ def _in_process(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     return trace
 
 
-def _of_processes(wanted: Mapping[str, Any]) -> Trace:
-    """Read what the processes of a real run left."""
-    found = wanted["processes"]
-    trace = Trace(losses=[torch.tensor(loss) for loss in found["losses"]])
-    for path in sorted(Path(found["gradients"]).glob("*.safetensors")):
+def trace_of_processes(losses: Sequence[float], gradients: Path, tensors: Path) -> Trace:
+    """Read what the processes of a real run left: losses by step, and two folders of safetensors."""
+    trace = Trace(losses=[torch.tensor(loss) for loss in losses])
+    for path in sorted(gradients.glob("*.safetensors")):
         trace.gradients.update(load_file(path))
-    for path in sorted(Path(found["tensors"]).glob("*.safetensors")):
+    for path in sorted(tensors.glob("*.safetensors")):
         trace.tensors.update(load_file(path))
     return trace
 

@@ -1,0 +1,85 @@
+"""`naive` and `scattered`: equal counts in order, and a seeded die."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner
+from bigbrain_fx.errors import NoPlanError
+from partitioners.naive import Naive
+from partitioners.scattered import Scattered
+from tests.synthetic import chain_graph, cluster_of, device, op, random_costs, random_graph
+
+
+def row(count: int, devices: int) -> tuple[Graph, Cluster, Costs]:
+    graph = chain_graph(0, count, skips=False)
+    cluster = cluster_of(*(device(f"d{i}", speed=1 + i) for i in range(devices)))
+    return graph, cluster, random_costs(0, graph, cluster)
+
+
+def homes(graph: Graph, method: Partitioner, cluster: Cluster, costs: Costs) -> str:
+    placement = method.partition(graph, cluster, costs)
+    return " ".join(placement.device_of[entry.name] for entry in graph.ops)
+
+
+def test_equal_numbers_in_the_given_order_whatever_the_speed() -> None:
+    graph, cluster, costs = row(6, 3)
+    assert homes(graph, Naive(), cluster, costs) == "d0 d0 d1 d1 d2 d2"
+
+
+def test_what_does_not_divide_is_spread() -> None:
+    graph, cluster, costs = row(7, 3)
+    assert homes(graph, Naive(), cluster, costs) == "d0 d0 d0 d1 d1 d2 d2"
+
+
+def test_a_replicated_op_goes_to_its_first_reader() -> None:
+    graph = random_graph(3, 12)
+    assert graph.ops[0].name == "mask"
+    cluster = cluster_of(device("d0"), device("d1"))
+    placement = Naive().partition(graph, cluster, random_costs(3, graph, cluster))
+    readers = graph.consumers["mask"]
+    assert readers
+    assert placement.device_of["mask"] == placement.device_of[readers[0]]
+
+
+def test_what_does_not_fit_is_said_per_device() -> None:
+    graph, cluster, costs = row(4, 2)
+    heavy = {name: OpCost(1.0, 1.0, saved_bytes=1 << 30) for name in graph.op}
+    costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))
+    with pytest.raises(NoPlanError, match="naive split does not fit") as caught:
+        Naive(micro_batches=2).partition(graph, cluster, costs)
+    first, second = caught.value.notes
+    assert first.startswith("d0 needs 4.0 GiB")  # two ops, two micro-batches in flight
+    assert second.startswith("d1 needs 2.0 GiB")
+    assert "activations" in first
+    assert first.endswith("but has 1.0 GiB")
+
+
+def test_scattered_uses_every_device_and_its_seed() -> None:
+    graph, cluster, costs = row(30, 3)
+    first = homes(graph, Scattered(seed=1), cluster, costs)
+    assert set(first.split()) == {"d0", "d1", "d2"}
+    assert first == homes(graph, Scattered(seed=1), cluster, costs)
+    assert first != homes(graph, Scattered(seed=2), cluster, costs)
+
+
+def test_scattered_counts_every_micro_batch_as_in_flight() -> None:
+    graph, cluster, costs = row(2, 1)
+    heavy = {name: OpCost(1.0, 1.0, saved_bytes=100 << 20) for name in graph.op}
+    costs = replace(costs, ops=dict.fromkeys(costs.ops, heavy))
+    Scattered(micro_batches=5).partition(graph, cluster, costs)
+    Scattered(micro_batches=6, in_flight=5).partition(graph, cluster, costs)
+    Scattered(micro_batches=6, in_flight=(5,)).partition(graph, cluster, costs)
+    with pytest.raises(NoPlanError, match="scattered split"):
+        Scattered(micro_batches=6).partition(graph, cluster, costs)
+
+
+def test_an_empty_graph_is_placed() -> None:
+    graph = replace(chain_graph(0, 1), ops=(op("m", "aten.ones.default"),), outputs=(), loss=None)
+    graph = replace(graph, ops=(replace(graph.ops[0], outputs=()),), params=())
+    cluster = cluster_of(device("d0"), device("d1"))
+    costs = random_costs(0, graph, cluster)
+    for method in (Naive(), Scattered()):
+        assert method.partition(graph, cluster, costs).device_of == {"m": "d0"}

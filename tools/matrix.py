@@ -1,0 +1,305 @@
+"""The promise, cell by cell: every model × partitioner × number of devices × schedule, bit for bit.
+
+    python -m tools.matrix [--models gpt,moe] [--devices 2,4] [--processes 6] [--json]
+    python -m tools.matrix --cell gpt/analytical/2/1f1b --cell moe/scattered/4/list/gloo
+
+Each model is captured once. A cell plans, writes the bundle, imports it, trains it for five AdamW
+steps and compares with the one-process reference: all losses, every gradient of step 0, every
+tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table, as real
+processes over gloo; those train with the model file's own optimizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+
+import click
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigbrain_fx.capture import Captured, ModelFile, capture, load_model_file
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plugins import load, preset
+from bigbrain_fx.verify.child import (
+    batches_of,
+    import_bundle,
+    run_bundle,
+    same_training,
+    trace_of_processes,
+    weights_of,
+)
+from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")
+PARTITIONERS = ("naive", "analytical", "scattered")
+DEVICES = (2, 3, 4)
+CHAIN_SCHEDULES = ("gpipe", "1f1b", "list")
+MICRO_BATCHES = 4
+STEPS = 5
+SPEEDS = (60e9, 30e9, 45e9, 60e9)  # FLOP/s: unlike devices, so that the cuts differ from naive's
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table; `transport` is in-process or gloo."""
+
+    model: str
+    partitioner: str
+    devices: int
+    schedule: str
+    transport: str = "in-process"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a cell; `fault` is empty where all is equal."""
+
+    cell: Cell
+    stages: int
+    fault: str
+    seconds: float
+
+    def __str__(self) -> str:
+        """Show the cell as one line of the table."""
+        cell = self.cell
+        left = f"{cell.model:8}{cell.partitioner:12}{cell.devices} {cell.schedule:7}"
+        right = f"{cell.transport:11}{self.stages:3} stages {self.seconds:6.2f} s"
+        return f"{left}{right}  {self.fault or 'equal'}"
+
+
+def cells(
+    models: Sequence[str], partitioners: Sequence[str], devices: Sequence[int]
+) -> tuple[Cell, ...]:
+    """List the table, model by model."""
+    return tuple(
+        Cell(model, partitioner, count, schedule)
+        for model, partitioner, count in itertools.product(models, partitioners, devices)
+        for schedule in (("list",) if partitioner == "scattered" else CHAIN_SCHEDULES)
+    )
+
+
+def over_gloo(table: Sequence[Cell], count: int) -> tuple[Cell, ...]:
+    """Turn `count` cells, spread over the table, into cells of real processes."""
+    step = len(table) / max(1, min(count, len(table)))
+    chosen = {int((i + 0.5) * step) for i in range(min(count, len(table)))}
+    return tuple(
+        replace(cell, transport="gloo") if index in chosen else cell
+        for index, cell in enumerate(table)
+    )
+
+
+def parse_cell(text: str) -> Cell:
+    """Read "gpt/analytical/2/1f1b", or the same with "/gloo" behind it."""
+    parts = text.split("/")
+    if len(parts) not in (4, 5) or not parts[2].isdigit():
+        raise click.BadParameter(f"expected gpt/analytical/2/1f1b[/gloo], found {text}")
+    model, partitioner, count, schedule = parts[:4]
+    return Cell(model, partitioner, int(count), schedule, *parts[4:])
+
+
+@dataclass
+class Bench:
+    """A captured model, and the references that were trained for it, by plan."""
+
+    file: ModelFile
+    captured: Captured
+    references: dict[str, Trace] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: str) -> Bench:
+        """Load and capture a model of models/."""
+        file = load_model_file(ROOT / "models" / f"{model}.py")
+        captured = capture(file.model, file.example_batch, file.loss, name=model)
+        return Bench(file, captured)
+
+    def plan(self, cell: Cell) -> Plan:
+        """Plan a cell."""
+        file = self.file
+        source = Source(
+            str(file.path),
+            file.batches is not None,
+            file.optimizer is not None,
+            file.loss is not None,
+            file.lr_scale is not None,
+            file.clip_norm,
+        )
+        partitioner, estimator = preset(cell.partitioner)
+        options = Options(partitioner, estimator, cell.schedule, MICRO_BATCHES)
+        return make_plan(self.captured.graph, cluster(cell.devices), source, options)
+
+    def fault(self, cell: Cell, plan: Plan) -> str:
+        """Train a cell both ways; say what differs first, or nothing."""
+        with tempfile.TemporaryDirectory(prefix="matrix-") as scratch:
+            folder = write_bundle(plan, self, Path(scratch, "bundle"))
+            real = cell.transport == "gloo"
+            with imported(folder, force_adamw=not real) as bundle:
+                expected = self.reference(plan, folder, bundle)
+                if real:
+                    actual = run_processes(folder, Path(scratch))
+                else:
+                    actual = run_bundle(bundle, plan, STEPS, plan.seed)
+        failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
+        found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
+        return found or other_bytes(expected, actual)
+
+    def reference(self, plan: Plan, folder: Path, bundle: ModuleType) -> Trace:
+        """Train in one process; a plan with the same stages has the same reference."""
+        key = f"{plan.stages} {bundle.BUNDLE.training.optimizer}"
+        if key not in self.references:
+            functions = self.captured.functions
+            training = bundle.BUNDLE.training
+            self.references[key] = train_reference(
+                Reference(plan.graph, plan.stages, weights_of(folder, plan), functions),
+                batches_of(bundle, plan),
+                training.optimizer,
+                training.lr_scale,
+                training.clip_norm,
+                STEPS,
+                plan.seed,
+            )
+        return self.references[key]
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write the model's tensors: the matrix is its own capture session."""
+        for name, tensors in files.items():
+            save_file({t: _own(self.captured.tensors[t]) for t in tensors}, folder / name)
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch."""
+        save_file({name: _own(value) for name, value in self.captured.inputs().items()}, path)
+
+
+def cluster(count: int) -> Cluster:
+    """Return `count` CPU devices on one host."""
+    made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(SPEEDS))
+    return Cluster(tuple(itertools.islice(made, count)), Link(50e-6, 1e9))
+
+
+@contextmanager
+def imported(folder: Path, *, force_adamw: bool) -> Iterator[ModuleType]:
+    """Import a bundle's train.py; afterwards forget all modules of the bundle.
+
+    On demand its optimizer becomes AdamW where the model file names another.
+    """
+    path = list(sys.path)
+    bundle = import_bundle(folder)
+    adamw = sys.modules["runtime"].adamw
+    training = bundle.BUNDLE.training
+    named = [("weight", torch.nn.Parameter(torch.zeros(1)))]
+    if force_adamw and not isinstance(training.optimizer(named), torch.optim.AdamW):
+        changed = replace(bundle.BUNDLE, training=replace(training, optimizer=adamw))
+        bundle.__dict__["BUNDLE"] = changed
+    try:
+        yield bundle
+    finally:
+        sys.path[:] = path
+        home = str(folder.resolve())
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(home):
+                del sys.modules[name]
+
+
+def run_processes(folder: Path, scratch: Path) -> Trace:
+    """Run the bundle as one process per device, over gloo on the loopback."""
+    options = RunOptions(
+        STEPS,
+        deadline_s=DEADLINE_S,
+        save=scratch / "tensors",
+        first_gradients=scratch / "gradients",
+        threads=1,
+        logs=scratch / "logs",
+    )
+    done = run(folder, options)
+    return trace_of_processes(
+        [line.loss for line in done.steps], scratch / "gradients", scratch / "tensors"
+    )
+
+
+def other_bytes(expected: Trace, actual: Trace) -> str:
+    """Say which tensor is equal but has other bytes (-0.0 for 0.0), if any."""
+    pairs = [
+        (f"loss {i}", a, b)
+        for i, (a, b) in enumerate(zip(expected.losses, actual.losses, strict=True))
+    ]
+    for what in ("gradients", "tensors"):
+        want, found = getattr(expected, what), getattr(actual, what)
+        pairs += [(f"{what} {n}", want[n], found[n]) for n in want if n in found]
+    return ", ".join(name for name, want, found in pairs if _bytes(want) != _bytes(found))
+
+
+def rows(wanted: Sequence[Cell]) -> Iterator[Row]:
+    """Run cells in order; a model is captured when its first cell comes."""
+    for model, group in itertools.groupby(wanted, key=lambda cell: cell.model):
+        bench = Bench.of(model)
+        for cell in group:
+            start, stages = time.perf_counter(), 0
+            try:
+                plan = bench.plan(cell)
+                stages = len(plan.stages.stages)
+                fault = bench.fault(cell, plan)
+            except BigBrainError as error:
+                fault = f"{type(error).__name__}: {error}"
+            yield Row(cell, stages, fault, round(time.perf_counter() - start, 2))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().clone()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+@click.command()
+@click.option("--models", default=",".join(MODELS), show_default=True)
+@click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
+@click.option("--devices", default=",".join(map(str, DEVICES)), show_default=True)
+@click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
+@click.option("--processes", default=0, help="So many cells as real processes over gloo.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
+def main(
+    models: str,
+    partitioners: str,
+    devices: str,
+    chosen: tuple[str, ...],
+    processes: int,
+    as_json: bool,
+) -> None:
+    """Run the table, or chosen cells; exit code 5 where one differs."""
+    torch.set_num_threads(1)
+    load("partitioner")  # before a model's folder joins sys.path
+    load("estimator")
+    counts = [int(number) for number in _names(devices)]
+    table = cells(_names(models), _names(partitioners), counts)
+    wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
+    bad = 0
+    for row in rows(wanted):
+        bad += bool(row.fault)
+        click.echo(json.dumps(asdict(row)) if as_json else str(row))
+    if not as_json:
+        click.echo(f"{len(wanted) - bad} of {len(wanted)} cells equal")
+    sys.exit(5 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""One process of `tools/bench_peer.py`: a rank of our bundle, of the peer's pipeline, or an eager loop.
+
+It trains when told to: a line of JSON on stdin, a line of JSON back on stdout. Between commands it
+waits without using the processor, so that two sides can take turns. It knows no statistics.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+peer_model: Any = importlib.import_module("peer_model")
+
+MICRO_BATCHES = 8
+CUT = 4  # blocks on the first of two devices
+SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for: `side` is ours, theirs or eager."""
+
+    side: str
+    bundle: Path
+    rank: int
+    world: int
+    port: int
+    schedule: str
+    deadline_s: float
+
+
+class Side(Protocol):
+    """Something that trains by steps."""
+
+    def step(self) -> float | None:
+        """Train one step; return the loss where it is made."""
+        ...
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the first step, by the names of the model."""
+        ...
+
+
+class Ours:
+    """A device of the bundle, on the bundle's own runtime, as its train.py would start it."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        sys.path.insert(0, str(wanted.bundle))
+        train = importlib.import_module("train")
+        runtime = importlib.import_module("runtime.train")
+        runtime.keep_freed_memory()
+        store = _join(wanted)
+        bundle, where = train.BUNDLE, torch.device("cpu")
+        ranks = {cls.name: rank for rank, cls in enumerate(bundle.devices)}
+        transport = runtime.NetworkTransport(ranks, where, wanted.deadline_s, store)
+        self.device = runtime.make_device(bundle, wanted.rank, transport, bundle.seed, where)
+        self.number = 0
+        self.first: dict[str, Tensor] = {}
+
+    def step(self) -> float | None:
+        """Train one step."""
+        loss = self.device.run_step(self.number)
+        if self.number == 0:
+            self.first = {name: g.clone() for name, g in self.device.last_gradients.items()}
+        self.number += 1
+        return None if loss is None else float(loss)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the first step."""
+        return self.first
+
+
+class FirstHalf(nn.Module):
+    """Embeddings and the first blocks, under their names in the model."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.embed = whole.embed
+        self.position = whole.position
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in range(CUT)})
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the stream after the first blocks."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embed(tokens) + self.position(positions)
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+
+class SecondHalf(nn.Module):
+    """The other blocks, the last norm and the head, under their names in the model."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        count = len(whole.blocks)
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in range(CUT, count)})
+        self.norm = whole.norm
+        self.head = whole.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        for block in self.blocks.values():
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Theirs:
+    """torch.distributed.pipelining: hand-split modules with the bundle's weights, cut at the same place."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        _join(wanted)
+        whole = _model(wanted.bundle)
+        self.module = SecondHalf(whole) if wanted.rank else FirstHalf(whole)
+        where = torch.device("cpu")
+        stage = PipelineStage(self.module, wanted.rank, wanted.world, where)
+        self.schedule = SCHEDULES[wanted.schedule](stage, MICRO_BATCHES, loss_fn=_loss)
+        self.optimizer = peer_model.optimizer(self.module.named_parameters())
+        self.batches = peer_model.batches(0)
+        self.rank = wanted.rank
+        self.first: dict[str, Tensor] = {}
+
+    def step(self) -> float | None:
+        """Train one step."""
+        batch = next(self.batches)
+        losses: list[Tensor] = []
+        if self.rank == 0:
+            self.schedule.step(batch["tokens"])
+        else:
+            self.schedule.step(target=batch["targets"], losses=losses, return_outputs=False)
+        self.first = self.first or _gradients(self.module)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(torch.stack(losses).mean()) if losses else None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the first step."""
+        return self.first
+
+
+class Eager:
+    """The unsplit module in one process: the loop that anyone would write for these micro-batches."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.module = _model(wanted.bundle)
+        self.optimizer = peer_model.optimizer(self.module.named_parameters())
+        self.batches = peer_model.batches(0)
+        self.first: dict[str, Tensor] = {}
+
+    def step(self) -> float | None:
+        """Train one step."""
+        batch = next(self.batches)
+        parts = (batch[name].chunk(MICRO_BATCHES) for name in ("tokens", "targets"))
+        losses = []
+        for tokens, targets in zip(*parts, strict=True):
+            loss = _loss(self.module(tokens), targets)
+            (loss / MICRO_BATCHES).backward()
+            losses.append(loss.detach())
+        self.first = self.first or _gradients(self.module)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(torch.stack(losses).mean())
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the first step."""
+        return self.first
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _model(bundle: Path) -> nn.Module:
+    whole: nn.Module = peer_model.GPT()
+    tensors: dict[str, Tensor] = {}
+    for path in sorted((bundle / "weights").glob("*.safetensors")):
+        tensors |= load_file(path)
+    whole.load_state_dict(tensors)
+    return whole.train()
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def _join(wanted: Wanted) -> dist.Store:
+    timeout = timedelta(seconds=wanted.deadline_s)
+    store = dist.TCPStore("127.0.0.1", wanted.port, wanted.world, wanted.rank == 0, timeout)
+    dist.init_process_group(
+        "gloo", store=store, rank=wanted.rank, world_size=wanted.world, timeout=timeout
+    )
+    return store
+
+
+# --------------------------------------------------------------------------- commands
+
+
+def main() -> None:
+    """Set up as asked on the command line, then obey stdin until it ends."""
+    asked = json.loads(sys.argv[1])
+    wanted = Wanted(**{**asked, "bundle": Path(asked["bundle"])})
+    torch.set_num_threads(1)
+    sides = {"ours": Ours, "theirs": Theirs, "eager": Eager}
+    side: Side = sides[wanted.side](wanted)
+    _reply({"ready": True})
+    for line in sys.stdin:
+        _reply(_obey(side, json.loads(line)))
+
+
+def _obey(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    if command["do"] == "gradients":
+        save_file({n: g.contiguous() for n, g in side.gradients().items()}, command["path"])
+        return {"written": command["path"]}
+    times, loss = [], None
+    for _ in range(command["count"]):
+        start = time.perf_counter()
+        loss = side.step()
+        times.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"step_s": times, "loss": loss, "max_rss_bytes": peak}
+
+
+def _reply(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

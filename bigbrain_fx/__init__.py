@@ -137,8 +137,9 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """This package: `bigbrain_fx.verify` is the verb, though a room of that name exists, too.
 
-    Python binds every imported submodule to its package; without this, what `bigbrain_fx.verify` means
-    would depend on what was imported before. `from bigbrain_fx.verify import ...` works as ever.
+    Python binds every imported submodule to its package; without this, what `bigbrain_fx.verify`
+    means would depend on what was imported before. `from bigbrain_fx.verify import ...` works as
+    ever.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

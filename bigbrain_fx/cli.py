@@ -1,8 +1,9 @@
 """The command line: each command calls one public function and prints its noun.
 
 Conventions: with --json stdout holds JSON alone, one object a line, and everything else goes to
-stderr; exit codes 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification
-failed, 130 stopped. Rooms are imported by the command that needs them, so that `--help` is quick.
+stderr; exit codes 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed,
+5 verification failed, 130 stopped. Rooms are imported by the command that needs them: `--help` is
+quick.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,21 +24,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx import __version__
+from bigbrain_fx.cli_options import PATH, chosen, json_option, planning_options
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.progress import stepping, working
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from bigbrain_fx.launch import StepLine
-    from bigbrain_fx.plan import Options, Plan
-
-Command = Callable[..., Any]
+    from bigbrain_fx.plan import Plan
 
 EPILOG = """Every option can come from the environment: --micro-batches of any command from
-BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok, 1 internal,
-2 bad input, 3 no feasible plan, 4 capture failed, 5 verification failed."""
+BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok,
+1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification failed."""
 
-_PATH = click.Path(path_type=Path)
 _SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBRAIN_FX"}
 
 
@@ -47,7 +44,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBR
     "--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line)."
 )
 def cli(debug: bool) -> None:
-    """Split a PyTorch model over the devices of a cluster, as plain Python, a program per device."""
+    """Split a PyTorch model over the devices of a cluster: plain Python, a program per device."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -97,103 +94,15 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# --------------------------------------------------------------------------- options
-
-
-class _Listed(click.Option):
-    """An option whose help ends with names that only plug-ins know; `{names}` stands for them."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Fill in the names when the help is shown, and not before: loading plug-ins takes time."""
-        from bigbrain_fx.plugins import names
-        from bigbrain_fx.schedule import SCHEDULES
-
-        listed = {"partitioner": names(), "estimator": names("estimator")}
-        found = listed.get(self.name or "", tuple(sorted(SCHEDULES)))
-        self.help = (self.help or "").replace("{names}", ", ".join(found))
-        return super().get_help_record(ctx)
-
-
-def _option(flag: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
-    """Make an option that all commands take from one variable of the environment."""
-    variable = f"BIGBRAIN_FX_{flag.removeprefix('--').replace('-', '_').upper()}"
-    return click.option(flag, envvar=variable, **settings)
-
-
-def _json_option(command: Command) -> Command:
-    text = "Print JSON alone on stdout, one object a line."
-    made = click.option("--json", "as_json", is_flag=True, envvar="BIGBRAIN_FX_JSON", help=text)
-    return made(command)
-
-
-def _planning_options(command: Command) -> Command:
-    """Add the options that choose a plan."""
-    for option in (
-        _option(
-            "--time-limit",
-            type=click.FloatRange(min=0, min_open=True),
-            default=600.0,
-            show_default=True,
-            help="Seconds that loading and capturing the model file may take.",
-        ),
-        _option(
-            "--seed",
-            type=click.IntRange(min=0, max=2**63 - 1),
-            default=0,
-            show_default=True,
-            help="Seed of weights, data and dropout.",
-        ),
-        _option(
-            "--micro-batches",
-            type=int,
-            help="Equal parts that a batch is split into [default: the fastest by forecast].",
-        ),
-        _option(
-            "--schedule",
-            cls=_Listed,
-            help="One of {names} [default: 1f1b for chains, list else].",
-        ),
-        _option(
-            "--estimator",
-            cls=_Listed,
-            help="One of {names} [default: the partitioner's own].",
-        ),
-        _option(
-            "--partitioner",
-            cls=_Listed,
-            default="analytical",
-            show_default=True,
-            help="One of {names}.",
-        ),
-        _option("--devices", required=True, type=_PATH, help="The cluster.json."),
-    ):
-        command = option(command)
-    return command
-
-
-def _options(choices: dict[str, Any]) -> Options:
-    from bigbrain_fx.plan import Options
-    from bigbrain_fx.plugins import preset
-
-    partitioner, own = preset(choices["partitioner"])
-    return Options(
-        partitioner,
-        choices["estimator"] or own,
-        choices["schedule"],
-        choices["micro_batches"],
-        choices["seed"],
-    )
-
-
 # --------------------------------------------------------------------------- planning
 
 
-@cli.command()
+@cli.command(short_help="Split a model over devices and write a bundle.")
 @click.argument("model")
-@_planning_options
-@click.option("--out", default="bundle", show_default=True, type=_PATH, help="Folder to write.")
+@planning_options
+@click.option("--out", default="bundle", show_default=True, type=PATH, help="Folder to write.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is there.")
-@_json_option
+@json_option
 def split(
     model: str,
     devices: Path,
@@ -210,8 +119,8 @@ def split(
     from bigbrain_fx import compile as road
     from bigbrain_fx.show import json_line, show_plan, split_json
 
-    options = _options(choices)
-    with _working(f"capturing {model}"):
+    options = chosen(choices)
+    with working(f"capturing {model}"):
         made = road.split(model, devices, out, options, force=force, time_limit_s=time_limit)
     for warning in made.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -223,10 +132,10 @@ def split(
     click.echo(f"train it: bigbrain-fx run {made.bundle}")
 
 
-@cli.command()
+@cli.command(short_help="Will it fit, and how fast? No weights, no devices.")
 @click.argument("model")
-@_planning_options
-@_json_option
+@planning_options
+@json_option
 def estimate(
     model: str,
     devices: Path,
@@ -237,17 +146,17 @@ def estimate(
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
     from bigbrain_fx import compile as road
 
-    options = _options(choices)
-    with _working(f"capturing {model} without weights"):
+    options = chosen(choices)
+    with working(f"capturing {model} without weights"):
         plan = road.estimate(model, devices, options, time_limit_s=time_limit)
     _print_plan(plan, as_json)
 
 
-@cli.command()
-@click.argument("plan", type=_PATH)
-@_json_option
+@cli.command(short_help="Why each cut of a plan is where it is.")
+@click.argument("plan", type=PATH)
+@json_option
 def explain(plan: Path, as_json: bool) -> None:
-    """Say what each device of PLAN (a bundle or plan.json) runs, and why each cut is where it is."""
+    """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
     from bigbrain_fx.explain import explain as explain_plan
     from bigbrain_fx.plan import read_plan
     from bigbrain_fx.show import json_line, show_explanation
@@ -259,13 +168,13 @@ def explain(plan: Path, as_json: bool) -> None:
         show_explanation(found)
 
 
-@cli.command()
-@click.argument("plan", type=_PATH)
-@click.option("--devices", type=_PATH, help="Another cluster.json: what would it give there?")
+@cli.command(short_help="Forecast a plan, here or on another cluster.")
+@click.argument("plan", type=PATH)
+@click.option("--devices", type=PATH, help="Another cluster.json: what would it give there?")
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
-@_json_option
+@json_option
 def simulate(plan: Path, devices: Path | None, again: bool, as_json: bool) -> None:
-    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or on other devices."""
+    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere."""
     from bigbrain_fx.compile import simulate as simulate_plan
     from bigbrain_fx.plan import read_plan
 
@@ -286,8 +195,8 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 # --------------------------------------------------------------------------- running
 
 
-@cli.command()
-@click.argument("bundle", type=_PATH)
+@cli.command(short_help="Train a bundle, a process per device.")
+@click.argument("bundle", type=PATH)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -302,8 +211,8 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
     show_default=True,
     help="Rendezvous port; 0 takes any free one.",
 )
-@click.option("--save", type=_PATH, help="Write the trained tensors to this folder.")
-@click.option("--logs", type=_PATH, help="Keep the processes' logs here.")
+@click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
+@click.option("--logs", type=PATH, help="Keep the processes' logs here.")
 @click.option(
     "--deadline",
     "deadline_s",
@@ -313,14 +222,14 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
     help="Longest wait for a message, in seconds.",
 )
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
-@_json_option
+@json_option
 def run(
     bundle: Path,
     local: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
-    """Train BUNDLE on this host, one process per device; for several hosts, print their commands."""
+    """Train BUNDLE on this host, a process per device; for several hosts, print their commands."""
     from bigbrain_fx.launch import RunOptions, commands, hosts
     from bigbrain_fx.launch import run as run_bundle
     from bigbrain_fx.plan import read_plan
@@ -335,7 +244,7 @@ def run(
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
         return
-    with _stepping(options.steps, as_json) as on_step:
+    with stepping(options.steps, as_json) as on_step:
         done = run_bundle(bundle, options, on_step)
     if as_json:
         return
@@ -344,8 +253,8 @@ def run(
     click.echo(f"resident memory {peaks}; logs in {done.logs}")
 
 
-@cli.command()
-@click.argument("bundle", type=_PATH)
+@cli.command(short_help="Check a bundle against the unsplit model.")
+@click.argument("bundle", type=PATH)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -355,13 +264,13 @@ def run(
 )
 @click.option("--model", help="The model file, if it is not where it was.")
 @click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
-@_json_option
+@json_option
 def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
     """Check that BUNDLE computes what the unsplit model computes."""
     from bigbrain_fx.show import json_line, show_verification
     from bigbrain_fx.verify import verify as verify_bundle
 
-    with _working(f"verifying {bundle}"):
+    with working(f"verifying {bundle}"):
         found = verify_bundle(bundle, steps=steps, model=model, processes=processes)
     if as_json:
         click.echo(json_line({**dataclasses.asdict(found), "passed": found.passed}))
@@ -373,8 +282,8 @@ def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json
 # --------------------------------------------------------------------------- setting up
 
 
-@cli.command()
-@_json_option
+@cli.command(short_help="Print the JSON Schema of cluster.json.")
+@json_option
 def schema(as_json: bool) -> None:
     """Print the JSON Schema of cluster.json."""
     from bigbrain_fx.cluster import schema as cluster_schema
@@ -382,10 +291,10 @@ def schema(as_json: bool) -> None:
     click.echo(json.dumps(cluster_schema(), indent=None if as_json else 2))
 
 
-@cli.command()
-@click.argument("folder", default=".", type=_PATH)
+@cli.command(short_help="Write a model.py and cluster.json to start from.")
+@click.argument("folder", default=".", type=PATH)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-@_json_option
+@json_option
 def init(folder: Path, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
     from bigbrain_fx.starter import write_starter
@@ -394,8 +303,8 @@ def init(folder: Path, force: bool, as_json: bool) -> None:
         click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")
 
 
-@cli.command()
-@click.option("--write", "out", type=_PATH, help="Write a cluster.json of this host.")
+@cli.command(short_help="Measure this host; write its cluster.json.")
+@click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
 @click.option(
     "--devices",
     type=click.IntRange(min=1),
@@ -412,7 +321,7 @@ def init(folder: Path, force: bool, as_json: bool) -> None:
 )
 @click.option("--thorough", is_flag=True, help="Measure longer.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
-@_json_option
+@json_option
 def doctor(
     out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool
 ) -> None:
@@ -424,57 +333,9 @@ def doctor(
         raise InputError(
             f"{out} exists already", help="give another file, or --force to replace it"
         )
-    with _working("probing this host"):
+    with working("probing this host"):
         found = probe(threads=threads, devices=devices, quick=not thorough)
     click.echo(json.dumps(json.loads(cluster_json(found.cluster))) if as_json else str(found))
     if out is not None:
         found.write(out, force=force)
         click.echo(f"wrote {out}", err=True)
-
-
-# --------------------------------------------------------------------------- progress
-
-
-def _progress_console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    """Show that something is going on, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.markup import escape
-
-    with _progress_console().status(escape(what)):
-        yield
-
-
-@contextmanager
-def _stepping(steps: int, as_json: bool) -> Iterator[Callable[[StepLine], None]]:
-    """Give a function that shows each step: JSON lines, a progress bar, or plain lines."""
-    if as_json:
-        from bigbrain_fx.show import json_line
-
-        yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
-        return
-    if not sys.stderr.isatty():
-        yield lambda line: click.echo(
-            f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
-        )
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn())
-    text = TextColumn("loss {task.fields[loss]}   {task.fields[pace]}")
-    with Progress(*columns, text, console=_progress_console()) as progress:
-        task = progress.add_task("steps", total=steps, loss="-", pace="")
-
-        def show(line: StepLine) -> None:
-            pace = f"{line.step_s:.3f} s a step"
-            progress.update(task, advance=1, loss=f"{line.loss:.4f}", pace=pace)
-
-        yield show

@@ -71,6 +71,7 @@ def split(
         example_batch: for a module: one mini-batch, dimension 0 is the batch.
         loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
             its output's `.loss`.
+        force: replace a bundle that is there.
         time_limit_s: seconds for loading and capturing a model file.
 
     Raises:
@@ -81,8 +82,8 @@ def split(
     chosen, cluster = _known(options), _cluster(devices)
     with _captured(model, chosen, example_batch, loss, time_limit_s) as found:
         plan = make_plan(found.graph, cluster, found.source, chosen)
-        bundle = write_bundle(plan, found.weights, Path(out), force=force)
-        return Split(plan, bundle, found.warnings, found.parameters, found.capture_s)
+        write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)
+        return Split(plan, Path(out), found.warnings, found.parameters, found.capture_s)
 
 
 def estimate(
@@ -97,7 +98,12 @@ def estimate(
     """Plan without weights: will it fit, and how fast? A model file's model is built on meta.
 
     Args:
-        model, devices, options, example_batch, loss, time_limit_s: as in `split`.
+        model: as in `split`.
+        devices: as in `split`.
+        options: as in `split`.
+        example_batch: as in `split`.
+        loss: as in `split`.
+        time_limit_s: as in `split`.
 
     Raises:
         BigBrainError: the input cannot be used, captured or placed.

@@ -1,7 +1,7 @@
-"""Plan -> Explanation: what each device runs, and why each cut is where it is and not one block on.
+"""Plan -> Explanation: what each device runs, and why each cut is where it is.
 
-For every cut of a chain the plan is made again with one block more on either side, and the forecasts
-are compared. This room decides nothing and knows no terminal.
+For every cut of a chain the plan is made again with one block more on either side, and the
+forecasts are compared. This room decides nothing and knows no terminal.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def explain(plan: Plan) -> Explanation:
     parts = tuple(_part(plan, device) for device in plan.stages.devices)
     pairs = {(e.source, e.target) for e in _crossing(plan)}
     cuts = tuple(_cut(plan, a, b) for a, b in sorted(pairs))
-    reason, moved = plan.placement.reason, plan.stages.moved
-    return Explanation(plan.forecast.step_s, reason, parts, cuts, moved)
+    reason = f"{plan.partitioner}: {plan.placement.reason}" if plan.placement.reason else ""
+    return Explanation(plan.forecast.step_s, reason, parts, cuts, plan.stages.moved)
 
 
 def size_text(count: int) -> str:
@@ -204,7 +204,7 @@ def _blocks(plan: Plan, stage: Stage) -> list[str]:
 
 
 def _block_of(graph: Graph, op: str) -> str:
-    """Return the block an op belongs to: a numbered layer, else the outermost module without any."""
+    """Return the block an op belongs to: a numbered layer, else the outermost other module."""
     parts = graph.op[op].module_path.split(".")
     numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
     if numbered is not None:
@@ -215,7 +215,7 @@ def _block_of(graph: Graph, op: str) -> str:
 
 @lru_cache(maxsize=4)
 def _holders_of(paths: tuple[str, ...]) -> frozenset[str]:
-    """Return the modules that hold numbered layers somewhere below: ("m.layers.3.up",) -> m, m.layers."""
+    """Return what holds numbered layers somewhere below: ("m.layers.3.up",) -> m, m.layers."""
     found = set()
     for path in paths:
         parts = path.split(".")

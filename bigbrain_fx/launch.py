@@ -216,7 +216,10 @@ class _Crew:
             if line is None:
                 at_end = True
                 continue
-            step = StepLine(**json.loads(line))
+            step = _step(line)
+            if step is None:  # the user's batches() or optimizer() printed it
+                sys.stderr.write(line)
+                continue
             if on_step is not None:
                 on_step(step)
             yield step
@@ -236,8 +239,9 @@ class _Crew:
                 process.wait()
 
     def _read(self, stdout: IO[str]) -> None:
-        for line in stdout:
-            self.lines.put(line)
+        with stdout:
+            for line in stdout:
+                self.lines.put(line)
         self.lines.put(None)
 
     def _require_alive(self) -> None:
@@ -261,6 +265,13 @@ class _Crew:
             notes=tuple(tail),
             help="run `python train.py --in-process` in the bundle to see it in one process",
         )
+
+
+def _step(line: str) -> StepLine | None:
+    try:
+        return StepLine(**json.loads(line))
+    except (TypeError, ValueError):
+        return None
 
 
 @contextmanager

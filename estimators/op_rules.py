@@ -1,8 +1,10 @@
 """What is assumed of each family of ops: which share of a device's rates it gets, what it keeps.
 
-Speeds are shares of two measured rates of `cluster.json` (FP32 matrix products, large copies), by
-torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; above 1: the data is in a cache, or
-the kernel is smarter than the plain product (Winograd convolutions). They are assumptions for other
+Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies). Most were
+measured op by op with torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; attention,
+convolutions and SIMPLE were then lowered by eye to what the small shapes of `models/` reach;
+SORTING, UNKNOWN and everything named CUDA are guesses. Above 1: the data is in a cache, or the
+kernel is smarter than the plain product (Winograd convolutions). All are assumptions for other
 machines: `doctor` measures the rates, not the shares. Backward shares are relative to the bytes of
 the *forward* call.
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from partitioners.facts import Facts, facts
-from partitioners.footprint import in_flight_at
+from partitioners.footprint import in_flight_at, in_flight_by_device, needs
 from partitioners.line import Line, Split
 from partitioners.orders import device_sequences, unit_orders
 from partitioners.remedy import no_plan
@@ -88,7 +88,19 @@ class ChainDP:
             split = best_split(line, sequences, self.gap, best[1] if best else None)
             if split is not None:
                 best = line, split
-        return best
+        if best is None or self._holds_in_any_order(*best, cluster):
+            return best
+        most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
+        return replace(self, in_flight=most)._best(known, cluster)  # no stage ever holds more
+
+    def _holds_in_any_order(self, line: Line, split: Split, cluster: Cluster) -> bool:
+        """Whether it fits even when stages that do not depend on each other change places."""
+        homes = split.device_of_unit
+        flights = in_flight_by_device(line.facts, homes, self.micro_batches, self.in_flight)
+        return all(
+            need.total <= cluster.device[device].memory_bytes
+            for device, need in needs(line.facts, homes, flights).items()
+        )
 
     def _no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
         def fits(facts: Facts, cluster: Cluster, micro_batches: int, scale: float) -> Split | None:

@@ -78,8 +78,41 @@ def in_flight_at(
     return max(1, min(micro_batches, wanted))
 
 
+def in_flight_by_device(
+    facts: Facts,
+    device_of_unit: Sequence[str],
+    micro_batches: int,
+    in_flight: int | tuple[int, ...] | None,
+) -> dict[str, int]:
+    """Return the most micro-batches that each device of a pipeline may hold.
+
+    A stage can run as early as the stages that it depends on allow: where two do not depend on
+    each other (two towers, say), either may come first, and each is counted as if it did.
+
+    Args:
+        facts: of the graph.
+        device_of_unit: one device per unit; one stage per device.
+        micro_batches: in one step.
+        in_flight: see `in_flight_at`.
+    """
+    devices = list(dict.fromkeys(device_of_unit))
+    before: dict[str, set[str]] = {device: set() for device in devices}
+    edges = {(device_of_unit[maker], device_of_unit[reader]) for maker, reader in facts.edges}
+    for device in devices:  # in an order in which they can run
+        for maker, reader in sorted(edges):
+            if reader == device and maker != device:
+                before[device] |= {maker, *before[maker]}
+    return {
+        device: in_flight_at(len(before[device]), len(devices), micro_batches, in_flight)
+        for device in devices
+    }
+
+
 def needs(
-    facts: Facts, device_of_unit: Sequence[str], in_flight: Mapping[str, int]
+    facts: Facts,
+    device_of_unit: Sequence[str],
+    in_flight: Mapping[str, int],
+    one_stage_each: bool = True,
 ) -> dict[str, Need]:
     """Return what each device in use holds under any placement of the units.
 
@@ -87,30 +120,38 @@ def needs(
         facts: of the graph.
         device_of_unit: one device per unit.
         in_flight: micro-batches held at once, by device.
+        one_stage_each: whether the units of a device make one stage; otherwise each may be one, and
+            what goes from one to the next counts as a message.
     """
     devices = list(dict.fromkeys(device_of_unit))
     return {
-        device: _need(facts, device, device_of_unit, in_flight[device], len(devices))
+        device: _need(facts, device, device_of_unit, in_flight[device], one_stage_each)
         for device in devices
     }
 
 
-def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, devices: int) -> Need:
+def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, one_stage: bool) -> Need:
+    devices = len(set(homes))
     here = [unit for unit, home in enumerate(homes) if home == device]
     mine = frozenset(here)
     flight = in_flight if facts.trains else 1
     weights = [w for w in facts.weights if not mine.isdisjoint(w.readers)]
     trained = sum(w.trained_bytes for w in weights)
-    sent = [v for v in facts.values if v.maker in mine and not mine.issuperset(v.readers)]
+    own = mine if one_stage else frozenset[int]()
+    sent = [v for v in facts.values if v.maker in mine and not own.issuperset(v.readers)]
     received = [v for v in facts.values if v.maker not in mine and not mine.isdisjoint(v.readers)]
+    crossing = (*sent, *received)
+    extra = sum(_extra_ties(w, devices) for w in weights)
+    if not one_stage:  # each stage has a gradient of its own of a weight that several read
+        extra = sum(w.trained_bytes * (len(w.readers) - 1) for w in weights)
     return Need(
         weights=sum(w.nbytes for w in weights),
-        gradients=2 * trained + sum(_extra_ties(w, devices) for w in weights),
+        gradients=2 * trained + extra,
         optimizer=int(trained * facts.state_per_byte),
         activations=flight * int(facts.saved_bytes[device][here].sum())
         + int(facts.workspace_bytes[device][here].max()),
-        messages=flight * sum(v.nbytes for v in (*sent, *received))
-        + sum(v.gradient_bytes for v in (*sent, *received, *received)),
+        messages=flight * sum(v.nbytes for v in crossing)
+        + sum(v.gradient_bytes for v in (*sent, *received, *(received if one_stage else crossing))),
     )
 
 
@@ -125,13 +166,14 @@ def require_fits(
     device_of_unit: Sequence[str],
     in_flight: Mapping[str, int],
     name: str,
+    one_stage_each: bool = True,
 ) -> None:
     """Raise when a device cannot hold its part.
 
     Raises:
         NoPlanError: with what every device needs and has.
     """
-    found = needs(facts, device_of_unit, in_flight)
+    found = needs(facts, device_of_unit, in_flight, one_stage_each)
     if all(need.total <= cluster.device[device].memory_bytes for device, need in found.items()):
         return
     raise NoPlanError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from partitioners.facts import facts
-from partitioners.footprint import in_flight_at, require_fits
+from partitioners.footprint import in_flight_by_device, require_fits
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,7 @@ class Naive:
         for group in known.groups:
             homes.append(names[before * len(names) // total])
             before += len(group)
-        used = list(dict.fromkeys(homes))
-        flights = {
-            device: in_flight_at(stage, len(used), self.micro_batches, self.in_flight)
-            for stage, device in enumerate(used)
-        }
+        flights = in_flight_by_device(known, homes, self.micro_batches, self.in_flight)
         require_fits(known, cluster, homes, flights, self.name)
-        reason = f"{total} ops in equal parts over {', '.join(used)}"
+        reason = f"{total} ops in equal parts over {', '.join(dict.fromkeys(homes))}"
         return Placement(known.placed(homes, names[0]), reason)

@@ -39,7 +39,7 @@ class Scattered:
         dice = random.Random(self.seed)
         homes = [dice.choice(names) for _ in known.groups]
         flights = {name: self._in_flight(index) for index, name in enumerate(names)}
-        require_fits(known, cluster, homes, flights, self.name)
+        require_fits(known, cluster, homes, flights, self.name, one_stage_each=False)
         reason = f"{len(homes)} groups of ops at random, seed {self.seed}"
         return Placement(known.placed(homes, names[0]), reason)
 

@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner
+from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Ref
 from bigbrain_fx.errors import NoPlanError
+from partitioners.facts import facts
+from partitioners.footprint import in_flight_by_device
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
-from tests.synthetic import chain_graph, cluster_of, device, op, random_costs, random_graph
+from tests.synthetic import (
+    chain_graph,
+    cluster_of,
+    device,
+    graph_of,
+    op,
+    random_costs,
+    random_graph,
+)
 
 
 def row(count: int, devices: int) -> tuple[Graph, Cluster, Costs]:
@@ -55,6 +65,23 @@ def test_what_does_not_fit_is_said_per_device() -> None:
     assert second.startswith("d1 needs 2.0 GiB")
     assert "activations" in first
     assert first.endswith("but has 1.0 GiB")
+
+
+def test_either_of_two_towers_may_come_first() -> None:
+    """d0 feeds d1 and d2, which do not know each other, and d3 joins them."""
+    joined = (Ref("left"), Ref("right"))
+    ops = [
+        op("stem", "aten.relu.default", Ref("x")),
+        op("left", "aten.relu.default", Ref("stem")),
+        op("right", "aten.relu.default", Ref("stem")),
+        op("join", "aten.add.Tensor", *joined),
+    ]
+    graph = graph_of(ops)
+    cluster = cluster_of(*(device(f"d{i}") for i in range(4)))
+    known = facts(graph, random_costs(0, graph, cluster))
+    homes = ["d0", "d1", "d2", "d3"]
+    found = in_flight_by_device(known, homes, micro_batches=8, in_flight=None)
+    assert found == {"d0": 4, "d1": 3, "d2": 3, "d3": 1}
 
 
 def test_scattered_uses_every_device_and_its_seed() -> None:

@@ -148,7 +148,7 @@ class Theirs:
         self.first = self.first or _gradients(self.module)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(torch.stack(losses).mean()) if losses else None
+        return float(torch.stack(losses).detach().mean()) if losses else None
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the first step."""
@@ -229,12 +229,14 @@ def _obey(side: Side, command: dict[str, Any]) -> dict[str, Any]:
         save_file({n: g.contiguous() for n, g in side.gradients().items()}, command["path"])
         return {"written": command["path"]}
     times, loss = [], None
+    cpu = time.process_time()
     for _ in range(command["count"]):
         start = time.perf_counter()
         loss = side.step()
         times.append(time.perf_counter() - start)
+    cpu = time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"step_s": times, "loss": loss, "max_rss_bytes": peak}
+    return {"step_s": times, "cpu_s": cpu, "loss": loss, "max_rss_bytes": peak}
 
 
 def _reply(message: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Plan -> bundle: plain Python that a person would keep, weights, and a README.
 
-This room knows the plan and how code is written. It imports no torch, and knows nothing of processes.
+This room knows the plan and how code is written. It imports no torch and knows no processes.
 """
 
 from bigbrain_fx.emit.bundle import check_out, write_bundle

@@ -1,27 +1,29 @@
 """Find the blocks that repeat: one class for all layers that do the same, as their author wrote it.
 
-    stage ops ──by module call──▶ candidates ──equal signature──▶ Template, used by several Instances
+    stage ops ──by module call──▶ candidates ──equal signature──▶ Template, used by some Instances
 
-Two module calls are the same block when they run the same calls on the same wiring. Where only numbers
-differ (channels, strides), the numbers become arguments of the class.
+Two module calls are the same block when they run the same calls on the same wiring. Where only
+numbers differ (channels, strides), the numbers become arguments of the class.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
+from bigbrain_fx.core import Arg, Const, Dim, Graph, ModuleCall, Op, ParamRef, Ref
 from bigbrain_fx.emit.scope import Scope, make_scope
 from bigbrain_fx.units import is_size
 
 MIN_OPS = 3  # a class for less would be longer than what it replaces
-Where: TypeAlias = tuple[
-    object, ...
-]  # the place of a number: (op, argument path) or ("param", name)
+Where: TypeAlias = tuple[str | int, ...]
+"""The place of a number: (op's index, argument path ...) or ("param", name)."""
+Number: TypeAlias = int | float | tuple[Dim, ...]
+"""What may vary between uses of a class: a literal, or the shape of a parameter."""
 Signature: TypeAlias = tuple[object, ...]
+"""What the uses of one class have in common: nested tuples, only ever compared."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Template:
-    """One class of the bundle: the instance it is written from, and the numbers that its uses differ in.
+    """One class of the bundle: the instance it is written from, and the numbers that vary.
 
     `varying` groups the places that hold equal numbers in every use: they share an argument.
     """
@@ -49,7 +51,10 @@ class Template:
 
 @dataclass(frozen=True)
 class Blocks:
-    """All templates of a bundle, in order of first use; and each stage's instances by (path, call)."""
+    """All templates of a bundle, in order of first use.
+
+    `instances` and their template's key are found by (stage, path, call).
+    """
 
     templates: Mapping[Signature, Template]
     instances: Mapping[tuple[int, str, int], Instance]
@@ -66,7 +71,8 @@ def find_blocks(
 
     Args:
         graph: as captured.
-        stages: each stage's ops. gives: each stage's values that other stages or the caller use.
+        stages: each stage's ops.
+        gives: each stage's values that other stages or the caller use.
         keys: random op -> (module path, how many draws of that module came before).
     """
     found: dict[Signature, list[Instance]] = defaultdict(list)
@@ -88,9 +94,9 @@ def _place(instance: Instance) -> tuple[int, str, int]:
     return instance.stage, instance.scope.path, instance.scope.call
 
 
-def numbers(graph: Graph, scope: Scope) -> dict[Where, object]:
-    """Return every number in a scope by its place: literals of its calls, shapes of its parameters."""
-    found: dict[Where, object] = {}
+def numbers(graph: Graph, scope: Scope) -> dict[Where, Number]:
+    """Return every number in a scope by its place: literals of calls, shapes of parameters."""
+    found: dict[Where, Number] = {}
     for i, op in enumerate(scope.ops):
         for path, value in _literals((op.args, tuple(v for _, v in op.kwargs))):
             if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -131,12 +137,9 @@ def signature(graph: Graph, scope: Scope) -> Signature:
     )
 
 
-def _call_key(op: Op, skeleton) -> object:  # type: ignore[no-untyped-def]  # a closure over one scope
-    inner = (
-        tuple((o.name, _call_key(o, skeleton)) for o in op.body.ops) + (op.body.outputs,)
-        if op.body
-        else None
-    )
+def _call_key(op: Op, skeleton: Callable[[Arg], object]) -> object:
+    body = [(o.name, _call_key(o, skeleton)) for o in op.body.ops] if op.body else []
+    inner = (*body, op.body.outputs) if op.body else None
     kwargs = tuple((name, skeleton(value)) for name, value in op.kwargs)
     return op.target, tuple(skeleton(arg) for arg in op.args), kwargs, op.random, inner
 
@@ -178,37 +181,34 @@ def _at_depth(
         yield from _at_depth(graph, stage, run, gives, used_by, depth + 1)
 
 
-def runs(ops: Sequence[Op], depth: int):  # type: ignore[no-untyped-def]
+def runs(ops: Sequence[Op], depth: int) -> Iterator[tuple[ModuleCall | None, list[Op]]]:
     """Split ops into runs of one module call at a depth of the module stack; None for ops above it.
 
     A call whose ops are not together (something else runs in between) is given as runs of None.
     """
-    pieces: list[tuple[object, list[Op]]] = []
+    pieces: list[tuple[ModuleCall | None, list[Op]]] = []
     for op in ops:
         module = op.modules[depth] if len(op.modules) > depth else None
         if is_size(op) and pieces:
-            module = pieces[-1][0]  # type: ignore[assignment]  # a size belongs to whatever is around it
+            module = pieces[-1][0]  # a size belongs to whatever is around it
         if pieces and pieces[-1][0] == module:
             pieces[-1][1].append(op)
         else:
             pieces.append((module, [op]))
-    seen = defaultdict(int)
-    for module, _ in pieces:
-        seen[module] += 1
+    seen = Counter(module for module, _ in pieces)
     for module, run in pieces:
         yield (module if seen[module] == 1 else None), run
 
 
 def _keys_agree(scope: Scope, keys: Mapping[str, tuple[str, int]]) -> bool:
     """Whether the draws of a block can be numbered by its call alone."""
-    for index, of, op in draws(scope, keys):
-        if keys[op.name][1] != scope.call * of + index:
-            return False
-    return True
+    return all(
+        keys[op.name][1] == scope.call * count + index for index, count, op in draws(scope, keys)
+    )
 
 
 def draws(scope: Scope, keys: Mapping[str, tuple[str, int]]) -> Iterator[tuple[int, int, Op]]:
-    """Yield each random op of a scope with its number among, and the number of, draws of its module here."""
+    """Yield each random op with its number among the draws of its module here, and their count."""
     by_path: dict[str, list[Op]] = defaultdict(list)
     for op in scope.ops:
         if op.name in keys:
@@ -228,7 +228,7 @@ def _varying(graph: Graph, same: Sequence[Instance]) -> tuple[tuple[Where, ...],
     return tuple(tuple(places) for places in columns.values())
 
 
-def _literals(arg: object, path: Where = ()) -> Iterator[tuple[Where, object]]:
+def _literals(arg: Arg, path: Where = ()) -> Iterator[tuple[Where, Arg]]:
     if isinstance(arg, tuple):
         for i, item in enumerate(arg):
             yield from _literals(item, (*path, i))

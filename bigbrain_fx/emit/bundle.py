@@ -19,8 +19,10 @@ from bigbrain_fx.emit.texts import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, timeline, to_json
+from bigbrain_fx.report import report
 from bigbrain_fx.simulate import chrome_trace
 
+PARTS = ("plan.json", "train.py", "runtime", "weights")  # what every bundle has
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 
 
@@ -46,7 +48,7 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(
             f"{out} exists already", help="give another --out, or --force to replace it"
         )
-    if out.exists() and not (out / "plan.json").is_file():
+    if out.exists() and not all((out / name).exists() for name in PARTS):
         raise InputError(
             f"{out} is not a bundle: --force replaces bundles only", help="give another --out"
         )
@@ -60,8 +62,9 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
     """
     check_out(out, force=force)
     texts = bundle_texts(plan)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_names(plan, texts)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         raise InputError(
@@ -75,6 +78,27 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
     return out
 
 
+def _shipped(plan: Plan) -> list[Path]:
+    """Return the modules and packages beside the model file that the bundle takes along."""
+    return list(dict.fromkeys((*training_slice(plan).files, *functions_slice(plan).files)))
+
+
+def _check_names(plan: Plan, texts: Mapping[str, str]) -> None:
+    """Refuse a module of the user's that would take the place of one of the bundle's.
+
+    Raises:
+        InputError: names the module.
+    """
+    ours = {"runtime", "weights", *(Path(name).stem for name in texts if name.endswith(".py"))}
+    for path in _shipped(plan):
+        if path.stem in ours:
+            raise InputError(
+                f"the model file needs {path.name}, but a bundle has a {path.stem} of its own",
+                at=str(path),
+                help=f"rename it: {', '.join(sorted(ours))} are taken",
+            )
+
+
 def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) -> None:
     folder.chmod(0o755)
     for name, text in texts.items():
@@ -84,9 +108,13 @@ def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) 
     )
     (folder / "plan.json").write_bytes(to_json(plan))
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
+    (folder / "report.html").write_text(report(plan), encoding="utf-8")
     shutil.copytree(RUNTIME, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in dict.fromkeys((*training_slice(plan).files, *functions_slice(plan).files)):
-        shutil.copyfile(path, folder / path.name)
+    for path in _shipped(plan):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(path, folder / path.name)
     (folder / "weights").mkdir()
     (folder / "weights" / "index.json").write_text(json.dumps(weight_index(plan), indent=1) + "\n")
     weights.write_weights(folder / "weights", weight_files(plan))

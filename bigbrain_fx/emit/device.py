@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bigbrain_fx.core import Backward, Edge, Forward, Graph, Op, Program, Stages
 from bigbrain_fx.cut import holders, owners
 from bigbrain_fx.emit.classes import Classes, StageText
-from bigbrain_fx.emit.function import function_place
+from bigbrain_fx.emit.expressions import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
 from bigbrain_fx.emit.names import Names, identifier

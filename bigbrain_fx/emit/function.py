@@ -1,4 +1,7 @@
-"""A scope -> the statements of one function: calls as people write them, names reused when they are free."""
+"""A scope -> the statements of one function: calls as people write them, free names used again.
+
+This room knows one function at a time; it knows nothing of classes, files or schedules.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,46 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref, leaves
-from bigbrain_fx.emit.blocks import Where
+from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref, leaves
+from bigbrain_fx.emit.blocks import Signature, Where
 from bigbrain_fx.emit.calls import call_expression
+from bigbrain_fx.emit.expressions import (
+    attribute,
+    constant,
+    dotted,
+    function_place,
+    member,
+    tuple_of,
+)
 from bigbrain_fx.emit.folding import Folding, Waiting, is_short
 from bigbrain_fx.emit.layout import statement
-from bigbrain_fx.emit.names import RESERVED, identifier, is_attribute
+from bigbrain_fx.emit.names import RESERVED, identifier
 from bigbrain_fx.units import is_size
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """A call of a block's class: which child module, which call of it, its arguments and results."""
+    """A call of a block's class: which child module, which call of it, arguments and results."""
 
     path: str
     call: int
     takes: tuple[str, ...]
     outer_params: tuple[str, ...]
     gives: tuple[str, ...]
-    template: object
+    template: Signature
     has_draws: bool
     source: str = ""
 
 
 @dataclass(frozen=True)
 class BlockLoop:
-    """Calls of consecutive blocks, each fed with the result of the one before."""
+    """Calls of consecutive blocks, each fed with the result of the one before.
+
+    Attributes:
+        carried: position of the argument that is the result of the block before.
+        parent: the module whose children the blocks are.
+        whole: whether they are all of its children.
+    """
 
     calls: tuple[BlockCall, ...]
     carried: int
@@ -42,14 +59,17 @@ class BlockLoop:
 
     @property
     def takes(self) -> tuple[str, ...]:
+        """Values that the loop reads from outside."""
         return self.calls[0].takes
 
     @property
     def gives(self) -> tuple[str, ...]:
+        """Values that the loop leaves: the last block's."""
         return self.calls[-1].gives
 
     @property
     def source(self) -> str:
+        """The user's line of the first call."""
         return self.calls[0].source
 
 
@@ -61,11 +81,16 @@ class FunctionText:
     """Write one forward function.
 
     Args:
-        hints: a name for every value. path: what parameter names are relative to.
-        arguments: value -> name, as in the signature. results: values that are returned.
-        outer: outer parameter -> argument name. draws: random op -> arguments of `self.key`.
+        hints: a name for every value.
+        path: what parameter names are relative to.
+        arguments: value -> name, as in the signature.
+        results: values that are returned.
+        outer: outer parameter -> argument name.
+        draws: random op -> arguments of `self.key`.
         varying: place of a number -> attribute that holds it.
         variables: values that the source assigns to a variable: they keep a line of their own.
+        inner: input of a region -> what it is called with; filled while writing.
+        numbers: stand-in of a varying number -> attribute that holds it; filled while writing.
     """
 
     graph: Graph
@@ -77,6 +102,8 @@ class FunctionText:
     draws: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
     varying: Mapping[Where, str] = field(default_factory=dict)
     variables: Collection[str] = ()
+    inner: dict[str, Arg] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
 
     def lines(self, items: Sequence[Item], indent: int) -> list[str]:
         """Return the body of the function, the return statement included."""
@@ -92,19 +119,17 @@ class FunctionText:
             if isinstance(item, Op) and item.name in self.skipped:
                 continue
             written += self._item(item, position, items, indent)
+        return self._with_return(written, indent)
+
+    def _with_return(self, written: list[str], indent: int) -> list[str]:
+        """Return the last value: `x = f(y)` at the end becomes `return f(y)`."""
         names = [self.local[name] for name in self.results]
-        start = f"{' ' * indent}{names[0]} = " if len(names) == 1 else None
-        if (
-            start
-            and written
-            and written[-1].startswith(start)
-            and not written[-1].endswith(("(", ","))
-        ):
-            return [*written[:-1], f"{' ' * indent}return {written[-1].removeprefix(start)}"]
-        return [
-            *written,
-            *statement(ast.Return(_tuple([ast.Name(name) for name in names])), indent),
-        ]
+        last = written[-1] if written else ""
+        start = f"{' ' * indent}{', '.join(names)} = "
+        if len(names) == 1 and last.startswith(start) and not last.endswith(("(", ",")):
+            return [*written[:-1], f"{' ' * indent}return {last.removeprefix(start)}"]
+        values = tuple_of([ast.Name(name) for name in names])
+        return [*written, *statement(ast.Return(values), indent)]
 
     # ------------------------------------------------------------------ items
 
@@ -138,7 +163,7 @@ class FunctionText:
         if op.name not in self.draws:
             return lines
         arguments: list[ast.expr] = [ast.Constant(a) for a in self.draws[op.name]]
-        key = ast.Call(_attribute(ast.Name("self"), "key"), arguments, [])
+        key = ast.Call(attribute(ast.Name("self"), "key"), arguments, [])
         head = ast.unparse(ast.fix_missing_locations(key))
         return [" " * indent + f"with {head}:", *("    " + line for line in lines)]
 
@@ -156,7 +181,7 @@ class FunctionText:
         return lines + self._statement(op, expression, items, indent)
 
     def _may_wait(self, op: Op, expression: ast.expr) -> bool:
-        """Whether a value is used once, by a plain op of the same source line, and has no name there."""
+        """Whether a value has no name in its source line, and one reader there: a plain op."""
         if op.is_tuple or not op.outputs or op.mutates or op.name in self.draws:
             return False
         if op.name in self.results or op.name in self.variables or len(self.readers[op.name]) != 1:
@@ -182,20 +207,16 @@ class FunctionText:
         return statement(ast.Assign([target], expression, lineno=0), indent, comment)
 
     def _unpacked(self, op: Op, items: Sequence[Item]) -> list[str] | None:
-        """Return names for `a, b = ...` when each part is taken once, right after; None otherwise."""
+        """Return names for `a, b = ...` when each part is taken once; None otherwise."""
         readers = [item for item in items if op.name in _uses(item)]
-        if op.name in self.results or not all(
-            isinstance(r, Op) and r.target == "operator.getitem" for r in readers
-        ):
+        takers = [r for r in readers if isinstance(r, Op) and r.target == "operator.getitem"]
+        parts = {taker.args[1]: taker.name for taker in takers}
+        if op.name in self.results or not readers or len(parts) != len(readers):
             return None
-        parts = {r.args[1]: r for r in readers if isinstance(r, Op)}
-        if len(parts) != len(readers) or not readers:
-            return None
-        self.skipped |= {r.name for r in readers if isinstance(r, Op)}
-        count = len(op.outputs)
+        self.skipped |= set(parts.values())
         return [
-            self._name(parts[i].name, self.hints[parts[i].name]) if i in parts else "_"
-            for i in range(count)
+            self._name(parts[i], self.hints[parts[i]]) if i in parts else "_"
+            for i in range(len(op.outputs))
         ]
 
     def _region(self, op: Op, items: Sequence[Item], indent: int) -> list[str]:
@@ -209,9 +230,7 @@ class FunctionText:
         for inner in body.ops:
             expression = self._call(inner)
             name = self._name(inner.name, self.hints.get(inner.name) or _plain(inner))
-            self.last_use[inner.name] = (
-                self.position + 1
-            )  # until the region's results have their names
+            self.last_use[inner.name] = self.position + 1  # until the results have their names
             lines += statement(ast.Assign([ast.Name(name)], expression, lineno=0), indent + 4)
         parts = [item for item in items if isinstance(item, Op) and op.name in item.refs]
         for part in parts:  # the region's results are variables already
@@ -224,17 +243,17 @@ class FunctionText:
         """Return the context manager of a region op."""
         torch = ast.Name("torch")
         if op.target != "region.autocast":
-            return ast.Call(_attribute(torch, op.target.removeprefix("region.")), [], [])
-        where = _attribute(self._device(), "type")
+            return ast.Call(attribute(torch, op.target.removeprefix("region.")), [], [])
+        where = attribute(self._device(), "type")
         keywords = [ast.keyword(name, constant(value)) for name, value in op.kwargs]
-        return ast.Call(_attribute(torch, "autocast"), [where], keywords)
+        return ast.Call(attribute(torch, "autocast"), [where], keywords)
 
     def _call(self, op: Op) -> ast.expr:
         """Return the expression of one op; a user's own autograd.Function is called by its name."""
         if not op.target.startswith("opaque."):
             return call_expression(op, self._value, self._device())
         function = dotted(function_place(op.target)[1])
-        return ast.Call(_attribute(function, "apply"), [self._argument(arg) for arg in op.args], [])
+        return ast.Call(attribute(function, "apply"), [self._argument(arg) for arg in op.args], [])
 
     def _argument(self, arg: Arg) -> ast.expr:
         if isinstance(arg, Ref | ParamRef):
@@ -243,16 +262,14 @@ class FunctionText:
             return ast.Tuple([self._argument(item) for item in arg])
         return constant(arg)
 
-    inner: dict[str, Arg] = field(default_factory=dict)
-
     def _block_call(self, item: BlockCall, position: int, indent: int) -> list[str]:
         self.position = position
         block: ast.expr = self._module(item.path)
         if item.has_draws and item.call:
-            block = ast.Call(_attribute(block, "nth"), [ast.Constant(item.call)], [])
+            block = ast.Call(attribute(block, "nth"), [ast.Constant(item.call)], [])
         call = ast.Call(block, self._arguments(item), [])
         names = [self._name(value, self.hints[value]) for value in item.gives]
-        target = _tuple([ast.Name(name) for name in names])
+        target = tuple_of([ast.Name(name) for name in names])
         return statement(ast.Assign([target], call, lineno=0), indent, self._comment(item.source))
 
     def _loop(self, item: BlockLoop, position: int, indent: int) -> list[str]:
@@ -264,14 +281,13 @@ class FunctionText:
         is_free = self.last_use.get(before, -1) <= position
         name = self._name(after, self.local[before] if is_free else self.hints[after])
         if name != self.local[before]:
-            lines += statement(
-                ast.Assign([ast.Name(name)], ast.Name(self.local[before]), lineno=0), indent
-            )
+            first_value = ast.Name(self.local[before])
+            lines += statement(ast.Assign([ast.Name(name)], first_value, lineno=0), indent)
         arguments[item.carried] = ast.Name(name)
         parent = self._module(item.parent)
         variable = "i" if not item.whole else _free("block", {*self.holder})
         if item.whole:
-            over: ast.expr = ast.Call(_attribute(parent, "children"), [], [])
+            over: ast.expr = ast.Call(attribute(parent, "children"), [], [])
             block: ast.expr = ast.Name(variable)
         else:
             first, last = (int(c.path.rpartition(".")[2]) for c in (item.calls[0], item.calls[-1]))
@@ -294,7 +310,7 @@ class FunctionText:
                 return ast.Name(self.outer[ref.param])
             return self._module(ref.param)
         if ref.value in self.numbers:
-            return _attribute(ast.Name("self"), self.numbers[ref.value])
+            return attribute(ast.Name("self"), self.numbers[ref.value])
         if ref.value in self.inner and ref.value not in self.local:
             return self._argument(self.inner[ref.value])
         return self.folding.stand_in(ref.value) or ast.Name(self.local[ref.value])
@@ -305,27 +321,22 @@ class FunctionText:
 
     def _device(self) -> ast.expr:
         """Return where this function's tensors live: on the device of its first argument."""
-        first = next(
-            (name for value, name in self.arguments.items() if not self._is_size(value)), None
-        )
-        return _attribute(ast.Name(first or "self"), "device")
+        tensors = (name for value, name in self.arguments.items() if not self._is_size(value))
+        return attribute(ast.Name(next(tensors, "self")), "device")
 
     def _is_size(self, value: str) -> bool:
         return value in self.graph.op and is_size(self.graph.op[value])
 
-    numbers: dict[str, str] = field(default_factory=dict)
-
     def _with_numbers(self, op: Op, position: int) -> Op:
-        """Replace the numbers that vary between uses of a class by the attributes that hold them."""
+        """Replace numbers that vary between uses of a class by the attributes that hold them."""
         mine = {where[1:]: name for where, name in self.varying.items() if where[0] == position}
         if not mine:
             return op
-        kwargs = tuple(value for _, value in op.kwargs)
         self.numbers.update({f"self.{name}": name for name in mine.values()})
-        args, values = _replaced((op.args, kwargs), mine, ())
-        return replace(
-            op, args=args, kwargs=tuple(zip((k for k, _ in op.kwargs), values, strict=True))
-        )
+        args = tuple(_replaced(arg, mine, (0, i)) for i, arg in enumerate(op.args))
+        values = [_replaced(value, mine, (1, i)) for i, (_, value) in enumerate(op.kwargs)]
+        names = [name for name, _ in op.kwargs]
+        return replace(op, args=args, kwargs=tuple(zip(names, values, strict=True)))
 
     # ------------------------------------------------------------------ names and comments
 
@@ -359,47 +370,6 @@ class FunctionText:
         return f"  # {comment}" if comment else ""
 
 
-def member(path: str) -> ast.expr:
-    """Return `self.blocks[0].attn.weight` for the dotted name `blocks.0.attn.weight`."""
-    expression: ast.expr = ast.Name("self")
-    for part in path.split(".") if path else ():
-        if is_attribute(part):
-            expression = _attribute(expression, part)
-        else:
-            expression = ast.Subscript(
-                expression,
-                ast.Constant(int(part) if part.isdigit() and str(int(part)) == part else part),
-            )
-    return expression
-
-
-def function_place(target: str) -> tuple[str, str]:
-    """Split `opaque.<module>.<class>` into module and qualified class name: classes are capitalised."""
-    parts = target.removeprefix("opaque.").split(".")
-    first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
-    return ".".join(parts[:first]), ".".join(parts[first:])
-
-
-def constant(value: Arg) -> ast.expr:
-    """Return a literal, or torch's name for a dtype."""
-    if isinstance(value, Const):
-        return (
-            dotted(value.const)
-            if value.const.startswith("torch.")
-            else ast.Call(ast.Name("float"), [ast.Constant(value.const)], [])
-        )
-    return ast.Constant(value)  # type: ignore[arg-type]  # references and tuples are handled before
-
-
-def dotted(name: str) -> ast.expr:
-    """Return the expression of a dotted name."""
-    first, *rest = name.split(".")
-    expression: ast.expr = ast.Name(first)
-    for part in rest:
-        expression = _attribute(expression, part)
-    return expression
-
-
 def _uses(item: Item) -> tuple[str, ...]:
     return item.refs if isinstance(item, Op) else item.takes
 
@@ -414,11 +384,12 @@ def _readers(items: Sequence[Item]) -> Mapping[str, list[Item]]:
 
 
 def _references(op: Op) -> list[str]:
-    return [ref.value for ref in leaves((op.args, tuple(v for _, v in op.kwargs))) if isinstance(ref, Ref)]
+    arguments = (*op.args, *(value for _, value in op.kwargs))
+    return [leaf.value for leaf in leaves(arguments) if isinstance(leaf, Ref)]
 
 
 def _last_uses(items: Sequence[Item], results: Sequence[str]) -> dict[str, int]:
-    """Return, for each value, the position of the last item that reads it; results are read at the end."""
+    """Return the position of the last item that reads each value; results are read at the end."""
     last = {value: position for position, item in enumerate(items) for value in _uses(item)}
     for position, item in enumerate(items):  # a tuple lives on in its parts
         if isinstance(item, Op) and item.target == "operator.getitem":
@@ -439,19 +410,10 @@ def _plain(op: Op) -> str:
     return identifier(op.target.split(".")[1] if "." in op.target else op.target)
 
 
-def _replaced(
-    arg: object, mine: Mapping[Where, str], path: Where
-) -> object:  # keeps the shape of nested arguments
+def _replaced(arg: Arg, mine: Mapping[Where, str], path: Where) -> Arg:
+    """Put a reference where a number varies; the shape of nested arguments is kept."""
     if path in mine:
         return Ref(f"self.{mine[path]}")
     if isinstance(arg, tuple):
         return tuple(_replaced(item, mine, (*path, i)) for i, item in enumerate(arg))
     return arg
-
-
-def _attribute(value: ast.expr, name: str) -> ast.expr:
-    return ast.Attribute(value, name)
-
-
-def _tuple(values: Sequence[ast.expr]) -> ast.expr:
-    return values[0] if len(values) == 1 else ast.Tuple(list(values))

@@ -1,10 +1,11 @@
-"""Lay out emitted text: indentation, and long calls broken one argument a line as a formatter would."""
+"""Lay out emitted text: indentation, and long calls broken one argument a line as formatters do."""
 
 from __future__ import annotations
 
 import ast
 import io
 import tokenize
+from itertools import pairwise
 
 WIDTH = 100
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -66,26 +67,26 @@ def _closing(text: str, start: int) -> int:
 
 
 def _items(inside: str) -> list[str]:
-    """Return what stands between the commas of a bracket; nothing for a comprehension, which stays on its line."""
+    """Return what stands between commas; nothing for a comprehension, which keeps its line."""
     found = _scan(inside)
     flat = "".join(char if depth == 0 else "_" for _, depth, char in found)
     if " for " in flat:
         return []
     cuts = [i for i, depth, char in found if char == "," and depth == 0]
     edges = [-1, *cuts, len(inside)]
-    items = [inside[a + 1 : b].strip() for a, b in zip(edges, edges[1:], strict=False)]
+    items = [inside[a + 1 : b].strip() for a, b in pairwise(edges)]
     return [item for item in items if item]
 
 
 def _may_end_in_comma(text: str, start: int, inside: str) -> bool:
-    """Whether a comma may follow the last item: it would make a tuple of `(a + b)` and of `x[i]`."""
+    """Whether a comma may follow the last item; it would make a tuple of `(a + b)` and `x[i]`."""
     follows_value = start > 0 and (text[start - 1].isalnum() or text[start - 1] in "_)]}'\"")
     is_list = {"(": follows_value, "[": not follows_value, "{": True}[text[start]]
     return is_list or any(char == "," and depth == 0 for _, depth, char in _scan(inside))
 
 
 def _scan(text: str) -> list[tuple[int, int, str]]:
-    """List the characters outside string literals with their bracket depth (before an opening one)."""
+    """List the characters outside strings with their bracket depth (before an opening one)."""
     found: list[tuple[int, int, str]] = []
     depth, quote, escaped = 0, "", False
     for i, char in enumerate(text):

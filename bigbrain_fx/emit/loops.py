@@ -1,6 +1,8 @@
-"""A list of (action, micro-batch) -> loops: what repeats with the micro-batch counting up is written once.
+"""Actions on micro-batches -> loops: what repeats while the micro-batch counts up is written once.
 
-F0 F1 B0 F2 B1 F3 B2 B3     becomes     F0; for m in range(3): F(m+1), B(m); B3
+F0 F1 B0 F2 B1 F3 B2 B3     becomes     for m in 0, 1: F(m)     warm-up
+                                        for m in 0, 1: B(m), F(m+2)
+                                        for m in 2, 3: B(m)
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def is_readable(loops: Sequence[Loop]) -> bool:
 
 
 def _best(steps: Sequence[Step], start: int) -> tuple[int, int]:
-    """Return body length and count of the loop from `start` that saves most statements; else (1, 1)."""
+    """Return length and count of the loop from `start` that saves most statements, else (1, 1)."""
     best = (1, 1)
     for length in range(1, min(MAX_BODY, (len(steps) - start) // 2) + 1):
         count = _turns(steps, start, length)

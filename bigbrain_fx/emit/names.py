@@ -1,4 +1,7 @@
-"""Names for emitted code: every identifier of a bundle comes from here, and none can be a surprise."""
+"""Names for emitted code: every identifier of a bundle comes from here, none is a surprise.
+
+This room knows Python's own names; it knows nothing of graphs, so hints come from `hints.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 RESERVED = frozenset(
-    {"self", "torch", "nn", "F", "m", *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+    {"self", "torch", "nn", "F", "math", "m", *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
 )
 
 
@@ -31,7 +34,11 @@ def is_attribute(name: str) -> bool:
 
 
 class Names:
-    """Hand out names that are not taken; the second `linear` is `linear_2`."""
+    """Hand out names that are not taken; the second `linear` is `linear_2`.
+
+    Attributes:
+        taken: every name given out or barred; may be added to.
+    """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = set(taken)

@@ -1,4 +1,7 @@
-"""A scope: the ops of one emitted function, what it takes and what it returns, in names of the graph."""
+"""A scope: the ops of one emitted function, what it takes and what it returns.
+
+This room speaks in names of the graph; it knows nothing of the variables that text will use.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Gives(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Op | Gives)
+Step = TypeVar("Step", bound=Op | Gives)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Scope:
         path: the module its parameters are named relative to; "" for a stage.
         call: which call of that module.
         ops: in order; sizes are read from tensors that the function has.
-        takes: values from outside, in order of first use. outer_params: parameters outside `path`.
+        takes: values from outside, in order of first use.
+        outer_params: parameters outside `path`.
         gives: its values that are used outside.
     """
 
@@ -61,7 +65,7 @@ def make_scope(
     call: int = 0,
     takes: tuple[str, ...] | None = None,
 ) -> Scope:
-    """Collect what a run of ops needs; `takes` fixes the arguments where the caller has an order in mind."""
+    """Collect what a run of ops needs; `takes` fixes the arguments where their order is given."""
     body = [op for op in ops if not is_size(op)]
     own = {op.name for op in body}
     refs = dict.fromkeys(ref for op in body for ref in op.refs)
@@ -85,10 +89,10 @@ def _is_number(graph: Graph, value: str) -> bool:
     return value in graph.op and is_size(graph.op[value])
 
 
-def with_sizes(graph: Graph, body: Sequence[T], arguments: Sequence[str]) -> Iterable[T | Op]:
+def with_sizes(graph: Graph, body: Sequence[Step], arguments: Sequence[str]) -> Iterable[Step | Op]:
     """Put each size where it is first needed, read from an argument or from a tensor already made.
 
-    Items that are no ops (calls of blocks) need no sizes of this function and make what they `give`.
+    Items that are no ops (calls of blocks) need no sizes here, and make what they `give`.
     """
     made: list[str] = list(arguments)
     known: set[str] = set()
@@ -116,7 +120,8 @@ def _size(graph: Graph, name: str, made: Sequence[str], known: set[str]) -> Iter
 def _read_size(graph: Graph, op: Op, made: Sequence[str]) -> Op:
     spec = spec_of(graph, op.refs[0])
     axis = op.args[1]
-    assert spec is not None and isinstance(axis, int)
+    assert spec is not None
+    assert isinstance(axis, int)
     wanted = spec.shape[axis]
     for value in made:
         local = spec_of(graph, value)

@@ -1,14 +1,17 @@
 """Copy what training needs out of the user's model file: some functions and the names they use.
 
-The bundle must not import the model file (that would build on everything the model needs). So the
-file's syntax tree is sliced; where names cannot be followed, the whole file is shipped and imported.
+The bundle must not import the model file: it would then need everything that the model needs. So
+the file's syntax tree is sliced; where names cannot be followed, the whole file is shipped and
+imported. This room reads the file as text and never runs it.
 """
 
 from __future__ import annotations
 
 import ast
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -17,7 +20,8 @@ class Slice:
     """Part of a model file.
 
     Attributes:
-        text: the code. files: local modules that it imports, to be shipped beside it.
+        text: the code.
+        files: local modules and packages that it imports, to be shipped beside it.
         whole: whether `text` imports the shipped model file because it could not be sliced.
     """
 
@@ -28,16 +32,28 @@ class Slice:
 
 def slice_file(path: Path, wanted: Sequence[str]) -> Slice:
     """Return the code that defines the wanted names, in the order of the file."""
-    source = path.read_text(encoding="utf-8")
+    source = _read(path)
     tree = ast.parse(source)
     if any(_is_star(node) for node in tree.body):
         text = f"from {path.stem} import {', '.join(wanted)}\n"
         return Slice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
     chosen = _closure(tree.body, wanted)
-    lines = source.splitlines()
-    text = "\n".join(_text(node, lines, chosen) for node in tree.body if id(node) in chosen)
     kept = [node for node in tree.body if id(node) in chosen]
-    return Slice(text + "\n", tuple(_local_modules(kept, path.parent)))
+    shared = _sharing_a_line(tree.body)
+    text = "\n".join(_text(node, source, chosen, node in shared) for node in kept) + "\n"
+    return Slice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
+
+
+def _read(path: Path) -> str:
+    """Read a Python file as Python does: in the encoding it declares."""
+    with tokenize.open(path) as file:
+        return file.read()
+
+
+def _sharing_a_line(body: Sequence[ast.stmt]) -> set[ast.stmt]:
+    """Return the statements that share a line with a neighbour: `a = 1; b = 2`."""
+    pairs = [(a, b) for a, b in pairwise(body) if a.end_lineno == b.lineno]
+    return {node for pair in pairs for node in pair}
 
 
 def _closure(body: Sequence[ast.stmt], wanted: Iterable[str]) -> dict[int, set[str]]:
@@ -62,7 +78,10 @@ def _closure(body: Sequence[ast.stmt], wanted: Iterable[str]) -> dict[int, set[s
 
 
 def _defines(node: ast.stmt) -> Iterator[str]:
-    """Yield the names that a top-level statement binds, also inside `if` and `try`, and by `x[...] = `."""
+    """Yield the names that a top-level statement binds or changes, also inside `if` and `try`.
+
+    `TABLE[...] = x`, `Settings.rate = x` and `TABLE.update(x)` change what stands first.
+    """
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             yield name
@@ -74,27 +93,42 @@ def _defines(node: ast.stmt) -> Iterator[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
             yield inner.id
+        elif isinstance(inner, ast.Subscript | ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            yield from _first_name(inner)
+        elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
+            yield from _first_name(inner.value.func)
         elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
             yield inner.name
         elif isinstance(inner, ast.alias):
             yield inner.asname or inner.name.partition(".")[0]
 
 
+def _first_name(node: ast.expr) -> Iterator[str]:
+    """Yield `x` of `x.y[0].z`; nothing for a plain name, which a call only reads."""
+    inner = node
+    while isinstance(inner, ast.Subscript | ast.Attribute):
+        inner = inner.value
+    if inner is not node and isinstance(inner, ast.Name):
+        yield inner.id
+
+
 def _reads(node: ast.stmt) -> Iterator[str]:
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id
-        elif (
-            isinstance(inner, ast.Constant)
-            and isinstance(inner.value, str)
-            and inner.value.isidentifier()
-        ):
-            yield inner.value  # a quoted annotation
+        match inner:
+            case ast.Name(id=name):
+                yield name
+            case ast.Constant(value=str(text)) if text.isidentifier():
+                yield text  # a quoted annotation
 
 
-def _text(node: ast.stmt, lines: Sequence[str], chosen: dict[int, set[str]]) -> str:
-    if isinstance(node, ast.Import | ast.ImportFrom) and not _is_future(node):
+def _text(node: ast.stmt, source: str, chosen: dict[int, set[str]], shared: bool) -> str:
+    if _is_future(node):
+        return ast.unparse(node)
+    if isinstance(node, ast.Import | ast.ImportFrom):
         return _import_text(node, chosen[id(node)])
+    if shared:
+        return ast.get_source_segment(source, node) or ast.unparse(node)
+    lines = source.split("\n")  # not splitlines: that also splits at form feeds
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(d.lineno for d in decorators)])
     first = _with_comments(lines, first)
@@ -116,15 +150,25 @@ def _import_text(node: ast.Import | ast.ImportFrom, names: set[str]) -> str:
 
 
 def _local_modules(body: Iterable[ast.stmt], folder: Path) -> list[Path]:
-    """Return the files beside the model file that these statements import, and what those import."""
+    """Return modules and packages beside the model file that these need, through any imports."""
     found: dict[Path, None] = {}
     pending = list(_imported(body))
     while pending:
-        file = folder / f"{pending.pop().partition('.')[0]}.py"
-        if file.is_file() and file not in found:
-            found[file] = None
-            pending += _imported(ast.parse(file.read_text(encoding="utf-8")).body)
+        name = pending.pop().partition(".")[0]
+        for path, files in _beside(folder, name):
+            if path not in found:
+                found[path] = None
+                pending += [i for file in files for i in _imported(ast.parse(_read(file)).body)]
     return sorted(found)
+
+
+def _beside(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield the module or package of that name in a folder, with its Python files."""
+    file, package = folder / f"{name}.py", folder / name
+    if package.is_dir() and any(package.glob("*.py")):
+        yield package, sorted(package.rglob("*.py"))
+    elif file.is_file():
+        yield file, [file]
 
 
 def _imported(body: Iterable[ast.stmt]) -> Iterator[str]:

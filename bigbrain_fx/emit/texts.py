@@ -10,7 +10,7 @@ from bigbrain_fx.core import Dim, Input, Stage
 from bigbrain_fx.cut import owners, roots
 from bigbrain_fx.emit.classes import Classes
 from bigbrain_fx.emit.device import DeviceFile, device_text, opaque_targets
-from bigbrain_fx.emit.function import function_place
+from bigbrain_fx.emit.expressions import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.slicing import Slice, slice_file
 from bigbrain_fx.plan import Plan
@@ -232,7 +232,7 @@ def _readme(plan: Plan, taken: Slice) -> str:
         "",
         "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, and its step",
         "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and bookkeeping",
-        "- `weights/`: one safetensors file per device; `plan.json`, `timeline.json` (open it in Perfetto)",
+        "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; `timeline.json` (open it in Perfetto)",
         *(
             ["- `functions.py`: custom autograd functions, copied from the model file"]
             if functions_slice(plan).text

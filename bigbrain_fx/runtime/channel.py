@@ -59,18 +59,31 @@ class Layout:
     def stored(self) -> tuple[int, ...]:
         """Return the shape without what is only repeated (stride 0)."""
         return tuple(
-            1 if step == 0 else size for size, step in zip(self.shape, self.strides, strict=True)
+            min(size, 1) if step == 0 else size
+            for size, step in zip(self.shape, self.strides, strict=True)
         )
 
     @property
     def is_dense(self) -> bool:
         """Whether the stored elements fill one run of memory, in some order of dimensions."""
+        if self.numel == 0:
+            return True
         expected = 1
         for step, size in sorted(zip(self.strides, self.stored, strict=True)):
             if size != 1 and step != expected:
                 return False
             expected *= size
         return True
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether stored elements may share memory, as the windows that `unfold` gives do."""
+        reach = 0
+        for step, size in sorted(zip(self.strides, self.stored, strict=True)):
+            if size != 1 and step <= reach:
+                return True
+            reach += (size - 1) * step
+        return False
 
     @property
     def numel(self) -> int:
@@ -104,15 +117,19 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     """Return the elements to send as one dense 1-d tensor, without a copy where the layout allows.
 
     `layout` is the channel's; a tensor of other strides is first copied into it.
+
+    Raises:
+        ValueError: the channel's layout repeats elements that differ in this tensor.
     """
     if Layout.of(tensor) != layout:
+        _require_room(tensor, layout)
         fresh = torch.empty_strided(
             layout.stored, _dense_strides(layout), dtype=tensor.dtype, device=tensor.device
         )
         return fresh.copy_(_stored(tensor, layout)).as_strided((layout.numel,), (1,))
     if layout.is_dense:
         return tensor.as_strided((layout.numel,), (1,))
-    return _stored(tensor, layout).reshape(-1)
+    return _stored(tensor, layout).reshape(-1).contiguous()  # 1-d, it may still have gaps
 
 
 def unpack(flat: Tensor, layout: Layout) -> Tensor:
@@ -123,8 +140,25 @@ def unpack(flat: Tensor, layout: Layout) -> Tensor:
         (size - 1) * step for size, step in zip(layout.stored, layout.strides, strict=True)
     )
     gappy = torch.empty(extent, dtype=flat.dtype, device=flat.device)
+    if layout.overlaps:
+        places = torch.arange(extent, device=flat.device)
+        gappy[places.as_strided(layout.stored, layout.strides).reshape(-1)] = flat
+        return gappy.as_strided(layout.shape, layout.strides)
     gappy.as_strided(layout.stored, layout.strides).copy_(flat.view(layout.stored))
     return gappy.as_strided(layout.shape, layout.strides)
+
+
+def _require_room(tensor: Tensor, layout: Layout) -> None:
+    """Refuse a tensor whose elements are not repeated where the channel's layout repeats them."""
+    repeated = any(
+        planned == 0 and size > 1 and step != 0
+        for planned, step, size in zip(layout.strides, tensor.stride(), layout.shape, strict=True)
+    )
+    if repeated or (layout.numel > 0 and not layout.is_dense and layout.overlaps):
+        raise ValueError(
+            f"the first message had strides {layout.strides}, which repeat elements; "
+            f"this one has {tuple(tensor.stride())}: make the value contiguous in the model"
+        )
 
 
 def _dense_strides(layout: Layout) -> tuple[int, ...]:
@@ -141,5 +175,5 @@ def _dense_strides(layout: Layout) -> tuple[int, ...]:
 def _stored(tensor: Tensor, layout: Layout) -> Tensor:
     for dim, step in enumerate(layout.strides):
         if step == 0:
-            tensor = tensor.narrow(dim, 0, 1)
+            tensor = tensor.narrow(dim, 0, min(tensor.shape[dim], 1))
     return tensor

@@ -1,0 +1,61 @@
+"""Progress of what takes over a second: on stderr, moving on a terminal only. Knows no commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bigbrain_fx.launch import StepLine
+
+
+def _progress_console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something is going on, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.markup import escape
+
+    with _progress_console().status(escape(what)):
+        yield
+
+
+@contextmanager
+def stepping(steps: int, as_json: bool) -> Iterator[Callable[[StepLine], None]]:
+    """Give a function that shows each step: JSON lines, a progress bar, or plain lines."""
+    if as_json:
+        from bigbrain_fx.show import json_line
+
+        yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
+        return
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(
+            f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
+        )
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn())
+    text = TextColumn("loss {task.fields[loss]}   {task.fields[pace]}")
+    with Progress(*columns, text, console=_progress_console()) as progress:
+        task = progress.add_task("steps", total=steps, loss="-", pace="")
+
+        def show(line: StepLine) -> None:
+            pace = f"{line.step_s:.3f} s a step"
+            progress.update(task, advance=1, loss=f"{line.loss:.4f}", pace=pace)
+
+        yield show

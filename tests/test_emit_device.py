@@ -1,0 +1,269 @@
+"""The emitted `step_once` is the Program: run on a recorder, it gives the very list of instructions."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from bigbrain_fx.core import (
+    Backward,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+    Stage,
+    Stages,
+)
+from bigbrain_fx.cut import roots
+from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.plan import Options, Plan, make_plan
+from bigbrain_fx.runtime.channel import Channel
+from tests import bundles
+
+CELLS = [
+    (model, partitioner, schedule)
+    for model in ("gpt", "unet", "encdec")
+    for partitioner, schedule in (
+        ("naive", "gpipe"),
+        ("naive", "1f1b"),
+        ("naive", "list"),
+        ("scattered", "list"),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Token:
+    """Stands for a tensor: an activation or a gradient of a value, of one micro-batch."""
+
+    what: str
+    value: str
+    micro: int
+
+
+class Recorder:
+    """What a device file calls, taken down instead of done; it hands out tokens for tensors.
+
+    Mixed in before the emitted class, so that its methods are found first.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.log: list[Instruction] = []
+        self.kept: list[tuple[int, int, Token]] = []
+
+    def edge(self, channel: Channel) -> Any:
+        """Return the plan's edge; everything the channel says must be as planned."""
+        edge = self.plan.stages.edges[channel.tag]
+        at = [self.plan.stages.stages[end].device for end in (edge.source, edge.target)]
+        said = (channel.kind, channel.value, channel.source, channel.target)
+        assert said == (edge.kind, edge.value, edge.source, edge.target)
+        assert [channel.sender, channel.receiver] == at
+        return edge
+
+    def recv(self, channel: Channel, micro: int) -> Token:
+        edge, what = self.edge(channel), channel.kind
+        token = Token(what, channel.value, micro)
+        if channel.is_local:
+            assert self.kept.pop(self.kept.index((channel.tag, micro, token)))
+        else:
+            self.log.append(Recv(edge, micro))
+        return token
+
+    def send(self, channel: Channel, micro: int, tensor: Token) -> None:
+        assert tensor == Token(channel.kind, channel.value, micro)
+        if channel.is_local:
+            self.kept.append((channel.tag, micro, tensor))
+        else:
+            self.log.append(Send(self.edge(channel), micro))
+
+    def batch(self, name: str, micro: int) -> Token:
+        return Token("input", name, micro)
+
+    def forward(self, stage: int, micro: int, /, **values: Token) -> Any:
+        planned = self.plan.stages.stages[stage]
+        assert [t.value for t in values.values()] == [*planned.receives, *planned.inputs]
+        assert {t.micro for t in values.values()} <= {micro}
+        self.log.append(Forward(stage, micro))
+        results = tuple(
+            Token("activation", value, micro) for value in roots(self.plan.graph, planned)
+        )
+        return results[0] if len(results) == 1 else results
+
+    def backward(self, stage: int, micro: int, /, **gradients: Token) -> Any:
+        stages = self.plan.stages
+        expected = [e.value for e in stages.into(stage, "gradient")]
+        assert [t.value for t in gradients.values()] == expected
+        self.log.append(Backward(stage, micro))
+        sent = {edge.value for edge in stages.out_of(stage, "gradient")}
+        received = [v for v in stages.stages[stage].receives if v in sent]
+        found = tuple(Token("gradient", value, micro) for value in received)
+        return found[0] if len(found) == 1 else found
+
+    def send_tied(self, channel: Channel) -> None:
+        self.log.append(Send(self.edge(channel), None))
+
+    def recv_tied(self, channel: Channel) -> None:
+        self.log.append(Recv(self.edge(channel), None))
+
+    send_norms, recv_norms = send_tied, recv_tied
+
+    def optimizer_step(self) -> None:
+        self.log.append(OptimizerStep())
+
+
+def recorded(plan: Plan, text: str, number: int) -> list[Instruction]:
+    module = bundles.loaded(text, f"device_{number}")
+    emitted = getattr(module, f"Device{number}")
+    device: Any = type("Recorded", (Recorder, emitted), {})(plan)
+    device.step_once()
+    assert device.kept == []
+    return device.log
+
+
+def assert_is_the_program(plan: Plan, texts: dict[str, str]) -> None:
+    for number, program in enumerate(plan.programs):
+        log = recorded(plan, texts[f"device_{number}.py"], number)
+        assert log == list(program.instructions)
+
+
+@pytest.mark.parametrize(("model", "partitioner", "schedule"), CELLS)
+def test_the_text_does_what_the_program_says(model: str, partitioner: str, schedule: str) -> None:
+    plan = bundles.plan(model, partitioner, 3, schedule)
+    assert_is_the_program(plan, bundles.texts(model, partitioner, 3, schedule))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 16])
+def test_few_and_many_micro_batches(micro_batches: int) -> None:
+    given = ("gpt", "naive", 4, "1f1b", micro_batches)
+    assert_is_the_program(bundles.plan(*given), bundles.texts(*given))
+
+
+@pytest.mark.parametrize("partitioner", ["naive", "scattered"])
+def test_clipping_exchanges_norms(partitioner: str) -> None:
+    found = bundles.sample("gpt")
+    source = replace(found.source, clip_norm=1.0)
+    options = Options(partitioner, micro_batches=2)
+    plan = make_plan(found.captured.graph, bundles.cluster(3), source, options)
+    assert any(edge.kind == "norm" for edge in plan.stages.edges)
+    assert_is_the_program(plan, bundle_texts(plan))
+
+
+def test_one_device_talks_to_nobody() -> None:
+    plan = bundles.plan("gpt", "naive", 1, "gpipe", 2)
+    text = bundles.texts("gpt", "naive", 1, "gpipe", 2)["device_0.py"]
+    log = recorded(plan, text, 0)
+    assert log == [Forward(0, 0), Forward(0, 1), Backward(0, 0), Backward(0, 1), OptimizerStep()]
+    assert "# This device neither sends nor receives." in text
+
+
+def test_inference_is_forwards_only() -> None:
+    """Without a loss there is nothing to send back and nothing to update."""
+    found = bundles.sample("unet")
+    logits = found.captured.graph.outputs[0]
+    graph = replace(found.captured.graph, loss=None, outputs=(logits,))
+    plan = make_plan(graph, bundles.cluster(2), found.source, Options("naive", micro_batches=2))
+    assert_is_the_program(plan, bundle_texts(plan))
+    kinds = {type(i) for program in plan.programs for i in program.instructions}
+    assert kinds == {Forward, Send, Recv}
+
+
+def test_a_schedule_without_period_is_a_table() -> None:
+    text = bundles.texts("encdec", "scattered", 3, "list")["device_0.py"]
+    assert "    order = (\n" in text
+    assert "        for action, m in self.order:\n            getattr(self, action)(m)\n" in text
+
+
+@pytest.mark.parametrize("model", ["gpt", "unet", "encdec"])
+def test_a_channel_is_the_same_at_both_ends(model: str) -> None:
+    """Shape, type and gradient too: the receiver posts what the sender sends."""
+    plan = bundles.plan(model, "scattered")
+    seen: dict[int, list[Channel]] = {}
+    for number, program in enumerate(plan.programs):
+        text = bundles.texts(model, "scattered")[f"device_{number}.py"]
+        device = getattr(bundles.loaded(text, f"device_{number}"), f"Device{number}")
+        assert device.name == program.device
+        assert device.names == plan.stages.devices
+        for channel in device.channels:
+            seen.setdefault(channel.tag, []).append(channel)
+    assert sorted(seen) == list(range(len(plan.stages.edges)))
+    for tag, ends in seen.items():
+        is_local = plan.stages.is_local(plan.stages.edges[tag])
+        assert len(ends) == (1 if is_local else 2)
+        assert len(set(ends)) == 1
+
+
+def test_device_names_cannot_break_out_of_a_file() -> None:
+    """A Cluster made in Python may hold any text."""
+    found = bundles.sample("unet")
+    cluster = bundles.cluster(2)
+    odd = ('d"""0\nimport os', "d'1\\")
+    renamed = tuple(replace(d, name=name) for d, name in zip(cluster.devices, odd, strict=True))
+    options = Options("naive", micro_batches=2)
+    graph = replace(found.captured.graph, name='Net"""\nimport os')
+    plan = make_plan(graph, replace(cluster, devices=renamed), found.source, options)
+    texts = bundle_texts(plan)
+    for text in (text for name, text in texts.items() if name.endswith(".py")):
+        imported = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import)]
+        assert all(alias.name != "os" for node in imported for alias in node.names)
+    assert_is_the_program(plan, texts)
+
+
+def test_values_with_names_of_the_runtime_are_passed() -> None:
+    """A value may be called what `forward` and `backward` call their own arguments."""
+    plan = bundles.plan("unet", "naive", 2, "gpipe", 2)
+    graph = plan.graph
+    odd = {entry.name: name for entry, name in zip(graph.inputs, ("stage", "micro"), strict=True)}
+    renamed = _renamed(plan, odd)
+    assert_is_the_program(renamed, bundle_texts(renamed))
+
+
+def _renamed(plan: Plan, names: dict[str, str]) -> Plan:
+    """Call inputs something else, throughout."""
+    graph = plan.graph
+
+    def arg(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(arg, value))
+        new = names.get(getattr(value, "value", ""))
+        return replace(value, value=new) if new else value
+
+    ops = tuple(
+        replace(op, args=arg(op.args), kwargs=tuple((k, arg(v)) for k, v in op.kwargs))
+        for op in graph.ops
+    )
+    inputs = tuple(replace(entry, name=names[entry.name]) for entry in graph.inputs)
+    stages = tuple(
+        replace(stage, inputs=tuple(names[name] for name in stage.inputs))
+        for stage in plan.stages.stages
+    )
+    return replace(
+        plan,
+        graph=replace(graph, ops=ops, inputs=inputs),
+        stages=Stages(stages, plan.stages.edges),
+    )
+
+
+def test_the_recorder_sees_a_wrong_program() -> None:
+    """A test of the test: a swapped pair of instructions is a difference."""
+    plan = bundles.plan("unet", "naive", 2, "gpipe", 2)
+    first, second, *rest = plan.programs[0].instructions
+    wrong = Program("d0", (second, first, *rest))
+    with pytest.raises(AssertionError):
+        assert_is_the_program(
+            replace(plan, programs=(wrong, *plan.programs[1:])), bundles.texts("unet", "naive", 2, "gpipe", 2)
+        )
+
+
+def test_stage_numbers_are_those_of_the_plan() -> None:
+    plan = bundles.plan("gpt", "scattered")
+    for number, program in enumerate(plan.programs):
+        text = bundles.texts("gpt", "scattered")[f"device_{number}.py"]
+        device = getattr(bundles.loaded(text, f"device_{number}"), f"Device{number}")
+        own: tuple[Stage, ...] = plan.stages.of(program.device)
+        assert list(device.stages) == [stage.index for stage in own]

@@ -1,0 +1,131 @@
+"""Micro-batches become loops, and the loops are exactly the steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx.core import Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
+from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll, unroll
+from bigbrain_fx.schedule import StageCosts, build
+
+
+def steps_of(word: str) -> list[Step]:
+    """Read "F0 B0 F1" as steps."""
+    return [Step(cell[0], int(cell[1:])) for cell in word.split()]
+
+
+def shown(loops: list[Loop]) -> str:
+    """Show loops as "3 x (F1 B0)"; numbers are those of the first turn."""
+    bodies = [(loop.count, " ".join(f"{s.action}{s.micro}" for s in loop.body)) for loop in loops]
+    return "; ".join(body if count == 1 else f"{count} x ({body})" for count, body in bodies)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("F0", "F0"),
+        ("F0 F1 F2 F3", "4 x (F0)"),
+        ("F0 F1 F2 B0 B1 B2", "3 x (F0); 3 x (B0)"),
+        ("F0 F1 B0 F2 B1 F3 B2 B3", "2 x (F0); 2 x (B0 F2); 2 x (B2)"),
+        ("F0 B0 F1 B1 F2 B2", "3 x (F0 B0)"),
+        ("F0 F2 F4", "F0; F2; F4"),
+        ("F0 F0 F0", "F0; F0; F0"),
+    ],
+)
+def test_what_repeats_is_written_once(word: str, expected: str) -> None:
+    assert shown(roll(steps_of(word))) == expected
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.builds(Step, st.sampled_from("FB"), st.integers(0, 4)), max_size=40))
+def test_unrolling_gives_the_steps_back(steps: list[Step]) -> None:
+    assert unroll(roll(steps)) == steps
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.builds(
+            Loop,
+            st.lists(st.builds(Step, st.sampled_from("FGB"), st.integers(0, 3)), min_size=1, max_size=4).map(tuple),
+            st.integers(1, 9),
+        ),
+        max_size=5,
+    )
+)
+def test_rolling_never_needs_more_statements_than_steps(loops: list[Loop]) -> None:
+    steps = unroll(loops)
+    rolled = roll(steps)
+    assert unroll(rolled) == steps
+    assert sum(len(loop.body) for loop in rolled) <= len(steps)
+
+
+def chain(count: int) -> tuple[Stages, StageCosts]:
+    stages = tuple(Stage(i, f"d{i}", ()) for i in range(count))
+    edges = [Edge(f"v{i}", i, i + 1, "activation", 4) for i in range(count - 1)]
+    back = [Edge(f"v{i}", i + 1, i, "gradient", 4) for i in range(count - 1)]
+    devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(count))
+    ones = (1.0,) * count
+    costs = StageCosts(ones, ones, (1,) * count, Cluster(devices, Link(0.0, 1.0)))
+    return Stages(stages, (*edges, *back)), costs
+
+
+def rolled(schedule: str, count: int, micro_batches: int, stage: int) -> list[Loop]:
+    stages, costs = chain(count)
+    trained = frozenset(range(count))
+    programs = build(schedule, stages, micro_batches, costs, trained)
+    steps = computed(programs[stage])
+    loops = roll(steps)
+    assert unroll(loops) == steps
+    return loops
+
+
+def computed(program: Program) -> list[Step]:
+    kinds = {"forward": "F", "backward": "B"}
+    return [
+        Step("F" if isinstance(i, Forward) else "B", i.micro)  # type: ignore[union-attr]  # by `do`
+        for i in program.instructions
+        if i.do in kinds
+    ]
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("micro_batches", [8, 64])
+def test_gpipe_is_two_loops(micro_batches: int, stage: int) -> None:
+    expected = f"{micro_batches} x (F0); {micro_batches} x (B0)"
+    assert shown(rolled("gpipe", 4, micro_batches, stage)) == expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (0, "4 x (F0); 4 x (B0 F4); 4 x (B4)"),
+        (1, "3 x (F0); 5 x (B0 F3); 3 x (B5)"),
+        (2, "2 x (F0); 6 x (B0 F2); 2 x (B6)"),
+        (3, "8 x (F0 B0)"),
+    ],
+)
+def test_1f1b_is_warm_up_steady_state_and_drain(stage: int, expected: str) -> None:
+    """The loops cover the same steps in the same order, however a stage's warm-up is written."""
+    loops = rolled("1f1b", 4, 8, stage)
+    assert unroll(loops) == unroll(parsed(expected))
+    assert sum(len(loop.body) for loop in loops) <= 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_text_does_not_grow_with_micro_batches(schedule: str, count: int) -> None:
+    for stage in range(count):
+        few, many = rolled(schedule, count, 16, stage), rolled(schedule, count, 64, stage)
+        assert [len(loop.body) for loop in few] == [len(loop.body) for loop in many]
+        assert is_readable(few)
+
+
+def parsed(text: str) -> list[Loop]:
+    loops = []
+    for part in text.split("; "):
+        count, _, body = part.partition(" x ")
+        loops.append(Loop(tuple(steps_of(body.strip("()"))), int(count)))
+    return loops

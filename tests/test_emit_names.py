@@ -1,0 +1,73 @@
+"""Every identifier of a bundle is a Python name that hides nothing."""
+
+from __future__ import annotations
+
+import keyword
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx.emit.names import RESERVED, Names, identifier, is_attribute
+
+odd = st.text(st.sampled_from("aZ_09.'\" \n\\é字-()"), max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hidden", "hidden"),
+        ("blocks.0.norm", "blocks_0_norm"),
+        ("0", "_0"),
+        ("class", "class_"),
+        ("match", "match_"),
+        ("sum", "sum_"),
+        ("torch", "torch_"),
+        ("self", "self_"),
+        ("m", "m_"),
+        ("", "value"),
+        ("字", "value"),
+        ('a"b\n', "a_b"),
+        ("__x__", "x"),
+    ],
+)
+def test_identifier(text: str, expected: str) -> None:
+    assert identifier(text) == expected
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.one_of(st.text(max_size=10), odd, st.sampled_from(sorted(RESERVED))))
+def test_any_text_becomes_a_name(text: str) -> None:
+    name = identifier(text)
+    assert name.isidentifier()
+    assert name.isascii()
+    assert not keyword.iskeyword(name)
+    assert name not in RESERVED
+    assert identifier(name) == name
+
+
+def test_modules_that_files_import_are_reserved() -> None:
+    assert RESERVED.issuperset(["torch", "F", "math"])
+
+
+def test_names_are_handed_out_once() -> None:
+    names = Names(["loss"])
+    assert [names.fresh(n) for n in ("x", "x", "loss", "x_2", "x")] == ["x", "x_2", "loss_2", "x_2_2", "x_3"]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(odd.map(identifier), max_size=20))
+def test_no_name_twice(wanted: list[str]) -> None:
+    names = Names()
+    found = [names.fresh(name) for name in wanted]
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("name", ["weight", "_x", "conv1", "Linear"])
+def test_attributes_people_write(name: str) -> None:
+    assert is_attribute(name)
+
+
+@pytest.mark.parametrize("name", ["0", "class", "a b", 'a"', "a\nb", "é", "", "__dict__", "a.b"])
+def test_names_that_are_reached_by_subscript(name: str) -> None:
+    assert not is_attribute(name)

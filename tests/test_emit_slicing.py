@@ -1,0 +1,191 @@
+"""What the bundle copies out of a model file: all that is needed, in order, and no more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigbrain_fx.emit.slicing import Slice, slice_file
+
+
+def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> Slice:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return slice_file(path, wanted or ("optimizer",))
+
+
+def ran(found: Slice) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "training"}
+    exec(compile(found.text, "training.py", "exec"), scope)
+    return scope
+
+
+def test_what_is_used_comes_along_and_nothing_else(tmp_path: Path) -> None:
+    text = '''"""A model file."""
+import math, random
+import torch
+from torch import nn, optim
+from itertools import count
+
+RATE = 0.1
+UNUSED = torch.zeros(10**9)
+
+
+class Net(nn.Module):
+    pass
+
+
+def rate(step):
+    return RATE * math.exp(-step)
+
+
+def optimizer(named_params):
+    return optim.SGD(named_params, lr=rate(0))
+
+
+if __name__ == "__main__":
+    print(Net())
+'''
+    assert sliced(tmp_path, text).text == (
+        "import math\n"
+        "from torch import optim\n"
+        "RATE = 0.1\n"
+        "\n\ndef rate(step):\n    return RATE * math.exp(-step)\n\n"
+        "\n\ndef optimizer(named_params):\n    return optim.SGD(named_params, lr=rate(0))\n\n"
+    )
+
+
+def test_decorators_comments_and_aliases_are_kept(tmp_path: Path) -> None:
+    text = """\
+import functools as tools
+import os.path
+
+
+# Read once:
+# it is long.
+@tools.cache
+def text():
+    return os.path.sep
+
+def optimizer(named_params):  # any
+    return text()
+"""
+    found = sliced(tmp_path, text)
+    assert "# Read once:\n# it is long.\n@tools.cache\ndef text():" in found.text
+    assert "import functools as tools\nimport os.path\n" in found.text
+    assert "def optimizer(named_params):  # any" in found.text
+    assert ran(found)["optimizer"](()) == "/"
+
+
+def test_names_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """A name bound twice keeps both, in order; a base class comes before its child."""
+    text = "A = 1\nA = A + 1\nclass B:\n    a = A\nclass C(B): pass\nA += 1\ndef optimizer(p):\n    return C.a, A\n"
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "TABLE['rate'] = 0.5",
+        "TABLE.update(rate=0.5)",
+        "TABLE |= {'rate': 0.5}",
+        "for key in ('rate',):\n    TABLE[key] = 0.5",
+        "if len(TABLE) == 1:\n    TABLE['rate'] = 0.5\nelse:\n    TABLE['rate'] = 2",
+        "with contextlib.suppress(KeyError):\n    TABLE['rate'] = 0.5",
+    ],
+)
+def test_a_table_is_copied_as_it_is_filled(tmp_path: Path, change: str) -> None:
+    text = f"import contextlib\nTABLE = {{'rate': 1}}\n{change}\ndef optimizer(p):\n    return TABLE['rate']\n"
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
+
+
+def test_attributes_set_at_the_top_come_along(tmp_path: Path) -> None:
+    text = """\
+class Settings:
+    rate = 1
+Settings.rate = 0.5
+def optimizer(p):
+    return Settings.rate
+"""
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
+
+
+def test_names_bound_in_try_and_if(tmp_path: Path) -> None:
+    text = """\
+try:
+    import no_such_module as fast
+except ImportError:
+    fast = None
+if fast is None:
+    def step(): return 1
+else:
+    def step(): return 2
+def optimizer(p):
+    return step()
+"""
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == 1
+
+
+def test_several_statements_on_a_line_run_once(tmp_path: Path) -> None:
+    text = "seen = []; seen.append(1); other = 2\ndef optimizer(p): return seen, other\n"
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == ([1], 2)
+
+
+def test_a_future_import_stays_first_and_on_one_line(tmp_path: Path) -> None:
+    text = "from __future__ import (\n    annotations,\n)\nX = 1\ndef optimizer(p: Missing): return X\n"
+    found = sliced(tmp_path, text)
+    assert found.text.splitlines()[0] == "from __future__ import annotations"
+    assert ran(found)["optimizer"](()) == 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\x0c\n", "  # \u2028\n"], ids=["n", "rn", "page", "ls"])
+def test_any_line_ends(tmp_path: Path, end: str) -> None:
+    """The standard library's own files have form feeds; editors leave line separators."""
+    text = f"A = 1{end}B = 2{end}def optimizer(p):{end}    return B{end}"
+    assert ran(sliced(tmp_path, text))["optimizer"](()) == 2
+
+
+@pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n"], ids=["bom", "latin"])
+def test_any_encoding_that_python_reads(tmp_path: Path, head: bytes) -> None:
+    letter = "é".encode("latin-1" if head.startswith(b"#") else "utf-8")
+    path = tmp_path / "model.py"
+    path.write_bytes(head + b"WORD = '" + letter + b"'\ndef optimizer(p): return WORD\n")
+    assert ran(slice_file(path, ["optimizer"]))["optimizer"](()) == "é"
+
+
+def test_local_modules_are_shipped_with_what_they_import(tmp_path: Path) -> None:
+    for name, text in {"data": "import words\n", "words": "import data\n", "unused": ""}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    text = "import data, unused\nfrom torch import nn\ndef optimizer(p):\n    return data\n"
+    found = sliced(tmp_path, text)
+    assert [path.name for path in found.files] == ["data.py", "words.py"]
+    assert not found.whole
+
+
+def test_an_import_inside_a_function_counts(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text("")
+    found = sliced(tmp_path, "def optimizer(p):\n    import data\n    return data\n")
+    assert [path.name for path in found.files] == ["data.py"]
+
+
+def test_a_star_import_ships_the_file(tmp_path: Path) -> None:
+    """Nobody can say which names it brings."""
+    (tmp_path / "shapes.py").write_text("SIZE = 3\n")
+    found = sliced(tmp_path, "from shapes import *\ndef optimizer(p): return SIZE\n", name="net.py")
+    assert found.whole
+    assert found.text == "from net import optimizer\n"
+    assert [path.name for path in found.files] == ["net.py", "shapes.py"]
+    assert "net" not in sys.modules
+
+
+@pytest.mark.parametrize("inner", ["__init__.py", "words.py"], ids=["package", "folder"])
+def test_local_packages_are_shipped_whole(tmp_path: Path, inner: str) -> None:
+    package = tmp_path / "data"
+    package.mkdir()
+    (package / inner).write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("")
+    found = sliced(tmp_path, "from data import words\ndef optimizer(p): return words\n")
+    assert [path.name for path in found.files] == ["data", "helper.py"]

@@ -1,0 +1,128 @@
+"""Any tensor arrives as it left: same numbers, same shape, same strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bigbrain_fx.runtime.channel import HEADER_LENGTH, MAX_DIMS, Channel, Layout, pack, unpack
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
+
+
+@st.composite
+def tensors(draw: Any) -> Tensor:
+    """Draw a view as models make them: permuted, expanded, sliced, unfolded, empty, a scalar."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    count = torch.Size(shape).numel()
+    found = torch.arange(count).reshape(shape).to(draw(st.sampled_from(DTYPES)))
+    for _ in range(draw(st.integers(0, 4))):
+        dim = draw(st.integers(0, max(0, found.dim() - 1)))
+        match draw(st.integers(0, 5)):
+            case 0:
+                found = found.permute(draw(st.permutations(range(found.dim()))))
+            case 1 if found.dim() < 6:
+                found = found.unsqueeze(dim).expand(
+                    *found.shape[:dim], draw(st.integers(0, 3)), *found.shape[dim:]
+                )
+            case 2 if found.dim():
+                start, step = draw(st.integers(0, found.shape[dim])), draw(st.integers(1, 3))
+                found = found[(slice(None),) * dim + (slice(start, None, step),)]
+            case 3 if found.dim() and found.shape[dim]:
+                found = found.select(dim, draw(st.integers(0, found.shape[dim] - 1)))
+            case 4 if 0 < found.dim() < 6 and found.shape[dim]:
+                found = found.unfold(dim, draw(st.integers(1, found.shape[dim])), 1)
+            case _:
+                pass
+    return found
+
+
+def arrived(tensor: Tensor, layout: Layout | None = None) -> Tensor:
+    """Send a tensor in the mind: its bytes and its header are all that the receiver has."""
+    layout = layout or Layout.of(tensor)
+    flat = pack(tensor, layout)
+    assert flat.dim() == 1
+    assert flat.is_contiguous()
+    sent = torch.frombuffer(bytearray(raw(flat)), dtype=flat.dtype) if len(flat) else flat.clone()
+    return unpack(sent, Layout.from_header(layout.header()))
+
+
+def raw(flat: Tensor) -> bytes:
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+@settings(deadline=None, max_examples=400, derandomize=True)
+@given(tensors())
+def test_any_layout_arrives_as_it_left(tensor: Tensor) -> None:
+    found = arrived(tensor)
+    assert torch.equal(found, tensor)
+    assert found.shape == tensor.shape
+    assert found.stride() == tensor.stride()
+    assert found.dtype == tensor.dtype
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(tensors(), st.data())
+def test_a_tensor_of_other_strides_arrives_in_the_channels(tensor: Tensor, data: Any) -> None:
+    order = data.draw(st.permutations(range(tensor.dim())))
+    planned = torch.empty([tensor.shape[d] for d in order], dtype=tensor.dtype)
+    planned = planned.permute([order.index(d) for d in range(tensor.dim())])
+    found = arrived(tensor, Layout.of(planned))
+    assert torch.equal(found, tensor)
+    assert found.stride() == planned.stride()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "elements"),
+    [
+        (torch.zeros(()), 1),
+        (torch.zeros(0, 3), 0),
+        (torch.zeros(2, 3), 6),
+        (torch.zeros(3, 2).t(), 6),
+        (torch.zeros(5, 1).expand(5, 1000), 5),
+        (torch.zeros(()).expand(7, 7), 1),
+        (torch.zeros(4, 6)[:, ::2], 12),
+    ],
+)
+def test_only_what_is_stored_travels(tensor: Tensor, elements: int) -> None:
+    assert len(pack(tensor, Layout.of(tensor))) == elements
+
+
+def test_dense_tensors_are_sent_without_a_copy() -> None:
+    for tensor in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 1).expand(2, 9)):
+        assert pack(tensor, Layout.of(tensor)).data_ptr() == tensor.data_ptr()
+
+
+def test_a_header_has_one_length_for_all() -> None:
+    assert len(Layout.of(torch.zeros(())).header()) == HEADER_LENGTH
+    most = Layout.of(torch.zeros((1,) * MAX_DIMS))
+    assert len(most.header()) == HEADER_LENGTH
+    assert Layout.from_header(most.header()) == most
+
+
+def test_too_many_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match="17 dimensions cannot be sent; 16 is the most"):
+        Layout.of(torch.zeros((1,) * 17)).header()
+
+
+def test_a_channel_names_itself() -> None:
+    channel = Channel(3, "activation", "add_4", 0, 1, "d0", "d1", (2, 8), torch.float32)
+    assert str(channel) == "activation 'add_4' from stage 0 (d0) to stage 1 (d1)"
+    assert not channel.is_local
+    assert Channel(3, "activation", "x", 0, 1, "d0", "d0", (2,), torch.float32).is_local
+
+
+@pytest.mark.parametrize(
+    "first",
+    [torch.ones(()).expand(4, 3), torch.ones(6).unfold(0, 3, 1)],
+    ids=["expanded", "windows"],
+)
+def test_what_a_channel_repeats_may_not_differ_later(first: Tensor) -> None:
+    later = torch.arange(12.0).view(4, 3)
+    with pytest.raises(ValueError, match=r"which repeat elements; this one has \(3, 1\)"):
+        pack(later, Layout.of(first))

@@ -1,0 +1,145 @@
+"""Data by step number: which rows each step and micro-batch gets, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bigbrain_fx.runtime.data import Stream
+
+CPU = torch.device("cpu")
+
+
+def counted(seed: int) -> Iterator[dict[str, Any]]:
+    """Yield batches that say which they are: rows 100, 101, ... for step 1."""
+    for step in range(3):
+        rows = torch.arange(4) + 100 * step + 1000 * seed
+        yield {"x": rows, "more": [rows + 0.5, {"mask": torch.ones(2, 2)}]}
+
+
+def stream(batches: Callable[[int], Iterator[Any]] = counted, **changes: Any) -> Stream:
+    inputs = {"x": ("x",), "half": ("more", 0), "mask": ("more", 1, "mask")}
+    options: dict[str, Any] = {"seed": 0, "whole": ("mask",), "micro_batches": 2, **changes}
+    return Stream(
+        batches,
+        options["seed"],
+        options.get("inputs", inputs),
+        options["whole"],
+        options["micro_batches"],
+        CPU,
+    )
+
+
+def test_a_batch_is_split_into_equal_micro_batches() -> None:
+    data = stream()
+    data.advance(0)
+    assert data.get("x", 0).tolist() == [0, 1]
+    assert data.get("x", 1).tolist() == [2, 3]
+    assert data.get("half", 1).tolist() == [2.5, 3.5]
+
+
+def test_whole_inputs_go_to_every_micro_batch() -> None:
+    data = stream()
+    data.advance(0)
+    assert data.get("mask", 0) is data.get("mask", 1)
+    assert data.get("mask", 0).shape == (2, 2)
+
+
+def test_steps_are_counted_and_may_be_skipped() -> None:
+    data = stream(seed=7)
+    data.advance(2)
+    assert data.get("x", 0).tolist() == [7200, 7201]
+    data.advance(2)  # where it is already
+    assert data.get("x", 1).tolist() == [7202, 7203]
+
+
+def test_it_never_goes_back() -> None:
+    data = stream()
+    data.advance(1)
+    with pytest.raises(ValueError, match="at step 1 and cannot go back to 0"):
+        data.advance(0)
+
+
+def test_an_iterator_that_ends_is_named() -> None:
+    data = stream()
+    with pytest.raises(ValueError, match=r"batches\(seed\) ended before step 3"):
+        data.advance(3)
+
+
+def test_a_batch_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="'x' has 4 rows, not a multiple of 3 micro-batches"):
+        stream(micro_batches=3).advance(0)
+
+
+@pytest.mark.parametrize("key", [("y",), ("more", 5), ("x", "deeper")])
+def test_a_missing_entry_is_named(key: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"no entry '{'.'.join(map(str, key))}'"):
+        stream(inputs={"y": key}).advance(0)
+
+
+def test_an_entry_that_is_no_tensor_any_more_is_named() -> None:
+    def changed(seed: int) -> Iterator[Any]:
+        yield {"x": [1, 2, 3, 4]}
+
+    with pytest.raises(TypeError, match="'x' is list, but a tensor was traced"):
+        stream(changed, inputs={"x": ("x",)}).advance(0)
+
+
+def rolled(seed: int) -> Iterator[Any]:
+    """Draw from both default generators, as user's loaders do."""
+    while True:
+        yield {"x": torch.rand(4) + random.random()}
+
+
+def test_drawing_data_moves_no_generator_of_the_model() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = torch.rand(2), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    data = stream(rolled, inputs={"x": ("x",)})
+    data.advance(5)
+    assert torch.equal(torch.rand(2), expected[0])
+    assert random.random() == expected[1]
+
+
+def test_the_model_moves_no_generator_of_the_data() -> None:
+    quiet, loud = (stream(rolled, inputs={"x": ("x",)}) for _ in range(2))
+    for step in range(4):
+        torch.manual_seed(step)
+        torch.rand(step)
+        loud.advance(step)
+    quiet.advance(3)
+    assert torch.equal(quiet.get("x", 0), loud.get("x", 0))
+    other = stream(rolled, inputs={"x": ("x",)}, seed=1)
+    other.advance(3)
+    assert not torch.equal(other.get("x", 0), loud.get("x", 0))
+
+
+def test_a_digest_is_of_every_byte() -> None:
+    def flipped(seed: int) -> Iterator[Any]:
+        for batch in counted(seed):
+            batch["x"][3] += 1
+            yield batch
+
+    one, same, other = stream(), stream(), stream(flipped)
+    for data in (one, same, other):
+        data.advance(0)
+    assert one.digest() == same.digest()
+    assert one.digest() != other.digest()
+    one.advance(1)
+    assert one.digest() != same.digest()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])
+def test_a_digest_takes_any_type(dtype: torch.dtype) -> None:
+    def typed(seed: int) -> Iterator[Any]:
+        yield {"x": torch.ones(4, 2).to(dtype), "scalar": torch.ones((), dtype=dtype)}
+
+    data = stream(typed, inputs={"x": ("x",), "s": ("scalar",)}, whole=("s",))
+    data.advance(0)
+    assert len(data.digest()) == 24

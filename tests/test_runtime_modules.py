@@ -1,0 +1,146 @@
+"""Named tensors, and random numbers that do not depend on where an op runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bigbrain_fx.runtime.modules import (
+    Region,
+    Stage,
+    Tensors,
+    active,
+    buffer,
+    parameter,
+)
+
+
+@contextlib.contextmanager
+def key(seed: int = 0, step: int = 0, micro: int = 0) -> Iterator[None]:
+    """Run as the runtime runs a stage: under a key."""
+    active.key = seed, step, micro
+    try:
+        yield
+    finally:
+        active.key = None
+
+
+class Block(Region):
+    def forward(self, x: Tensor) -> Tensor:
+        with self.key("drop", 0, 2):
+            x = F.dropout(x, 0.5)
+        with self.key("drop", 1, 2):
+            return F.dropout(x, 0.5)
+
+
+class Whole(Stage):
+    """Both blocks on one device; the second block is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=Tensors({0: Block(), 1: Block()}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x)
+        x = self.blocks[1].nth(0)(x)
+        return self.blocks[1].nth(1)(x)
+
+
+class Half(Stage):
+    """The second block alone, on another device."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=Tensors({1: Block()}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1].nth(1)(self.blocks[1].nth(0)(x))
+
+
+ONES = torch.ones(64)
+
+
+def test_a_mask_is_the_same_wherever_the_op_runs() -> None:
+    whole, half = Whole().place(), Half().place()
+    with key():
+        first = whole.blocks[0](ONES)
+        expected = whole(ONES)
+        torch.rand(5)  # another device has drawn other numbers before
+        assert torch.equal(half(first), expected)
+
+
+def test_masks_differ_by_seed_step_micro_batch_block_call_and_draw() -> None:
+    whole = Whole().place()
+    first, second = whole.blocks[0], whole.blocks[1]
+    masks = []
+    for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        with key(*place):
+            masks += [first(ONES), second.nth(0)(ONES), second.nth(1)(ONES)]
+    with key(), first.key("drop", 1, 2):
+        masks.append(F.dropout(ONES, 0.5))
+    assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
+
+
+def test_an_ordinal_counts_calls_and_draws() -> None:
+    """The third draw of a module is one place, whether by its second call or by a plain index."""
+    stage = Whole().place()
+    block = stage.blocks[1]
+    with key():
+        with block.nth(1).key("drop", 0, 2):
+            one = torch.rand(4)
+        with stage.key("blocks.1.drop", 2):
+            other = torch.rand(4)
+    assert torch.equal(one, other)
+
+
+def test_with_no_key_the_default_generator_goes_on() -> None:
+    stage = Half().place()
+    torch.manual_seed(5)
+    found = stage(ONES)
+    torch.manual_seed(5)
+    expected = ONES
+    for _ in range(4):
+        expected = F.dropout(expected, 0.5)
+    assert torch.equal(found, expected)
+
+
+def test_tensors_have_the_names_of_the_model() -> None:
+    made = Tensors(
+        {"class": (2,), 0: Tensors(weight=(3, 2), bias=buffer(3))},
+        steps=buffer(1, dtype=torch.int64),
+        frozen=parameter(2, dtype=torch.bfloat16, requires_grad=False),
+    )
+    named = {name: (tuple(t.shape), t.dtype) for name, t in made.state_dict().items()}
+    assert named == {
+        "class": ((2,), torch.float32),
+        "frozen": ((2,), torch.bfloat16),
+        "steps": ((1,), torch.int64),
+        "0.weight": ((3, 2), torch.float32),
+        "0.bias": ((3,), torch.float32),
+    }
+    trained = [name for name, p in made.named_parameters() if p.requires_grad]
+    assert trained == ["class", "0.weight"]
+    assert made[0].weight is made["0"].weight
+
+
+def test_tied_names_are_one_parameter() -> None:
+    made = Tensors(embed=Tensors(weight=(4, 2)), head=Tensors(weight=(4, 2)))
+    made.tie("head.weight", "embed.weight")
+    assert made.head.weight is made.embed.weight
+    assert [name for name, _ in made.named_parameters()] == ["embed.weight"]
+    assert sorted(made.state_dict()) == ["embed.weight", "head.weight"]
+
+
+def test_a_region_knows_where_it_lives() -> None:
+    assert Region(weight=(1,)).device.type == "cpu"
+    assert Region(weight=(1,)).to("meta").device.type == "meta"
+    assert Region().device == active.device
+
+
+@pytest.fixture(autouse=True)
+def _no_key_is_left() -> Iterator[None]:
+    yield
+    assert active.key is None

@@ -26,7 +26,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plugins import estimator, partitioner
+from bigbrain_fx.plugins import estimator, options_of, partitioner
 from bigbrain_fx.schedule import build, require_sound, stage_costs
 from bigbrain_fx.simulate import simulate
 
@@ -171,10 +171,18 @@ def _plan(
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     costs = estimator(options.estimator).estimate(concrete, cluster)
-    choices: Mapping[str, object] = dict(options.partitioner_options)
-    method = partitioner(options.partitioner, micro_batches=micro_batches, **choices)
+    method = partitioner(options.partitioner, **_choices(options, micro_batches))
     placement = method.partition(concrete, cluster, costs)
     return _placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
+    """Return what a partitioner can be told, of the fields that it has."""
+    in_flight = micro_batches if options.schedule == "gpipe" else options.in_flight
+    given = {"micro_batches": micro_batches, "in_flight": in_flight, "seed": options.seed}
+    known = options_of("partitioner", options.partitioner)
+    fields = {name: value for name, value in given.items() if name in known}
+    return {**fields, **dict(options.partitioner_options)}
 
 
 def _placed(

@@ -45,12 +45,15 @@ class ChainDP:
             per stage, or None for classic 1F1B.
         use_all: use every device, even where fewer are faster.
         gap: stop when the split is proven to be within this share of the best one.
+        block_gap: cut between layers of the model rather than inside one, unless that costs more
+            than this share of the step: such stages are easier to read, and send less.
     """
 
     micro_batches: int = 8
     in_flight: int | tuple[int, ...] | None = None
     use_all: bool = False
     gap: float = 1e-3
+    block_gap: float = 0.02
     name = "chain-dp"
 
     def __post_init__(self) -> None:
@@ -69,11 +72,20 @@ class ChainDP:
         found = self._best(known, cluster)
         if found is None:
             raise self._no_plan(known, cluster)
-        line, split = found
+        line, split = self._between_layers(graph, known, cluster, found)
         homes = split.device_of_unit
         return Placement(
             line.facts.placed(homes, split.sequence[0]), self._reason(graph, line, split, cluster)
         )
+
+    def _between_layers(
+        self, graph: Graph, known: Facts, cluster: Cluster, found: tuple[Line, Split]
+    ) -> tuple[Line, Split]:
+        """Return the best split that cuts no layer, if it is about as good as `found`."""
+        whole = known.merged(_layers(graph, known.groups))
+        other = self._best(whole, cluster)
+        most_s = found[1].step_s(self.micro_batches) * (1 + self.block_gap)
+        return found if other is None or other[1].step_s(self.micro_batches) > most_s else other
 
     def lines(self, known: Facts, cluster: Cluster, memory_scale: float = 1.0) -> Iterator[Line]:
         """Yield the units in every order that is tried."""
@@ -192,6 +204,20 @@ def best_split(
         upper = (sum_s + (micro - 1) * middle_s, serial, middle_s, high_s, sum_s, sequence)
         heapq.heappush(heap, upper)
     return best if best is not start else None
+
+
+def _layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
+    """Return the runs of units that belong to one layer: `blocks.3` and all below it."""
+    layers = [_layer(graph.op[group[0]].module_path) for group in groups]
+    starts = [i for i, layer in enumerate(layers) if i == 0 or not layer or layer != layers[i - 1]]
+    return [range(a, b) for a, b in pairwise([*starts, len(groups)])]
+
+
+def _layer(path: str) -> str:
+    """Return a module's path up to its first number, else its first part."""
+    parts = path.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[: numbered + 1])
 
 
 def _shortened(known: Facts) -> Facts:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.data import BatchError, Stream
 
 CPU = torch.device("cpu")
 
@@ -31,6 +31,7 @@ def stream(batches: Callable[[int], Iterator[Any]] = counted, **changes: Any) ->
         options["whole"],
         options["micro_batches"],
         CPU,
+        options.get("specs"),
     )
 
 
@@ -81,11 +82,37 @@ def test_a_missing_entry_is_named(key: tuple[str | int, ...]) -> None:
         stream(inputs={"y": key}).advance(0)
 
 
-def test_an_entry_that_is_no_tensor_any_more_is_named() -> None:
+SPECS = {"x": ("int64", (4,)), "half": ("float32", (4,)), "mask": ("float32", (2, 2))}
+
+
+def test_a_batch_like_the_traced_one_is_taken() -> None:
+    data = stream(specs=SPECS)
+    data.advance(0)
+    assert data.get("mask", 0).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2, 3, 4], "of type list"),
+        (torch.zeros(4), r"float32\[4\]"),
+        (torch.zeros(4, 2, dtype=torch.int64), r"int64\[4, 2\]"),
+        (torch.zeros(8, dtype=torch.int64), r"int64\[8\]"),
+    ],
+)
+def test_an_entry_unlike_the_traced_one_is_refused(value: object, said: str) -> None:
+    def changed(seed: int) -> Iterator[Any]:
+        yield {"x": value}
+
+    with pytest.raises(BatchError, match=rf"step 0: batch entry 'x' is {said}, but .* int64\[4\]"):
+        stream(changed, inputs={"x": ("x",)}, specs=SPECS).advance(0)
+
+
+def test_without_specs_an_entry_must_be_a_tensor() -> None:
     def changed(seed: int) -> Iterator[Any]:
         yield {"x": [1, 2, 3, 4]}
 
-    with pytest.raises(TypeError, match="'x' is list, but a tensor was traced"):
+    with pytest.raises(BatchError, match="'x' is of type list"):
         stream(changed, inputs={"x": ("x",)}).advance(0)
 
 

@@ -57,7 +57,8 @@ class Half(Stage):
         super().__init__(blocks=Tensors({1: Block()}))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks[1].nth(1)(self.blocks[1].nth(0)(x))
+        x = self.blocks[1].nth(0)(x)
+        return self.blocks[1].nth(1)(x)
 
 
 ONES = torch.ones(64)

@@ -1,4 +1,7 @@
-"""Templates and stages -> class definitions: nn.Modules with the names of the original model."""
+"""Templates and stages -> class definitions: nn.Modules with the names of the original model.
+
+This room knows stages and blocks; it knows nothing of devices, messages or schedules.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from bigbrain_fx.core import Graph, Op, Param, Stage
 from bigbrain_fx.emit.blocks import (
     Blocks,
     Instance,
+    Number,
+    Signature,
     Template,
     Where,
     draws,
@@ -19,9 +24,9 @@ from bigbrain_fx.emit.blocks import (
 )
 from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
 from bigbrain_fx.emit.hints import assigned_names, value_names
-from bigbrain_fx.emit.layout import statement
-from bigbrain_fx.emit.names import Names, identifier, is_attribute
+from bigbrain_fx.emit.names import Names, identifier
 from bigbrain_fx.emit.scope import Scope, make_scope, with_sizes
+from bigbrain_fx.emit.tree import Tree, put, super_init
 from bigbrain_fx.randomness import draw_places
 from bigbrain_fx.units import is_size
 
@@ -30,8 +35,8 @@ from bigbrain_fx.units import is_size
 class StageText:
     """One stage, ready to print.
 
-    `arguments` maps received values and model inputs to argument names, `results` returned values to
-    public names; `classes` are the keys of the block classes it uses.
+    `arguments` maps received values and model inputs to argument names, `results` returned values
+    to public names; `classes` are the keys of the block classes it uses.
     """
 
     stage: Stage
@@ -39,7 +44,7 @@ class StageText:
     lines: tuple[str, ...]
     arguments: Mapping[str, str]
     results: Mapping[str, str]
-    classes: tuple[object, ...]
+    classes: tuple[Signature, ...]
 
 
 @dataclass
@@ -63,15 +68,15 @@ class Classes:
         taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
         used = [key for stage in self.stages for key in self._used(stage)]
         self.class_names = {
-            key: taken.fresh(identifier(self.blocks.templates[key].module.rpartition(".")[2]))  # type: ignore[index]
+            key: taken.fresh(identifier(_short(self.blocks.templates[key].module)))
             for key in dict.fromkeys(used)
         }
 
     # ------------------------------------------------------------------ block classes
 
-    def block_lines(self, key: object) -> list[str]:
+    def block_lines(self, key: Signature) -> list[str]:
         """Return the class definition of one block."""
-        template = self.blocks.templates[key]  # type: ignore[index]
+        template = self.blocks.templates[key]
         scope = template.model.scope
         varying = self._varying_names(template)
         arguments = self._argument_names(scope)
@@ -96,14 +101,14 @@ class Classes:
         return [*head, *init, f"    def forward({signature}):", *text.lines(scope.ops, 8)]
 
     def _block_init(self, scope: Scope, varying: Mapping[Where, str]) -> list[str]:
-        tree = _tree(
-            {scope.relative(name): self._tensor(self.graph.param[name]) for name in scope.params}
-        )
+        tree: Tree = {}
+        for name in scope.params:
+            put(tree, scope.relative(name), self._tensor(self.graph.param[name]))
         for where, name in varying.items():
             if where[0] == "param":
-                _put(tree, str(where[1]), self._varying_tensor(scope, str(where[1]), name))
+                put(tree, str(where[1]), self._varying_tensor(scope, str(where[1]), name))
         names = list(dict.fromkeys(varying.values()))
-        lines = [f"    def __init__({', '.join(['self', *names])}):", *_super_init(tree)]
+        lines = [f"    def __init__({', '.join(['self', *names])}):", *super_init(tree, 8)]
         kept = dict.fromkeys(name for where, name in varying.items() if where[0] != "param")
         lines += [f"        self.{name} = {name}" for name in kept]
         return [*lines, ""]
@@ -132,9 +137,7 @@ class Classes:
         path = template.model.scope.path
         source = next((op.source for op in template.model.scope.ops if op.source), "")
         where = f", first in {source}" if source else ""
-        return _plain(
-            f"{template.module.rpartition('.')[2]}, such as `{path}` of the model{where}."
-        )
+        return _plain(f"{_short(template.module)}, such as `{path}` of the model{where}.")
 
     # ------------------------------------------------------------------ stages
 
@@ -148,7 +151,13 @@ class Classes:
         public = {value: names.fresh(self.hints[value]) for value in results}
         items = self._rolled(self._items(stage, scope), stage)
         text = FunctionText(
-            self.graph, self.hints, "", arguments, results, {}, self._draws(scope), {}, self.variables
+            self.graph,
+            self.hints,
+            "",
+            arguments,
+            results,
+            draws=self._draws(scope),
+            variables=self.variables,
         )
         name = f"Stage{stage.index}"
         returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")
@@ -184,7 +193,7 @@ class Classes:
         return _plain(f"Stage {stage.index}, for device {stage.device}: {span}.")
 
     def _stage_init(self, stage: Stage) -> list[str]:
-        tree: dict[str, object] = {}
+        tree: Tree = {}
         inside = {name: i for i in self._instances(stage) for name in i.scope.params}
         order = {param.name: position for position, param in enumerate(self.graph.params)}
         ties: list[str] = []
@@ -195,14 +204,14 @@ class Classes:
             if twin != name and param.kind == "parameter":
                 ties.append(f"        self.tie({name!r}, {twin!r})")
             if name in inside:
-                _put(tree, inside[name].scope.path, self._construct(inside[name]))
+                put(tree, inside[name].scope.path, self._construct(inside[name]))
             else:
-                _put(tree, name, self._tensor(param))
-        return ["    def __init__(self):", *_super_init(tree), *ties, ""]
+                put(tree, name, self._tensor(param))
+        return ["    def __init__(self):", *super_init(tree, 8), *ties, ""]
 
     def _construct(self, instance: Instance) -> ast.expr:
         key = self._key_of(instance)
-        template = self.blocks.templates[key]  # type: ignore[index]
+        template = self.blocks.templates[key]
         values = numbers(self.graph, instance.scope)
         arguments: list[ast.expr] = [_literal(values[places[0]]) for places in template.varying]
         return ast.Call(ast.Name(self.class_names[key]), arguments, [])
@@ -265,7 +274,7 @@ class Classes:
     # ------------------------------------------------------------------ shared
 
     def _instances(self, stage: Stage) -> list[Instance]:
-        """Return the outermost blocks of a stage that own all of the stage's tensors below their path."""
+        """Return the outermost blocks that own all of the stage's tensors below their path."""
         ops = [self.graph.op[name] for name in stage.ops]
         return list(self._outermost(stage, ops, 0))
 
@@ -286,10 +295,10 @@ class Classes:
         below = {name for name in stage.params if name.startswith(prefix)}
         return below == set(instance.scope.params)
 
-    def _used(self, stage: Stage) -> list[object]:
+    def _used(self, stage: Stage) -> list[Signature]:
         return list(dict.fromkeys(self._key_of(instance) for instance in self._instances(stage)))
 
-    def _key_of(self, instance: Instance) -> object:
+    def _key_of(self, instance: Instance) -> Signature:
         return self.blocks.key_of[instance.stage, instance.scope.path, instance.scope.call]
 
     def _argument_names(self, scope: Scope) -> dict[str, str]:
@@ -357,11 +366,8 @@ def _follows(last: BlockCall, item: BlockCall, items: Sequence[Item], results: s
 def _same_others(first: BlockCall, item: BlockCall, position: int) -> bool:
     if len(first.takes) != len(item.takes) or first.outer_params != item.outer_params:
         return False
-    return all(
-        a == b
-        for i, (a, b) in enumerate(zip(first.takes, item.takes, strict=True))
-        if i != position
-    )
+    pairs = enumerate(zip(first.takes, item.takes, strict=True))
+    return all(a == b for i, (a, b) in pairs if i != position)
 
 
 def _index(call: BlockCall) -> int | None:
@@ -369,75 +375,11 @@ def _index(call: BlockCall) -> int | None:
     return int(last) + 1 if last.isdigit() else None
 
 
-def _tree(named: Mapping[str, ast.expr]) -> dict[str, object]:
-    tree: dict[str, object] = {}
-    for path, value in named.items():
-        _put(tree, path, value)
-    return tree
+def _short(qualified: str) -> str:
+    return qualified.rpartition(".")[2]
 
 
-def _put(tree: dict[str, object], path: str, value: ast.expr) -> None:
-    head, _, rest = path.partition(".")
-    if not rest:
-        tree[head] = value
-        return
-    below = tree.setdefault(head, {})
-    assert isinstance(below, dict), f"{path} lies inside a tensor"
-    _put(below, rest, value)
-
-
-def _super_init(tree: Mapping[str, object]) -> list[str]:
-    call = ast.Call(
-        ast.Attribute(ast.Call(ast.Name("super"), [], []), "__init__"), *_holder_arguments(tree)
-    )
-    return statement(ast.Expr(call), 8)
-
-
-def _holder(tree: object) -> ast.expr:
-    if isinstance(tree, ast.expr):
-        return tree
-    assert isinstance(tree, dict)
-    return ast.Call(ast.Name("Tensors"), *_holder_arguments(tree))
-
-
-def _holder_arguments(tree: Mapping[str, object]) -> tuple[list[ast.expr], list[ast.keyword]]:
-    """Return keyword arguments for plain names, and one mapping for names like "0" and "class"."""
-    same = _comprehension(tree)
-    if same is not None:
-        return [same], []
-    odd = {name: value for name, value in tree.items() if not is_attribute(name)}
-    keywords = [
-        ast.keyword(name, _holder(value)) for name, value in tree.items() if name not in odd
-    ]
-    if not odd:
-        return [], keywords
-    keys: list[ast.expr | None] = [
-        ast.Constant(int(name) if _is_index(name) else name) for name in odd
-    ]
-    return [ast.Dict(keys, [_holder(value) for value in odd.values()])], keywords
-
-
-def _comprehension(tree: Mapping[str, object]) -> ast.expr | None:
-    """Return `{i: Block() for i in range(6, 12)}` when all children are equal and numbered on end."""
-    if len(tree) < 2 or not all(
-        _is_index(name) and isinstance(tree[name], ast.Call) for name in tree
-    ):
-        return None
-    texts = {ast.unparse(ast.fix_missing_locations(_holder(value))) for value in tree.values()}
-    indices = [int(name) for name in tree]
-    if len(texts) > 1 or indices != list(range(indices[0], indices[0] + len(indices))):
-        return None
-    bounds = [ast.Constant(indices[0])] if indices[0] else []
-    over = ast.Call(ast.Name("range"), [*bounds, ast.Constant(indices[-1] + 1)], [])
-    loop = ast.comprehension(ast.Name("i"), over, [], 0)
-    return ast.DictComp(ast.Name("i"), _holder(next(iter(tree.values()))), [loop])
-
-
-def _is_index(name: str) -> bool:
-    return name.isdigit() and str(int(name)) == name
-
-
-def _literal(value: object) -> ast.expr:
+def _literal(value: Number) -> ast.expr:
     return ast.parse(repr(value), mode="eval").body
 
 

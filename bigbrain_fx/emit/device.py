@@ -54,15 +54,21 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
 
 
 def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
-    device = file.program.device
-    chain = " --> ".join(f"[{d}]" if d == device else d for d in file.stages.devices)
+    device, title = _quiet(file.program.device), _quiet(file.title)
+    devices = [_quiet(name) for name in file.stages.devices]
+    chain = " --> ".join(f"[{name}]" if name == device else name for name in devices)
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
     return (
-        f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {file.title}.\n\n"
+        f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}.\n\n"
         f"    {chain}      {file.schedule}, {file.micro_batches} micro-batches of {file.rows}\n\n"
         "Written by bigbrain-fx; needs torch only.\n"
     )
+
+
+def _quiet(text: str) -> str:
+    """Make text safe inside a docstring; a Cluster made in Python may hold any name."""
+    return " ".join(text.replace("\\", "/").replace('"', "'").split())
 
 
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
@@ -218,13 +224,10 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
 
 def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
     stage, stages = text.stage, file.stages
-    sources = {edge.value: edge for edge in stages.into(stage.index, "activation")}
     lines = [f"    def forward_{stage.index}(self, m):"]
-    for value in stage.receives:
-        edge = sources[value]
-        lines.append(
-            f"        {text.arguments[value]} = self.recv({channels.names[edge]}, m){_far(edge, file, 'from')}"
-        )
+    for edge in stages.into(stage.index, "activation"):
+        variable, name = text.arguments[edge.value], channels.names[edge]
+        lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
     for value in stage.inputs:
         lines.append(f"        {text.arguments[value]} = self.batch({value!r}, m)")
     passed = ", ".join(f"{name}={name}" for name in text.arguments.values())

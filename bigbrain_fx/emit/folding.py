@@ -4,8 +4,8 @@
     flatten = transpose.flatten(2)            becomes     mixed.transpose(1, 2).flatten(2)
 
 A stack machine, run backwards: values wait, and an expression takes those on top of the stack if it
-evaluates them in the order in which they wait. So every op still runs in the order of the graph, which is
-what autograd's order of sums depends on.
+evaluates them in the order in which they wait. So every op still runs in the order of the graph,
+which is what autograd's order of sums depends on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Folding:
         return found
 
     def stand_in(self, value: str) -> ast.expr | None:
-        """Return what stands for a waiting value in an expression until `fold`; None if it does not wait."""
+        """Return what stands for a value until `fold`; None if it does not wait."""
         return ast.Name(_mark(value)) if any(w.value == value for w in self.stack) else None
 
     def fold(self, expression: ast.expr, source: str) -> ast.expr | None:

@@ -1,4 +1,7 @@
-"""What a person would call each value: the variable it is assigned to in the model's source, or its layer."""
+"""What a person would call each value: its variable in the model's source, or its layer.
+
+This room suggests; `names.py` makes the names unique, and `function.py` says which are free.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def assigned_names(graph: Graph) -> dict[str, str]:
 
 
 def _owner(op: Op) -> ModuleCall | None:
-    """Return the innermost module that is not torch's own: the one whose forward holds the source line."""
+    """Return the innermost module that is not torch's own: its forward holds the source line."""
     return next((call for call in reversed(op.modules) if not call.type.startswith("torch.")), None)
 
 

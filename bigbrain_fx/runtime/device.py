@@ -107,6 +107,7 @@ class Device:
         self._saved: dict[tuple[int, int], _Saved] = {}
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
+        self._backward_of = -1
         self.last_gradients: dict[str, Tensor] | None = None
 
     # ------------------------------------------------------------------ set-up
@@ -129,6 +130,8 @@ class Device:
             number: [n for n in self.parameters if n in names]
             for number, names in self.held.items()
         }
+        for name, parameter in self.parameters.items():
+            parameter.register_hook(self._adder(name, parameter))
 
     def _share(self, number: int, module: Stage) -> None:
         """Use one Parameter for all names, in all stages of this device, that mean the same tensor."""
@@ -207,7 +210,7 @@ class Device:
         """Return one model input of one micro-batch, from this device's own data stream."""
         return self.stream.get(name, micro)
 
-    def forward(self, stage: int, micro: int, **values: Tensor) -> Any:
+    def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:
         """Run a stage forward; remember what its backward needs."""
         active.key, active.device = (self.seed, self.step, micro), self.device
         module = self.modules[stage]
@@ -225,7 +228,7 @@ class Device:
             self._now.losses.append(outputs[self.loss[1]].detach())
         return result
 
-    def backward(self, stage: int, micro: int, **gradients: Tensor) -> Any:
+    def backward(self, stage: int, micro: int, /, **gradients: Tensor) -> Any:
         """Run a stage backward; return the gradients of what it received, in the order received.
 
         `gradients` are those of its results and, relayed from later readers, those of what it received:
@@ -242,30 +245,36 @@ class Device:
             if root is not None:  # None: planned to want a gradient, but the forward detached it
                 roots.append(root)
                 seeds.append(gradient)
-        held = self.held[stage]
-        inputs = [*saved.leaves.values(), *(self.parameters[name] for name in held)]
+        self._backward_of = stage
+        inputs = [*saved.leaves.values(), *(self.parameters[name] for name in self.held[stage])]
         found = _gradients(roots, inputs, seeds)
-        for name, gradient in zip(held, found[len(saved.leaves) :], strict=True):
-            self._add(name, stage, gradient)
         relayed = tuple(_or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 
-    def _add(self, name: str, stage: int, gradient: Tensor | None) -> None:
-        """Add up a parameter's gradient over micro-batches, in ascending order.
+    def _adder(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor | None], Tensor | None]:
+        """Return a hook that adds up a parameter's gradient over micro-batches, in ascending order.
 
+        autograd calls it as soon as the gradient is made, while it is still in the processor's cache; it
+        keeps the zero that the hook gives back instead, so that a gradient's memory serves the next.
         The first sum makes a new tensor: autograd may have handed out one that something else holds too.
         """
-        if gradient is None:
-            return
-        key, now = (name, stage), self._now
-        count = now.counts.get(key, 0)
-        if count == 0:
-            now.gradients[key] = gradient
-        elif count == 1:
-            now.gradients[key] = now.gradients[key] + gradient
-        else:
-            now.gradients[key].add_(gradient)
-        now.counts[key] = count + 1
+        nothing = torch.zeros((), dtype=parameter.dtype, device=self.device).expand_as(parameter)
+
+        def add(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:
+                return None
+            key, now = (name, self._backward_of), self._now
+            count = now.counts.get(key, 0)
+            if count == 0:
+                now.gradients[key] = gradient
+            elif count == 1:
+                now.gradients[key] = now.gradients[key] + gradient
+            else:
+                now.gradients[key].add_(gradient)
+            now.counts[key] = count + 1
+            return nothing
+
+        return add
 
     # ------------------------------------------------------------------ once a step
 

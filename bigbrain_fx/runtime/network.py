@@ -115,7 +115,7 @@ class NetworkTransport:
     def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
         work = dist.isend(payload, line.peer, group=line.group, tag=tag)
         if work is not None:
-            self.background.keep(work, payload)
+            self.background.keep(work, payload, line.channel)
 
     def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> dist.Work:
         work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
@@ -164,19 +164,20 @@ class _Background:
 
     def __init__(self, deadline: timedelta) -> None:
         self.deadline = deadline
-        self.under_way: queue.Queue[tuple[dist.Work, Tensor]] = queue.Queue()
-        self.error: BaseException | None = None
+        self.under_way: queue.Queue[tuple[dist.Work, Tensor, Channel]] = queue.Queue()
+        self.failed: tuple[Channel, BaseException] | None = None
         threading.Thread(target=self._release, daemon=True, name="sends").start()
 
-    def keep(self, work: dist.Work, payload: Tensor) -> None:
+    def keep(self, work: dist.Work, payload: Tensor, channel: Channel) -> None:
         self.check()
-        self.under_way.put((work, payload))
+        self.under_way.put((work, payload, channel))
 
     def check(self) -> None:
-        if self.error is not None:
+        if self.failed is not None:
+            channel, error = self.failed
             raise ConnectionError(
-                "a message could not be sent; the peer is gone or too slow"
-            ) from self.error
+                f"a message could not be sent; the peer is gone or too slow: {channel}"
+            ) from error
 
     def drain(self) -> None:
         self.under_way.join()
@@ -184,10 +185,11 @@ class _Background:
 
     def _release(self) -> None:
         while True:
-            work, payload = self.under_way.get()
+            work, payload, channel = self.under_way.get()
             try:
-                work.wait(self.deadline)
+                if self.failed is None:  # after a failure no message is worth another deadline
+                    work.wait(self.deadline)
             except RuntimeError as error:
-                self.error = self.error or error
+                self.failed = channel, error
             del work, payload
             self.under_way.task_done()

@@ -1,0 +1,99 @@
+"""All devices in one process: turns, order, deadlines, and one device's failure ends all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.local import Hub, LocalTransport
+
+
+def channel(tag: int, sender: str, receiver: str) -> Channel:
+    return Channel(tag, "activation", "x", 0, 1, sender, receiver, (2, 3), torch.float32)
+
+
+THERE, BACK = channel(0, "a", "b"), channel(1, "b", "a")
+
+
+def test_messages_keep_their_order_and_their_strides() -> None:
+    hub = Hub(5.0)
+    transport = LocalTransport(hub)
+    sent = [torch.full((3, 2), float(i)).t() for i in range(3)]
+
+    def a() -> None:
+        for tensor in sent:
+            transport.send(THERE, tensor)
+
+    def b() -> list[torch.Tensor]:
+        return [transport.recv(THERE) for _ in sent]
+
+    found = hub.run({"b": b, "a": lambda: a() or []})["b"]
+    assert [t[0, 0].item() for t in found] == [0, 1, 2]
+    assert {t.stride() for t in found} == {(1, 2)}
+
+
+def test_a_message_is_a_copy() -> None:
+    hub = Hub(5.0)
+    transport = LocalTransport(hub)
+    tensor = torch.zeros(2, 3)
+    with hub.turn:
+        transport.send(THERE, tensor)
+        tensor.add_(1)
+        assert transport.recv(THERE).sum() == 0
+
+
+def test_devices_take_turns() -> None:
+    """Each runs until it waits; no other runs meanwhile."""
+    hub = Hub(5.0)
+    transport = LocalTransport(hub)
+    log: list[str] = []
+
+    def program(name: str, first: Channel, second: Channel) -> Callable[[], None]:
+        def run() -> None:
+            for i in range(3):
+                log.append(f"{name}{i} begins")
+                torch.ones(64, 64) @ torch.ones(64, 64)  # torch lets go of Python's own lock here
+                log.append(f"{name}{i} ends")
+                transport.send(first, torch.zeros(2, 3))
+                transport.recv(second)
+
+        return run
+
+    hub.run({"a": program("a", THERE, BACK), "b": program("b", BACK, THERE)})
+    assert len(log) == 12
+    for begin, end in zip(log[::2], log[1::2], strict=True):
+        assert end == begin.replace("begins", "ends")
+
+
+def test_a_message_that_never_comes_is_named() -> None:
+    hub = Hub(0.05)
+    transport = LocalTransport(hub)
+    with pytest.raises(TimeoutError, match=r"0.05 s for activation 'x' from stage 0 \(a\)"):
+        hub.run({"b": lambda: transport.recv(THERE)})
+
+
+def test_one_devices_failure_ends_all() -> None:
+    hub = Hub(60.0)
+    transport = LocalTransport(hub)
+
+    def fails() -> torch.Tensor:
+        transport.recv(THERE)
+        raise ZeroDivisionError("in the model")
+
+    def waits() -> torch.Tensor:
+        transport.send(THERE, torch.zeros(2, 3))
+        return transport.recv(BACK)
+
+    with pytest.raises(ZeroDivisionError, match="in the model"):
+        hub.run({"a": waits, "b": fails})
+
+
+def test_devices_must_agree() -> None:
+    transport = LocalTransport(Hub())
+    transport.agree("the first batch", "1234", "a")
+    transport.agree("the first batch", "1234", "b")
+    with pytest.raises(RuntimeError, match="the first batch differs .* a has 1234, c has 5678"):
+        transport.agree("the first batch", "5678", "c")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.plan import Options
 
 Command = Callable[..., Any]
-PATH = click.Path(path_type=Path)
+PATH = click.Path(readable=False, path_type=Path)  # the room that reads says what is wrong
 
 
 class Listed(click.Option):

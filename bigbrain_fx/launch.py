@@ -1,7 +1,7 @@
 """Run a bundle on this host, one process per device; or say what to type on every host.
 
-This room knows processes, ports and log files. It knows nothing of graphs, and the processes it starts
-know nothing of it: they run the bundle's own train.py.
+This room knows processes, ports and log files. It knows nothing of graphs, and the processes it
+starts know nothing of it: they run the bundle's own train.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class StepLine:
 class Run:
     """A finished run.
 
-    `max_rss_bytes` is the largest resident memory of each device's process; `logs` holds what each printed.
+    `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
+    what each printed.
     """
 
     steps: tuple[StepLine, ...]

@@ -1,7 +1,7 @@
 """Plan: everything that is decided before a process starts; and the search for a good one.
 
-This room knows graph, cluster, plug-ins, cut, schedules and the simulator. It knows nothing of torch, of
-emitted text, or of how a plan is run. `plan.json` is this noun, field by field.
+This room knows graph, cluster, plug-ins, cut, schedules and the simulator. It knows nothing of
+torch, of emitted text, or of how a plan is run. `plan.json` is this noun, field by field.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from bigbrain_fx.core import (
     Cluster,
     Costs,
+    Device,
+    DeviceForecast,
     Forecast,
     Graph,
     Placement,
@@ -52,7 +54,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the model came from, so that `verify` can ask it again; no path for a module in memory."""
+    """Where the model came from, so that `verify` can ask it again.
+
+    A module in memory has no `path`; `module` is the model file's name as a module.
+    """
 
     path: str
     has_batches: bool = False
@@ -68,7 +73,8 @@ class Plan:
     """A model, a cluster, and who does what when.
 
     Attributes:
-        rows: of a micro-batch. trained: stages that have a backward pass.
+        rows: of a micro-batch.
+        trained: stages that have a backward pass.
         forecast: of one step, without its timeline (`timeline(plan)` simulates it again).
     """
 
@@ -90,26 +96,28 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """A short hash of all that running the plan depends on: processes of another plan are refused."""
+        """A short hash of the plan; a process that runs another plan is refused."""
         return hashlib.sha256(to_json(self)).hexdigest()[:16]
 
     def __str__(self) -> str:
         """Show the plan as plain text, a line per device."""
+        stages, devices = len(self.stages.stages), len(self.stages.devices)
         lines = [
-            f"{self.graph.name}: {len(self.stages.stages)} stages on {len(self.stages.devices)} devices, "
+            f"{self.graph.name}: {stages} stages on {devices} devices, "
             f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]
         for entry in self.forecast.devices:
             numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
-            lines.append(
-                f"  {entry.device}: stages {numbers}; busy {entry.busy_s:.3f} s; peak {entry.peak_bytes / 2**20:.0f} MiB"
-            )
+            peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"
+            lines.append(f"  {entry.device}: stages {numbers}; busy {entry.busy_s:.3f} s; {peak}")
         return "\n".join(lines)
 
 
 def make_plan(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-    """Place, cut, schedule and simulate; with no number of micro-batches given, try those that divide the batch.
+    """Place, cut, schedule and simulate.
+
+    With no number of micro-batches given, try those that divide the batch and keep the fastest.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
@@ -141,8 +149,9 @@ def with_placement(plan: Plan, placement: Placement) -> Plan:
     Raises:
         NoPlanError: it does not fit in memory.
     """
-    schedule = plan.schedule if plan.stages.is_chain else None
-    options = Options(plan.partitioner, plan.estimator, schedule, plan.micro_batches, plan.seed)
+    options = Options(
+        plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
+    )
     return _placed(
         plan.graph,
         plan.cluster,
@@ -151,6 +160,7 @@ def with_placement(plan: Plan, placement: Placement) -> Plan:
         plan.micro_batches,
         placement,
         costs_of(plan),
+        keep_schedule=False,
     )
 
 
@@ -193,12 +203,15 @@ def _placed(
     micro_batches: int,
     placement: Placement,
     costs: Costs,
+    keep_schedule: bool = True,
 ) -> Plan:
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
     with_backward = trained(graph, stages.stages)
     schedule = options.schedule or ("1f1b" if stages.is_chain else "list")
+    if not (keep_schedule or stages.is_chain):
+        schedule = "list"
     per_stage = stage_costs(concrete, stages, costs)
     programs = build(schedule, stages, micro_batches, per_stage, with_backward, options.in_flight)
     require_sound(programs, stages)
@@ -223,14 +236,14 @@ def _placed(
 
 
 def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
-    """Return the numbers of micro-batches to try: the one asked for, or every divisor up to 4 per device."""
+    """Return how many micro-batches to try: as asked for, or every divisor up to 4 per device."""
     batch = graph.batch
     if graph.static_batch is not None:
         fixed = batch // graph.static_batch
         if options.micro_batches not in (None, fixed):
             raise InputError(
-                f"the trace of {graph.name} holds for {graph.static_batch} rows only, so a batch of {batch} has "
-                f"{fixed} micro-batches, not {options.micro_batches}",
+                f"the trace of {graph.name} holds for {graph.static_batch} rows only, "
+                f"so a batch of {batch} has {fixed} micro-batches, not {options.micro_batches}",
                 help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
             )
         return [fixed]
@@ -240,7 +253,8 @@ def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
     if options.micro_batches < 1 or batch % options.micro_batches:
         divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
         raise InputError(
-            f"a batch of {batch} rows cannot be split into {options.micro_batches} equal micro-batches",
+            f"a batch of {batch} rows cannot be split into {options.micro_batches} equal "
+            "micro-batches",
             help=f"use --micro-batches with one of {divisors}",
         )
     return [options.micro_batches]
@@ -250,17 +264,25 @@ def _require_fits(forecast: Forecast, cluster: Cluster) -> None:
     over = [e for e in forecast.devices if e.peak_bytes > cluster.device[e.device].memory_bytes]
     if not over:
         return
-    notes = tuple(
-        f"{e.device} needs {_mib(e.peak_bytes)} and has {_mib(cluster.device[e.device].memory_bytes)}: "
-        f"weights {_mib(e.weights_bytes)}, gradients {_mib(e.gradients_bytes)}, optimizer {_mib(e.optimizer_bytes)}, "
-        f"activations {_mib(e.activations_bytes)}, messages {_mib(e.messages_bytes)}"
-        for e in forecast.devices
-    )
     raise NoPlanError(
         f"the plan does not fit: {', '.join(e.device for e in over)} would run out of memory",
-        notes=notes,
-        help="use more micro-batches, more devices, or --partitioner chain-dp, which respects memory",
+        notes=tuple(_arithmetic(e, cluster.device[e.device]) for e in forecast.devices),
+        help="use more micro-batches, more devices, or --partitioner chain-dp, "
+        "which respects memory",
     )
+
+
+def _arithmetic(entry: DeviceForecast, device: Device) -> str:
+    """Return what a device needs, what it has, and what the need is made of."""
+    parts = {
+        "weights": entry.weights_bytes,
+        "gradients": entry.gradients_bytes,
+        "optimizer": entry.optimizer_bytes,
+        "activations": entry.activations_bytes,
+        "messages": entry.messages_bytes,
+    }
+    needs = f"{entry.device} needs {_mib(entry.peak_bytes)} and has {_mib(device.memory_bytes)}"
+    return f"{needs}: {', '.join(f'{name} {_mib(count)}' for name, count in parts.items())}"
 
 
 def _mib(count: int) -> str:

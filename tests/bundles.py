@@ -1,92 +1,118 @@
-"""The models of models/ captured once a session, plans over a fixed cluster, and their files."""
+"""A small model with what can go wrong in it, and its bundles, for tests that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+import contextlib
+import os
+import shutil
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import bigbrain_fx
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.plan import Options
+
+MODEL = '''"""Names the letter after five letters; embedding and head share their weight."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
 from torch import nn
 
-from bigbrain_fx.capture import Captured, capture, load_model_file
-from bigbrain_fx.cluster import parse_cluster
-from bigbrain_fx.core import Cluster
-from bigbrain_fx.emit.texts import bundle_texts
-from bigbrain_fx.plan import Options, Plan, Source, make_plan
 
-ROOT = Path(__file__).resolve().parents[1]
-CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
-LINK = '"bandwidth": "1GB/s", "latency": "50us"'
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+        self.drop = nn.Dropout(0.1)
 
-
-@dataclass(frozen=True)
-class Sample:
-    """A captured model and what a plan remembers of its file."""
-
-    captured: Captured
-    source: Source
+    def forward(self, x):
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
 
 
-@lru_cache(maxsize=16)
-def sample(name: str) -> Sample:
-    """Capture models/<name>.py; its path is written as a user in the repository would give it."""
-    file = load_model_file(ROOT / "models" / f"{name}.py")
-    captured = capture(file.model, file.example_batch, file.loss)
-    given = [f is not None for f in (file.batches, file.optimizer, file.loss, file.lr_scale)]
-    return Sample(captured, Source(str(ROOT / "models" / f"{name}.py"), *given, file.clip_norm))
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(27, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 27, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, letters):
+        x = self.embed(letters)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
-def of_module(module: nn.Module, batch: object, loss: Callable[..., Any]) -> Sample:
-    """Capture a module in memory."""
-    return Sample(capture(module, batch, loss), Source(""))
+def model():
+    return Net()
 
 
-def cluster(devices: int) -> Cluster:
-    """Describe equal CPU devices d0, d1, ...; fixed numbers, nothing measured."""
-    listed = ", ".join(f'{{"name": "d{i}", "host": "a", "threads": 1, {CPU}}}' for i in range(devices))
-    text = f'{{"devices": [{listed}], "links": {{"default": {{{LINK}}}}}}}'
-    return parse_cluster(text, "cluster.json")
+def loss(output, batch):
+    return F.cross_entropy(output.flatten(0, 1), batch["next"].flatten())
 
 
-@lru_cache(maxsize=64)
-def plan(
-    name: str,
-    partitioner: str = "naive",
-    devices: int = 3,
-    schedule: str | None = None,
-    micro_batches: int = 4,
-) -> Plan:
-    """Plan a model of models/."""
-    found = sample(name)
-    return planned(found, partitioner, devices, schedule, micro_batches)
+def batches(seed):
+    for step in itertools.count():
+        dice = torch.Generator().manual_seed(1000 * seed + step)
+        rows = torch.randint(27, (8, 6), generator=dice)
+        yield {"letters": rows[:, :-1].contiguous(), "next": rows[:, 1:].contiguous()}
 
 
-def planned(
-    found: Sample, partitioner: str, devices: int, schedule: str | None, micro_batches: int
-) -> Plan:
-    """Plan a sample."""
-    options = Options(partitioner, schedule=schedule, micro_batches=micro_batches)
-    return make_plan(found.captured.graph, cluster(devices), found.source, options)
+def example_batch():
+    return next(batches(0))
 
 
-@lru_cache(maxsize=64)
-def texts(
-    name: str,
-    partitioner: str = "naive",
-    devices: int = 3,
-    schedule: str | None = None,
-    micro_batches: int = 4,
-) -> dict[str, str]:
-    """Emit a model of models/."""
-    return bundle_texts(plan(name, partitioner, devices, schedule, micro_batches))
+clip_norm = 0.5
 
 
-def loaded(text: str, name: str) -> ModuleType:
-    """Run an emitted file as a module; its runtime is the one that bundles get a copy of."""
-    module = ModuleType(f"bigbrain_fx.{name}")
-    module.__package__ = "bigbrain_fx"
-    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
-    return module
+def lr_scale(step):
+    return 1.0 / (1 + step)
+'''
+
+HOSTS = ("here",)
+
+
+def cluster(count: int = 2, hosts: tuple[str, ...] = HOSTS) -> Cluster:
+    """Return CPU devices d0, d1, ..., on the hosts in turn."""
+    return Cluster(
+        tuple(
+            Device(f"d{i}", hosts[i % len(hosts)], "cpu", 2**30, 1e10, 1e10, 1e-6)
+            for i in range(count)
+        ),
+        Link(5e-5, 1e9),
+    )
+
+
+def split_small(
+    folder: Path, devices: Cluster | None = None, options: Options | None = None
+) -> Path:
+    """Write the model file into a folder and split it into `folder/bundle`; return the bundle."""
+    (folder / "letters.py").write_text(MODEL)
+    chosen = options or Options("naive", schedule="1f1b", micro_batches=4)
+    made = bigbrain_fx.split(folder / "letters.py", devices or cluster(), folder / "bundle", chosen)
+    return made.bundle
+
+
+def copied(bundle: Path, folder: Path) -> Path:
+    """Copy a bundle, so that a test may break it."""
+    return shutil.copytree(bundle, folder / "bundle", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    """Replace the first place in a file; it must be there."""
+    text = file.read_text()
+    assert old in text, f"{file.name} has no {old!r}"
+    file.write_text(text.replace(old, new, 1))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and was not waited for does not."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(pid, 0)
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bigbrain_fx.core import Edge, Graph, Op, ParamRef, Placement, Ref, Stage, Stages
 from bigbrain_fx.cut import cut, holders, live_ops, owners, roots, trained
 from bigbrain_fx.units import is_size, units
-from tests import bundles
+from tests import samples
 from tests.synthetic import graph_of, op, random_graph, tensor, weight
 
 PLAIN = tensor(4, grad=False)
@@ -196,7 +196,7 @@ def test_inference_has_outputs_and_no_gradients() -> None:
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_a_chain_of_devices_gives_as_many_stages(name: str, devices: int) -> None:
     """A plain level rule gives 5 stages for 3 devices on U-Net and ResNet."""
-    graph = bundles.sample(name).captured.graph
+    graph = samples.sample(name).captured.graph
     found = cut(graph, contiguous(graph, devices), 2)
     assert len(found.stages) == devices
     assert found.is_chain
@@ -206,7 +206,7 @@ def test_a_chain_of_devices_gives_as_many_stages(name: str, devices: int) -> Non
 @pytest.mark.parametrize("name", ["unet", "resnet", "gpt", "encdec"])
 @pytest.mark.parametrize("seed", range(3))
 def test_models_scattered(name: str, seed: int) -> None:
-    graph = bundles.sample(name).captured.graph
+    graph = samples.sample(name).captured.graph
     dice = random.Random(seed)
     placement = Placement({entry.name: dice.choice("abcd") for entry in graph.ops})
     assert_sound(graph, cut(graph, placement, 2, clip=True))

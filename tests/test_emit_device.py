@@ -23,7 +23,7 @@ from bigbrain_fx.cut import roots
 from bigbrain_fx.emit.texts import bundle_texts
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.runtime.channel import Channel
-from tests import bundles
+from tests import samples
 
 CELLS = [
     (model, partitioner, schedule)
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def recorded(plan: Plan, text: str, number: int) -> list[Instruction]:
-    module = bundles.loaded(text, f"device_{number}")
+    module = samples.loaded(text, f"device_{number}")
     emitted = getattr(module, f"Device{number}")
     device: Any = type("Recorded", (Recorder, emitted), {})(plan)
     device.step_once()
@@ -134,29 +134,29 @@ def assert_is_the_program(plan: Plan, texts: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("model", "partitioner", "schedule"), CELLS)
 def test_the_text_does_what_the_program_says(model: str, partitioner: str, schedule: str) -> None:
-    plan = bundles.plan(model, partitioner, 3, schedule)
-    assert_is_the_program(plan, bundles.texts(model, partitioner, 3, schedule))
+    plan = samples.plan(model, partitioner, 3, schedule)
+    assert_is_the_program(plan, samples.texts(model, partitioner, 3, schedule))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 16])
 def test_few_and_many_micro_batches(micro_batches: int) -> None:
     given = ("gpt", "naive", 4, "1f1b", micro_batches)
-    assert_is_the_program(bundles.plan(*given), bundles.texts(*given))
+    assert_is_the_program(samples.plan(*given), samples.texts(*given))
 
 
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
 def test_clipping_exchanges_norms(partitioner: str) -> None:
-    found = bundles.sample("gpt")
+    found = samples.sample("gpt")
     source = replace(found.source, clip_norm=1.0)
     options = Options(partitioner, micro_batches=2)
-    plan = make_plan(found.captured.graph, bundles.cluster(3), source, options)
+    plan = make_plan(found.captured.graph, samples.cluster(3), source, options)
     assert any(edge.kind == "norm" for edge in plan.stages.edges)
     assert_is_the_program(plan, bundle_texts(plan))
 
 
 def test_one_device_talks_to_nobody() -> None:
-    plan = bundles.plan("gpt", "naive", 1, "gpipe", 2)
-    text = bundles.texts("gpt", "naive", 1, "gpipe", 2)["device_0.py"]
+    plan = samples.plan("gpt", "naive", 1, "gpipe", 2)
+    text = samples.texts("gpt", "naive", 1, "gpipe", 2)["device_0.py"]
     log = recorded(plan, text, 0)
     assert log == [Forward(0, 0), Forward(0, 1), Backward(0, 0), Backward(0, 1), OptimizerStep()]
     assert "# This device neither sends nor receives." in text
@@ -164,17 +164,17 @@ def test_one_device_talks_to_nobody() -> None:
 
 def test_inference_is_forwards_only() -> None:
     """Without a loss there is nothing to send back and nothing to update."""
-    found = bundles.sample("unet")
+    found = samples.sample("unet")
     logits = found.captured.graph.outputs[0]
     graph = replace(found.captured.graph, loss=None, outputs=(logits,))
-    plan = make_plan(graph, bundles.cluster(2), found.source, Options("naive", micro_batches=2))
+    plan = make_plan(graph, samples.cluster(2), found.source, Options("naive", micro_batches=2))
     assert_is_the_program(plan, bundle_texts(plan))
     kinds = {type(i) for program in plan.programs for i in program.instructions}
     assert kinds == {Forward, Send, Recv}
 
 
 def test_a_schedule_without_period_is_a_table() -> None:
-    text = bundles.texts("encdec", "scattered", 3, "list")["device_0.py"]
+    text = samples.texts("encdec", "scattered", 3, "list")["device_0.py"]
     assert "    order = (\n" in text
     assert "        for action, m in self.order:\n            getattr(self, action)(m)\n" in text
 
@@ -182,11 +182,11 @@ def test_a_schedule_without_period_is_a_table() -> None:
 @pytest.mark.parametrize("model", ["gpt", "unet", "encdec"])
 def test_a_channel_is_the_same_at_both_ends(model: str) -> None:
     """Shape, type and gradient too: the receiver posts what the sender sends."""
-    plan = bundles.plan(model, "scattered")
+    plan = samples.plan(model, "scattered")
     seen: dict[int, list[Channel]] = {}
     for number, program in enumerate(plan.programs):
-        text = bundles.texts(model, "scattered")[f"device_{number}.py"]
-        device = getattr(bundles.loaded(text, f"device_{number}"), f"Device{number}")
+        text = samples.texts(model, "scattered")[f"device_{number}.py"]
+        device = getattr(samples.loaded(text, f"device_{number}"), f"Device{number}")
         assert device.name == program.device
         assert device.names == plan.stages.devices
         for channel in device.channels:
@@ -200,8 +200,8 @@ def test_a_channel_is_the_same_at_both_ends(model: str) -> None:
 
 def test_device_names_cannot_break_out_of_a_file() -> None:
     """A Cluster made in Python may hold any text."""
-    found = bundles.sample("unet")
-    cluster = bundles.cluster(2)
+    found = samples.sample("unet")
+    cluster = samples.cluster(2)
     odd = ('d"""0\nimport os', "d'1\\")
     renamed = tuple(replace(d, name=name) for d, name in zip(cluster.devices, odd, strict=True))
     options = Options("naive", micro_batches=2)
@@ -216,7 +216,7 @@ def test_device_names_cannot_break_out_of_a_file() -> None:
 
 def test_values_with_names_of_the_runtime_are_passed() -> None:
     """A value may be called what `forward` and `backward` call their own arguments."""
-    plan = bundles.plan("unet", "naive", 2, "gpipe", 2)
+    plan = samples.plan("unet", "naive", 2, "gpipe", 2)
     graph = plan.graph
     odd = {entry.name: name for entry, name in zip(graph.inputs, ("stage", "micro"), strict=True)}
     renamed = _renamed(plan, odd)
@@ -251,19 +251,19 @@ def _renamed(plan: Plan, names: dict[str, str]) -> Plan:
 
 def test_the_recorder_sees_a_wrong_program() -> None:
     """A test of the test: a swapped pair of instructions is a difference."""
-    plan = bundles.plan("unet", "naive", 2, "gpipe", 2)
+    plan = samples.plan("unet", "naive", 2, "gpipe", 2)
     first, second, *rest = plan.programs[0].instructions
     wrong = Program("d0", (second, first, *rest))
     with pytest.raises(AssertionError):
         assert_is_the_program(
-            replace(plan, programs=(wrong, *plan.programs[1:])), bundles.texts("unet", "naive", 2, "gpipe", 2)
+            replace(plan, programs=(wrong, *plan.programs[1:])), samples.texts("unet", "naive", 2, "gpipe", 2)
         )
 
 
 def test_stage_numbers_are_those_of_the_plan() -> None:
-    plan = bundles.plan("gpt", "scattered")
+    plan = samples.plan("gpt", "scattered")
     for number, program in enumerate(plan.programs):
-        text = bundles.texts("gpt", "scattered")[f"device_{number}.py"]
-        device = getattr(bundles.loaded(text, f"device_{number}"), f"Device{number}")
+        text = samples.texts("gpt", "scattered")[f"device_{number}.py"]
+        device = getattr(samples.loaded(text, f"device_{number}"), f"Device{number}")
         own: tuple[Stage, ...] = plan.stages.of(program.device)
         assert list(device.stages) == [stage.index for stage in own]

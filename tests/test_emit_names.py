@@ -7,8 +7,10 @@ import keyword
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from bigbrain_fx.emit.names import RESERVED, Names, identifier, is_attribute
+from bigbrain_fx.emit.names import OWN, RESERVED, Names, identifier, is_attribute
+from bigbrain_fx.runtime.modules import Stage
 
 odd = st.text(st.sampled_from("aZ_09.'\" \n\\é字-()"), max_size=8)
 
@@ -71,3 +73,10 @@ def test_attributes_people_write(name: str) -> None:
 @pytest.mark.parametrize("name", ["0", "class", "a b", 'a"', "a\nb", "é", "", "__dict__", "a.b"])
 def test_names_that_are_reached_by_subscript(name: str) -> None:
     assert not is_attribute(name)
+
+
+def test_own_names_are_those_of_the_runtime() -> None:
+    """A model's child of such a name is reached by subscript: `self["key"]`."""
+    added = {name for name in dir(Stage) if not name.startswith("_")} - set(dir(nn.Module))
+    assert added == OWN
+    assert not any(map(is_attribute, OWN))

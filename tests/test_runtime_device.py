@@ -1,9 +1,9 @@
-"""One device at work: sums in the promised order, clipping and learning rates as torch does them."""
+"""One device at work: sums in the promised order; clipping and learning rates as torch does."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,9 @@ def batches(seed: int) -> Iterator[dict[str, Tensor]]:
         yield {"x": x, "y": y}
 
 
-WEIGHTS = dict(zip("abc", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)), strict=True))
+WEIGHTS = dict(
+    zip("abc", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)), strict=True)
+)
 
 
 # ------------------------------------------------------------------ two devices, one stage each
@@ -34,6 +36,7 @@ WEIGHTS = dict(zip("abc", torch.randn(3, 3, 3, generator=torch.Generator().manua
 
 class First(Stage):
     returns = ("h",)
+    a: Tensor
 
     def __init__(self) -> None:
         super().__init__(a=(3, 3))
@@ -44,6 +47,7 @@ class First(Stage):
 
 class Last(Stage):
     returns = ("loss",)
+    b: Tensor
 
     def __init__(self) -> None:
         super().__init__(b=(3, 3))
@@ -66,7 +70,7 @@ class Two(Device):
 
 class Device0(Two):
     name = "d0"
-    stages = {0: First}
+    stages: Mapping[int, type[Stage]] = {0: First}
 
     def step_once(self) -> None:
         for m in range(MICRO_BATCHES):
@@ -80,7 +84,7 @@ class Device0(Two):
 
 class Device1(Two):
     name = "d1"
-    stages = {1: Last}
+    stages: Mapping[int, type[Stage]] = {1: Last}
     loss = (1, "loss")
 
     def step_once(self) -> None:
@@ -171,6 +175,34 @@ def test_two_devices_train_as_one(training: Training) -> None:
         assert torch.equal(found["tensors"][name], tensor)
 
 
+class Alone(Device):
+    """Both stages on one device: nothing is sent."""
+
+    name = "d0"
+    names = ("d0",)
+    micro_batches = MICRO_BATCHES
+    stages: Mapping[int, type[Stage]] = {0: First, 1: Last}
+    loss = (1, "loss")
+
+    def step_once(self) -> None:
+        there = Channel(0, "activation", "h", 0, 1, "d0", "d0", (2, 3), F32, requires_grad=True)
+        back = Channel(1, "gradient", "h", 1, 0, "d0", "d0", (2, 3), F32)
+        for m in range(MICRO_BATCHES):
+            self.send(there, m, self.forward(0, m, x=self.batch("x", m)))
+            self.forward(1, m, h=self.recv(there, m), y=self.batch("y", m))
+            self.send(back, m, self.backward(1, m))
+            self.backward(0, m, h=self.recv(back, m))
+        self.optimizer_step()
+
+
+def test_one_device_clips_without_asking_anyone() -> None:
+    training = Training(sgd, clip_norm=0.25)
+    found = trained(training, Alone, owner={"a": "d0", "b": "d0"})
+    expected = plainly(training)
+    for name, tensor in expected["tensors"].items():
+        assert torch.equal(found["tensors"][name], tensor)
+
+
 def test_clipping_changes_what_it_should() -> None:
     """The limit of the test above is one that matters."""
     norms = [
@@ -202,6 +234,7 @@ class Use(Stage):
     """Multiply by the shared weight."""
 
     returns = ("h",)
+    a: Tensor
 
     def __init__(self) -> None:
         super().__init__(a=(3, 3))
@@ -214,6 +247,7 @@ class UseLast(Stage):
     """Multiply by it once more, under the name it has here."""
 
     returns = ("loss",)
+    c: Tensor
 
     def __init__(self) -> None:
         super().__init__(c=(3, 3))
@@ -243,13 +277,13 @@ class Tied(Device):
     names = ("d0", "d1")
     micro_batches = MICRO_BATCHES
     channels = (H1, H2, G2, G1, T2, T0, T1)
-    tied = {"a": (0, 1, 2)}
-    aliases = {"c": "a"}
+    tied: Mapping[str, tuple[int, ...]] = {"a": (0, 1, 2)}
+    aliases: Mapping[str, str] = {"c": "a"}
 
 
 class Tied0(Tied):
     name = "d0"
-    stages = {0: Use, 1: Use}
+    stages: Mapping[int, type[Stage]] = {0: Use, 1: Use}
 
     def step_once(self) -> None:
         for m in range(MICRO_BATCHES):
@@ -266,7 +300,7 @@ class Tied0(Tied):
 
 class Tied1(Tied):
     name = "d1"
-    stages = {2: UseLast}
+    stages: Mapping[int, type[Stage]] = {2: UseLast}
     loss = (2, "loss")
 
     def step_once(self) -> None:

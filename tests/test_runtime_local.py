@@ -23,14 +23,15 @@ def test_messages_keep_their_order_and_their_strides() -> None:
     transport = LocalTransport(hub)
     sent = [torch.full((3, 2), float(i)).t() for i in range(3)]
 
-    def a() -> None:
+    def a() -> list[torch.Tensor]:
         for tensor in sent:
             transport.send(THERE, tensor)
+        return sent
 
     def b() -> list[torch.Tensor]:
         return [transport.recv(THERE) for _ in sent]
 
-    found = hub.run({"b": b, "a": lambda: a() or []})["b"]
+    found = hub.run({"b": b, "a": a})["b"]
     assert [t[0, 0].item() for t in found] == [0, 1, 2]
     assert {t.stride() for t in found} == {(1, 2)}
 
@@ -95,5 +96,5 @@ def test_devices_must_agree() -> None:
     transport = LocalTransport(Hub())
     transport.agree("the first batch", "1234", "a")
     transport.agree("the first batch", "1234", "b")
-    with pytest.raises(RuntimeError, match="the first batch differs .* a has 1234, c has 5678"):
+    with pytest.raises(RuntimeError, match=r"the first batch differs .* a has 1234, c has 5678"):
         transport.agree("the first batch", "5678", "c")

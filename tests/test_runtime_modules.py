@@ -38,6 +38,14 @@ class Block(Region):
             return F.dropout(x, 0.5)
 
 
+def block(stage: Stage, number: int) -> Block:
+    holder = stage.get_submodule("blocks")
+    assert isinstance(holder, Tensors)
+    found = holder[number]
+    assert isinstance(found, Block)
+    return found
+
+
 class Whole(Stage):
     """Both blocks on one device; the second block is called twice."""
 
@@ -45,9 +53,9 @@ class Whole(Stage):
         super().__init__(blocks=Tensors({0: Block(), 1: Block()}))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks[0](x)
-        x = self.blocks[1].nth(0)(x)
-        return self.blocks[1].nth(1)(x)
+        x = block(self, 0)(x)
+        x = block(self, 1).nth(0)(x)
+        return block(self, 1).nth(1)(x)
 
 
 class Half(Stage):
@@ -57,8 +65,8 @@ class Half(Stage):
         super().__init__(blocks=Tensors({1: Block()}))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks[1].nth(0)(x)
-        return self.blocks[1].nth(1)(x)
+        x = block(self, 1).nth(0)(x)
+        return block(self, 1).nth(1)(x)
 
 
 ONES = torch.ones(64)
@@ -67,7 +75,7 @@ ONES = torch.ones(64)
 def test_a_mask_is_the_same_wherever_the_op_runs() -> None:
     whole, half = Whole().place(), Half().place()
     with key():
-        first = whole.blocks[0](ONES)
+        first = block(whole, 0)(ONES)
         expected = whole(ONES)
         torch.rand(5)  # another device has drawn other numbers before
         assert torch.equal(half(first), expected)
@@ -75,7 +83,7 @@ def test_a_mask_is_the_same_wherever_the_op_runs() -> None:
 
 def test_masks_differ_by_seed_step_micro_batch_block_call_and_draw() -> None:
     whole = Whole().place()
-    first, second = whole.blocks[0], whole.blocks[1]
+    first, second = block(whole, 0), block(whole, 1)
     masks = []
     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         with key(*place):
@@ -88,9 +96,8 @@ def test_masks_differ_by_seed_step_micro_batch_block_call_and_draw() -> None:
 def test_an_ordinal_counts_calls_and_draws() -> None:
     """The third draw of a module is one place, whether by its second call or by a plain index."""
     stage = Whole().place()
-    block = stage.blocks[1]
     with key():
-        with block.nth(1).key("drop", 0, 2):
+        with block(stage, 1).nth(1).key("drop", 0, 2):
             one = torch.rand(4)
         with stage.key("blocks.1.drop", 2):
             other = torch.rand(4)
@@ -124,13 +131,13 @@ def test_tensors_have_the_names_of_the_model() -> None:
     }
     trained = [name for name, p in made.named_parameters() if p.requires_grad]
     assert trained == ["class", "0.weight"]
-    assert made[0].weight is made["0"].weight
+    assert made[0] is made["0"] is made.get_submodule("0")
 
 
 def test_tied_names_are_one_parameter() -> None:
     made = Tensors(embed=Tensors(weight=(4, 2)), head=Tensors(weight=(4, 2)))
     made.tie("head.weight", "embed.weight")
-    assert made.head.weight is made.embed.weight
+    assert made.get_parameter("head.weight") is made.get_parameter("embed.weight")
     assert [name for name, _ in made.named_parameters()] == ["embed.weight"]
     assert sorted(made.state_dict()) == ["embed.weight", "head.weight"]
 

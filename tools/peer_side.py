@@ -77,7 +77,7 @@ class Ours:
         """Train one step."""
         loss = self.device.run_step(self.number)
         if self.number == 0:
-            self.first = {name: g.clone() for name, g in self.device.last_gradients.items()}
+            self.first = {name: g.clone() for name, g in self.device.first_gradients.items()}
         self.number += 1
         return None if loss is None else float(loss)
 

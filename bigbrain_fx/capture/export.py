@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
+import logging
+import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,7 +41,7 @@ def export_step(
         Exception: whatever torch.export raises; also when the batch turned out not to be free.
     """
     sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
-    with quiet(), _users_lines(), ambient(autocast, tensors):
+    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors):
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=False
         )
@@ -70,10 +74,33 @@ def ambient(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's remarks on its own internals, and repeated ones of the model, from the user."""
+    """Keep torch's remarks on its own internals, and repeated ones of the model, from the user.
+
+    torch logs the tracebacks of errors that it raises as well; TORCH_LOGS brings them back.
+    """
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        if "TORCH_LOGS" not in os.environ:
+            logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextlib.contextmanager
+def _no_partial_graph() -> Iterator[None]:
+    """Leave out what torch prints of an unfinished trace; the user's own prints stay."""
+    said, graph = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except Exception as error:
+        graph = f"{getattr(error, 'partial_fx_graph', '')}\n"
+        raise
+    finally:
+        sys.stderr.write(said.getvalue().replace(graph, "") if graph.strip() else said.getvalue())
 
 
 @contextlib.contextmanager

@@ -1,11 +1,14 @@
-"""Stages and programs of one device -> its file: classes, channels, and step_once with explicit messages."""
+"""Stages and program of one device -> its file: classes, channels, and the schedule as code.
+
+This room knows which messages a stage needs; what a stage computes is written by `classes.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Backward, Edge, Forward, Graph, Op, Program, Stages
+from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Op, Program, Stages
 from bigbrain_fx.cut import holders, owners
 from bigbrain_fx.emit.classes import Classes, StageText
 from bigbrain_fx.emit.expressions import function_place
@@ -74,12 +77,8 @@ def _quiet(text: str) -> str:
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
     optional = ("Region", "Tensors", "buffer", "parameter")
-    names = [
-        "Channel",
-        "Device",
-        "Stage",
-        *(n for n in optional if f"{n}(" in text or f"({n})" in text),
-    ]
+    wanted = [name for name in optional if f"{name}(" in text or f"({name})" in text]
+    names = ["Channel", "Device", "Stage", *wanted]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
     ours = {"runtime": listed}
     found = ["import math"] if "math." in text else []
@@ -141,16 +140,21 @@ class _Channels:
         lines: list[str] = []
         for edge in self.edges:
             lines += wrapped(f"{self.names[edge]} = {self._call(edge, tags[edge])}", 0)
-        legend = "# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)"
+        legend = (
+            "# Channel(tag, kind, value, source stage, target stage, "
+            "sender, receiver, shape of a message, dtype)"
+        )
         return [legend, *lines] if lines else ["# This device neither sends nor receives."]
 
     def _call(self, edge: Edge, tag: int) -> str:
         shape, dtype, wants = self._spec(edge)
         ends = edge.source, edge.target, self.device_of[edge.source], self.device_of[edge.target]
         parts = [repr(part) for part in (tag, edge.kind, edge.value, *ends, shape)]
-        return f"Channel({', '.join([*parts, f'torch.{dtype}', *(['requires_grad=True'] if wants else [])])})"
+        parts += [f"torch.{dtype}", "requires_grad=True"] if wants else [f"torch.{dtype}"]
+        return f"Channel({', '.join(parts)})"
 
-    def _spec(self, edge: Edge) -> tuple[tuple[object, ...], str, bool]:
+    def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:
+        """Return the shape and element type of a message, and whether its gradient comes back."""
         if edge.kind == "norm":
             owned = owners(self.file.graph, self.file.stages.stages)[self.device_of[edge.source]]
             return (len(owned),), "float32", False
@@ -185,7 +189,8 @@ def _device_class(file: DeviceFile, own: Sequence[StageText], channels: _Channel
     device = file.program.device
     lines = [
         f"class Device{file.stages.devices.index(device)}(Device):",
-        f'    """What {identifier(device)} does in one step; `step_once` at the end is the schedule."""',
+        f'    """What {identifier(device)} does in one step; '
+        '`step_once` at the end is the schedule."""',
         "",
         *_attributes(file, own, channels),
     ]
@@ -205,10 +210,8 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
-    loss = next(
-        ((t.stage.index, t.results[v]) for t in own for v in t.results if v == file.graph.loss),
-        None,
-    )
+    made = {value: (t.stage.index, name) for t in own for value, name in t.results.items()}
+    loss = made.get(file.graph.loss) if file.graph.loss else None
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
@@ -228,8 +231,7 @@ def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str
     for edge in stages.into(stage.index, "activation"):
         variable, name = text.arguments[edge.value], channels.names[edge]
         lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
-    for value in stage.inputs:
-        lines.append(f"        {text.arguments[value]} = self.batch({value!r}, m)")
+    lines += [f"        {text.arguments[v]} = self.batch({v!r}, m)" for v in stage.inputs]
     passed = ", ".join(f"{name}={name}" for name in text.arguments.values())
     results = ", ".join(_result_names(text).values())
     call = f"self.forward({stage.index}, m{', ' + passed if passed else ''})"
@@ -237,9 +239,8 @@ def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str
     lines += wrapped(f"{results} = {call}" if sent else call, 8)
     names = {**text.arguments, **_result_names(text)}
     for edge in sent:
-        lines.append(
-            f"        self.send({channels.names[edge]}, m, {names[edge.value]}){_far(edge, file, 'to')}"
-        )
+        call = f"self.send({channels.names[edge]}, m, {names[edge.value]})"
+        lines.append(f"        {call}{_far(edge, file, 'to')}")
     return lines
 
 
@@ -265,9 +266,8 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
     results = ", ".join(f"{public[value]}_grad" for value in order)
     lines += wrapped(f"{results} = {call}" if order else call, 8)
     for edge in stages.out_of(stage.index, "gradient"):
-        lines.append(
-            f"        self.send({channels.names[edge]}, m, {public[edge.value]}_grad){_far(edge, file, 'to')}"
-        )
+        call = f"self.send({channels.names[edge]}, m, {public[edge.value]}_grad)"
+        lines.append(f"        {call}{_far(edge, file, 'to')}")
     return lines
 
 

@@ -15,6 +15,10 @@ RESERVED = frozenset(
 )
 
 
+OWN = frozenset({"call", "device", "hold", "key", "nth", "path", "place", "returns", "tie"})
+"""What the runtime's modules call their own methods and attributes."""
+
+
 def identifier(text: str, default: str = "value") -> str:
     """Turn any text into a Python identifier that is no keyword and hides no builtin."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII).strip("_") or default
@@ -30,6 +34,7 @@ def is_attribute(name: str) -> bool:
         and name.isascii()
         and not keyword.iskeyword(name)
         and not name.startswith("__")
+        and name not in OWN
     )
 
 

@@ -1,4 +1,7 @@
-"""Plan -> the text of every file of a bundle, by file name. Pure: the same plan gives the same bytes."""
+"""Plan -> the text of every file of a bundle, by file name: the same plan gives the same bytes.
+
+This room reads the model file and writes nothing: `bundle.py` puts the texts on a disk.
+"""
 
 from __future__ import annotations
 
@@ -89,24 +92,20 @@ def training_slice(plan: Plan) -> Slice:
 
 
 def functions_slice(plan: Plan) -> Slice:
-    """Return the user's own autograd.Functions: they are called as they are, with their own backward."""
+    """Return the user's own autograd.Functions: they are called as they are, backward included."""
     targets = opaque_targets(plan.graph, [op.name for op in plan.graph.ops])
     places = [function_place(target) for target in targets]
-    names = list(
-        dict.fromkeys(n.partition(".")[0] for module, n in places if module == plan.source.module)
-    )
+    own = [name.partition(".")[0] for module, name in places if module == plan.source.module]
+    names = list(dict.fromkeys(own))
     return slice_file(source_file(plan), names) if names and plan.source.path else EMPTY
 
 
 def _training_text(plan: Plan, taken: Slice) -> str:
     source, name = plan.source, source_file(plan).name
-    runtime = ["adamw"] * (not source.has_optimizer) + ["example_batches"] * (
-        not source.has_batches
-    )
-    lines = [
-        f'"""How {_quiet(plan.graph.name)} is trained; the functions are copied from {_quiet(name)}."""',
-        "",
-    ]
+    runtime = [] if source.has_optimizer else ["adamw"]
+    runtime += [] if source.has_batches else ["example_batches"]
+    title, origin = _quiet(plan.graph.name), _quiet(name)
+    lines = [f'"""How {title} is trained; the functions are copied from {origin}."""', ""]
     text = taken.text
     if text.startswith("from __future__"):
         first, _, text = text.partition("\n")
@@ -201,48 +200,57 @@ def _train_text(plan: Plan) -> str:
 
 
 def _commands(plan: Plan) -> list[str]:
-    count = len(plan.stages.devices)
-    return [
-        "bigbrain-fx run . --steps 100                            # all devices on this host",
-        f"torchrun --nproc-per-node {count} train.py --steps 100           # the same without bigbrain-fx",
-        "python train.py --in-process --steps 2                   # all devices in one process, for pdb",
-    ]
+    torchrun = f"torchrun --nproc-per-node {len(plan.stages.devices)} train.py --steps 100"
+    explained = {
+        "bigbrain-fx run . --steps 100": "all devices on this host",
+        torchrun: "the same without bigbrain-fx",
+        "python train.py --in-process --steps 2": "all devices in one process, for pdb",
+    }
+    return [f"{command:<57}# {what}" for command, what in explained.items()]
 
 
 def _readme(plan: Plan, taken: Slice) -> str:
     rows = [_readme_row(plan, device) for device in plan.stages.devices]
-    files = dict.fromkeys((*taken.files, *functions_slice(plan).files))
-    shipped = [f"- `{path.name}`: copied from beside the model file" for path in files]
-    hosts = dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices)
+    hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
     lines = [
         f"# {plan.graph.name} on {len(plan.stages.devices)} devices",
         "",
-        "Written by bigbrain-fx. It needs torch and safetensors, and nothing of bigbrain-fx: read it, change it, keep it.",
+        "Written by bigbrain-fx. It needs torch and safetensors, and nothing of bigbrain-fx: "
+        "read it, change it, keep it.",
         "",
         "```",
         *_commands(plan),
         "```",
         "",
-        *(_host_commands(plan, list(hosts)) if len(hosts) > 1 else []),
-        f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, seed {plan.seed}.",
+        *(_host_commands(plan) if len(hosts) > 1 else []),
+        f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
+        f"seed {plan.seed}.",
         "",
         "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",
         "|---|---|---|---|---|---|",
         *rows,
         "",
-        "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, and its step",
-        "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and bookkeeping",
-        "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; `timeline.json` (open it in Perfetto)",
-        *(
-            ["- `functions.py`: custom autograd functions, copied from the model file"]
-            if functions_slice(plan).text
-            else []
-        ),
-        *shipped,
+        *_readme_files(plan, taken),
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _readme_files(plan: Plan, taken: Slice) -> list[str]:
+    functions = functions_slice(plan)
+    lines = [
+        "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, "
+        "and its step",
+        "- `training.py`: data, optimizer; `train.py`: the entry point; "
+        "`runtime/`: messages and bookkeeping",
+        "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
+        "`timeline.json` (open it in Perfetto)",
+    ]
+    if functions.text:
+        lines.append("- `functions.py`: custom autograd functions, copied from the model file")
+    files = dict.fromkeys((*taken.files, *functions.files))
+    return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in files)]
 
 
 def _readme_row(plan: Plan, device: str) -> str:
@@ -255,15 +263,14 @@ def _readme_row(plan: Plan, device: str) -> str:
     return f"| {device} | {host} | {numbers} | {tensors} | {entry.busy_s:.3f} s | {peak} |"
 
 
-def _host_commands(plan: Plan, hosts: list[str]) -> list[str]:
+def _host_commands(plan: Plan) -> list[str]:
     lines = ["One command per host (put the first host's address for ADDRESS):", "", "```"]
     world = len(plan.stages.devices)
     for rank, name in enumerate(plan.stages.devices):
         host = plan.cluster.device[name].host
-        lines.append(
-            f"{host}$ RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500 python train.py --steps 100"
-        )
-    return [*lines, "```", ""] if hosts else []
+        setting = f"RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500"
+        lines.append(f"{host}$ {setting} python train.py --steps 100")
+    return [*lines, "```", ""]
 
 
 def _no_triple_blanks(lines: Sequence[str]) -> list[str]:

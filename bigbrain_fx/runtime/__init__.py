@@ -1,4 +1,7 @@
-"""What a bundle runs on: copied into it verbatim. It imports torch and safetensors, and nothing of bigbrain-fx."""
+"""What a bundle runs on: copied into it verbatim.
+
+It imports torch and safetensors, and nothing of bigbrain-fx.
+"""
 
 from .channel import Channel
 from .device import Device, Training, adamw

@@ -1,7 +1,8 @@
-"""Channels and layouts: how a tensor with any strides becomes one run of bytes and comes back the same.
+"""Channels and layouts: a tensor with any strides becomes one run of bytes and comes back the same.
 
-The strides travel once per channel, ahead of its first message, because kernels may round differently
-for a transposed or an expanded tensor: the receiver must compute on exactly what the sender had.
+The strides travel once per channel, ahead of its first message, because kernels may round
+differently for a transposed or an expanded tensor: the receiver must compute on exactly what the
+sender had. This file knows nothing of how bytes travel.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ MAX_DIMS = 16
 class Channel:
     """One ordered stream of messages between two stages.
 
-    `kind` is activation, gradient, tied (a shared parameter's gradient) or norm (for clipping). `tag`
-    numbers the channel in the whole bundle. Messages have shape `shape` and type `dtype`.
+    `kind` is activation, gradient, tied (a shared parameter's gradient) or norm (for clipping).
+    `tag` numbers the channel in the whole bundle. Messages have shape `shape` and type `dtype`.
     """
 
     tag: int
@@ -40,7 +41,8 @@ class Channel:
         return self.sender == self.receiver
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.value!r} from stage {self.source} ({self.sender}) to stage {self.target} ({self.receiver})"
+        ends = f"stage {self.source} ({self.sender}) to stage {self.target} ({self.receiver})"
+        return f"{self.kind} {self.value!r} from {ends}"
 
 
 @dataclass(frozen=True)

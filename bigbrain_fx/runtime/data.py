@@ -1,7 +1,7 @@
 """Data by step number: step t takes the t-th batch, split on dimension 0 into equal micro-batches.
 
-Every device reads the same stream and keeps what its stages need, so no input is ever sent. The stream
-has random state of its own: drawing data never moves the generators of the model.
+Every device reads the same stream and keeps what its stages need, so no input is ever sent. The
+stream has random state of its own: drawing data never moves the generators of the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Stream:
 
     def __init__(
         self,
-        batches: Callable[[int], Iterator[Any]],
+        batches: Callable[[int], Iterator[object]],
         seed: int,
         inputs: Mapping[str, tuple[str | int, ...]],
         whole: tuple[str, ...],
@@ -83,30 +83,35 @@ class Stream:
                 state.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return state.hexdigest()
 
-    def _split(self, name: str, batch: Any) -> list[Tensor]:
+    def _split(self, name: str, batch: object) -> list[Tensor]:
+        """Return one tensor per micro-batch, each in memory of its own.
+
+        A view may start at any address, and kernels round differently where one is not aligned.
+        """
         value = self._checked(name, _pick(batch, self.inputs[name], self.step)).to(self.device)
         if name in self.whole:
-            return [value] * self.micro_batches
+            return [value.clone()] * self.micro_batches
         rows = value.shape[0]
         if rows % self.micro_batches:
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {rows} rows, "
                 f"not a multiple of {self.micro_batches} micro-batches"
             )
-        return list(value.split(rows // self.micro_batches))
+        return [part.clone() for part in value.split(rows // self.micro_batches)]
 
-    def _checked(self, name: str, value: Any) -> Tensor:
+    def _checked(self, name: str, value: object) -> Tensor:
         """Return a batch entry that is like the traced one: messages have room for no other."""
         found, wanted = _said(value), self.specs.get(name)
         expected = _text(*wanted) if wanted else "a tensor"
         if not isinstance(value, Tensor) or (wanted and found != expected):
             raise BatchError(
-                f"step {self.step}: batch entry {name!r} is {found}, but the model was split for {expected}"
+                f"step {self.step}: batch entry {name!r} is {found}, "
+                f"but the model was split for {expected}"
             )
         return value
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"of type {type(value).__name__}"
     return _text(str(value.dtype).removeprefix("torch."), tuple(value.shape))
@@ -116,18 +121,19 @@ def _text(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def _pick(batch: Any, key: tuple[str | int, ...], step: int) -> Any:
+def _pick(batch: object, key: tuple[str | int, ...], step: int) -> object:
+    found: Any = batch  # dicts, tuples and lists, nested as the user likes
     for part in key:
         try:
-            batch = batch[part]
+            found = found[part]
         except (KeyError, IndexError, TypeError) as error:
             where = ".".join(map(str, key))
             raise BatchError(f"step {step}: the batch has no entry {where!r}") from error
-    return batch
+    return found
 
 
 class _RandomState:
-    """The stream's random state, in force inside `with`: torch's and Python's default generators."""
+    """The stream's random state: torch's and Python's default generators have it inside `with`."""
 
     def __init__(self, seed: int) -> None:
         self.torch_state = torch.Generator().manual_seed(seed).get_state()

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from .channel import Channel
 from .data import Stream
-from .modules import Stage, active
+from .modules import Stage, active, set_parameter
 
 Optimizer = torch.optim.Optimizer
+Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
 
 
 class Transport(Protocol):
@@ -74,9 +75,12 @@ class Device:
     """Run one device's part of every step; emitted classes fill in the attributes and `step_once`.
 
     Attributes:
-        name: the device; names: all devices, by rank.
+        name: the device.
+        names: all devices, by rank.
         micro_batches: how many a step has.
-        stages: stage number -> class. loss: the stage and the value to train on, if it is made here.
+        stages: stage number -> class.
+        loss: the stage and the value to train on, if it is made here.
+        channels: those that start or end here, in the order of the bundle.
         tied: parameters that several stages hold, on any device -> those stages.
         aliases: other names of tied parameters -> the name that the optimizer sees.
     """
@@ -99,7 +103,7 @@ class Device:
         self.device = device
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
-            self.modules[number] = stage().to(device).train().place()  # type: ignore[assignment]
+            self.modules[number] = stage().to(device).train().place()
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -108,15 +112,15 @@ class Device:
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
         self._backward_of = -1
-        self.last_gradients: dict[str, Tensor] | None = None
+        self.first_gradients: dict[str, Tensor] | None = None
 
     # ------------------------------------------------------------------ set-up
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
         """Give the stages their weights, by their names in the model.
 
-        `owner` lists every trained parameter of the whole model, in its order, and the device that answers
-        for its norm.
+        `owner` lists every trained parameter of the whole model, in its order, and the device that
+        answers for its norm.
 
         Raises:
             KeyError, RuntimeError: a tensor is missing, or has another shape.
@@ -134,25 +138,22 @@ class Device:
             parameter.register_hook(self._adder(name, parameter))
 
     def _share(self, number: int, module: Stage) -> None:
-        """Use one Parameter for all names, in all stages of this device, that mean the same tensor."""
+        """Use one Parameter for all names of a tensor, in all stages of this device."""
         self.held[number] = []
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             if parameter.requires_grad:
                 canonical = self.aliases.get(name, name)
                 shared = self.parameters.setdefault(canonical, parameter)
-                owner, _, attribute = name.rpartition(".")
-                setattr(module.get_submodule(owner), attribute, shared)
+                set_parameter(module, name, shared)
                 self.held[number].append(canonical)
 
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
         self.training = training
-        self.optimizer = (
-            training.optimizer(list(self.parameters.items())) if self.parameters else None
-        )
-        self._base_lr = (
-            [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
-        )
+        named = list(self.parameters.items())
+        self.optimizer = training.optimizer(named) if named else None
+        groups = self.optimizer.param_groups if self.optimizer else []
+        self._base_lr = [group["lr"] for group in groups]
 
     def state(self) -> dict[str, Tensor]:
         """Return this device's tensors by their names in the model."""
@@ -165,17 +166,14 @@ class Device:
     # ------------------------------------------------------------------ a step
 
     def run_step(self, step: int) -> Tensor | None:
-        """Run one training step; return its loss (mean over micro-batches) where the loss is made."""
+        """Run one training step; return its loss, the mean of micro-batches, where it is made."""
         self.step = step
         self._now = _Step()
+        self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
         self.stream.advance(step)
         if step == 0:
             self.transport.agree("the first batch", self.stream.digest(), self.name)
-        incoming = [
-            channel
-            for channel in self.channels
-            if channel.receiver == self.name and not channel.is_local
-        ]
+        incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         self.step_once()
         self.transport.finish()
@@ -191,13 +189,16 @@ class Device:
     # ------------------------------------------------------------------ instructions
 
     def recv(self, channel: Channel, micro: int) -> Tensor:
-        """Wait for an activation or a gradient; an activation becomes a leaf of this stage's backward."""
-        tensor = (
-            self._kept[channel.tag].popleft() if channel.is_local else self.transport.recv(channel)
-        )
-        return (
-            tensor.requires_grad_(channel.requires_grad) if channel.kind == "activation" else tensor
-        )
+        """Wait for an activation or a gradient.
+
+        An activation becomes a leaf of this stage's backward.
+        """
+        if channel.is_local:
+            tensor = self._kept[channel.tag].popleft()
+        else:
+            tensor = self.transport.recv(channel)
+        is_leaf = channel.kind == "activation"
+        return tensor.requires_grad_(channel.requires_grad) if is_leaf else tensor
 
     def send(self, channel: Channel, micro: int, tensor: Tensor) -> None:
         """Start sending a value or a gradient; within this device it is handed over as it is."""
@@ -210,7 +211,9 @@ class Device:
         """Return one model input of one micro-batch, from this device's own data stream."""
         return self.stream.get(name, micro)
 
-    def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:
+    # What these two return is known per stage only: one tensor as it is, several as a tuple.
+
+    def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward; remember what its backward needs."""
         active.key, active.device = (self.seed, self.step, micro), self.device
         module = self.modules[stage]
@@ -228,12 +231,12 @@ class Device:
             self._now.losses.append(outputs[self.loss[1]].detach())
         return result
 
-    def backward(self, stage: int, micro: int, /, **gradients: Tensor) -> Any:
+    def backward(self, stage: int, micro: int, /, **gradients: Tensor) -> Any:  # noqa: ANN401
         """Run a stage backward; return the gradients of what it received, in the order received.
 
-        `gradients` are those of its results and, relayed from later readers, those of what it received:
-        they enter as roots, so that they are added in the order of an unsplit backward pass. The loss is
-        seeded with 1/M.
+        `gradients` are those of its results and, relayed from later readers, those of what it
+        received: they enter as roots, so that they are added in the order of an unsplit backward
+        pass. The loss is seeded with 1/M.
         """
         saved = self._saved.pop((stage, micro))
         roots, seeds = [], []
@@ -251,12 +254,13 @@ class Device:
         relayed = tuple(_or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 
-    def _adder(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor | None], Tensor | None]:
+    def _adder(self, name: str, parameter: nn.Parameter) -> Hook:
         """Return a hook that adds up a parameter's gradient over micro-batches, in ascending order.
 
-        autograd calls it as soon as the gradient is made, while it is still in the processor's cache; it
-        keeps the zero that the hook gives back instead, so that a gradient's memory serves the next.
-        The first sum makes a new tensor: autograd may have handed out one that something else holds too.
+        autograd calls it as soon as the gradient is made, while it is still in the processor's
+        cache; it keeps the zero that the hook gives back instead, so that a gradient's memory
+        serves the next. The first sum makes a new tensor: autograd may have handed out one that
+        something else holds too.
         """
         nothing = torch.zeros((), dtype=parameter.dtype, device=self.device).expand_as(parameter)
 
@@ -304,7 +308,8 @@ class Device:
         gradients = self._summed()
         if self.training.clip_norm is not None:
             self._clip(gradients, self.training.clip_norm)
-        self.last_gradients = gradients
+        if self.step == 0:
+            self.first_gradients = gradients
         for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
         if self.training.lr_scale is not None:
@@ -313,6 +318,7 @@ class Device:
                 group["lr"] = base * scale
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._now.gradients.clear()
 
     def _summed(self) -> dict[str, Tensor]:
         found = {}
@@ -362,15 +368,14 @@ def _total(parts: list[Tensor]) -> Tensor | None:
 
 
 def _norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    return (
-        torch.zeros((), device=parameter.device)
-        if gradient is None
-        else torch.linalg.vector_norm(gradient)
-    )
+    if gradient is None:
+        return torch.zeros((), device=parameter.device)
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    return norm
 
 
 def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
-    """A reader may not use a value in a differentiable way after all; the earlier one still waits."""
+    """Return zeros where a reader did not use a value after all; the earlier one still waits."""
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 

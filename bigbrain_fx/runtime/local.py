@@ -1,7 +1,8 @@
 """All devices of a bundle in one process: for tests, and for stepping through a bundle with pdb.
 
-Each device is a thread, and only one of them runs at any time: it holds the hub's lock and lets go only
-while it waits for a message. So there is one order of events, and the one random generator is safe.
+Each device is a thread, and only one of them runs at any time: it holds the hub's lock and lets go
+only while it waits for a message. So events come one at a time, and the one random generator is
+safe.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class Hub:
-    """The mail room of one process: a queue per channel, and the lock that makes devices take turns."""
+    """The mail room of one process: a queue per channel, and a lock by which devices take turns."""
 
     def __init__(self, deadline_s: float = 60.0) -> None:
         self.deadline_s = deadline_s
@@ -55,7 +56,7 @@ class Hub:
 
 
 class LocalTransport:
-    """Messages between devices of one process; copies, and keeps strides, just as a network would."""
+    """Messages between devices of one process: copied, with their strides, as over a network."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub

@@ -1,6 +1,7 @@
-"""What stage modules are made of: named tensors, and random numbers that do not depend on the placement.
+"""What stage modules are made of: named tensors, and random numbers that no placement changes.
 
-This file knows nothing of devices, messages or schedules: a stage module works in anyone's training loop.
+This file knows nothing of devices, messages or schedules: a stage module works in anyone's training
+loop.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +28,9 @@ class Empty:
     is_buffer: bool = False
 
 
+Held: TypeAlias = Shape | Empty | nn.Module
+
+
 def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Empty:
     """Declare a buffer (running statistics, a constant table)."""
     return Empty(shape, dtype, requires_grad=False, is_buffer=True)
@@ -40,42 +44,67 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bo
 class Tensors(nn.Module):
     """Hold parameters, buffers and further holders under the names they have in the original model.
 
-    A value is a shape (a float32 parameter), `buffer(...)`, `parameter(...)`, or a module. Names that are
-    no Python names ("0", "class") go in the positional mapping and are reached by `holder["0"]`.
+    A value is a shape (a float32 parameter), `buffer(...)`, `parameter(...)`, or a module. Names
+    that are no Python names ("0", "class"), or are those of methods here ("key"), go in the
+    positional mapping and are reached by `holder["0"]`.
     """
 
-    def __init__(self, named: Mapping[Any, Any] | None = None, /, **more: Any) -> None:
+    def __init__(self, named: Mapping[Any, Held] | None = None, /, **more: Held) -> None:
         super().__init__()
         self.hold({**(named or {}), **more})
 
-    def hold(self, named: Mapping[Any, Any]) -> None:
+    def hold(self, named: Mapping[Any, Held]) -> None:
         """Register more tensors and modules under these names."""
         for name, value in named.items():
             entry = Empty(value) if isinstance(value, tuple) else value
             if not isinstance(entry, Empty):
-                setattr(self, str(name), entry)
+                self._modules[str(name)] = entry
                 continue
             empty = torch.empty(entry.shape, dtype=entry.dtype)
             if entry.is_buffer:
-                self.register_buffer(str(name), empty)
+                self._buffers[str(name)] = empty
             else:
-                setattr(self, str(name), nn.Parameter(empty, requires_grad=entry.requires_grad))
+                parameter = nn.Parameter(empty, requires_grad=entry.requires_grad)
+                self._parameters[str(name)] = parameter
 
     def tie(self, name: str, twin: str) -> None:
-        """Make the parameter `name` the same one as `twin`; both are dotted names below this module."""
-        owner, _, attribute = name.rpartition(".")
-        setattr(self.get_submodule(owner), attribute, self.get_parameter(twin))
+        """Make the parameter `name` the same one as `twin`; both are dotted names below here."""
+        owner, attribute = owner_of(self, twin)
+        set_parameter(self, name, owner._parameters[attribute])
 
-    def __getitem__(self, name: str | int) -> Any:
-        return getattr(self, str(name))
+    def __getitem__(self, name: str | int) -> Any:  # noqa: ANN401  # as nn.Module's own attributes
+        for held in (self._modules, self._parameters, self._buffers):
+            if str(name) in held:
+                return held[str(name)]
+        raise KeyError(name)
+
+
+def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds the tensor of a dotted name, and the name it has there.
+
+    Unlike `get_submodule` it also finds a child that is called like a method ("key").
+    """
+    *path, attribute = name.split(".")
+    for part in path:
+        child = module._modules[part]
+        if child is None:
+            raise KeyError(name)
+        module = child
+    return module, attribute
+
+
+def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    """Put a parameter at a dotted name below a module."""
+    owner, attribute = owner_of(module, name)
+    owner._parameters[attribute] = parameter
 
 
 class Region(Tensors):
     """A part of the model with a forward of its own: a stage, or a block that repeats.
 
-    Inside `with self.key("drop"):` the default generator is seeded by (seed, step, micro-batch, place in
-    the model), so that a dropout mask is the same wherever the op runs. With no active key (in a foreign
-    training loop) the default generator goes on as it is.
+    Inside `with self.key("drop"):` the default generator is seeded by (seed, step, micro-batch,
+    place in the model), so that a dropout mask is the same wherever the op runs. With no active key
+    (in a foreign training loop) the default generator goes on as it is.
     """
 
     path = ""
@@ -89,7 +118,7 @@ class Region(Tensors):
 
     def nth(self, call: int) -> Region:
         """Say which call of a shared block the next one is; return the block."""
-        self.call = call
+        object.__setattr__(self, "call", call)  # a child of the model may be called `call`
         return self
 
     def key(
@@ -104,15 +133,15 @@ class Region(Tensors):
 
 
 class Stage(Region):
-    """One stage of the split model; `returns` names the values that its forward returns, in order."""
+    """One stage of the split model; `returns` names what its forward returns, in order."""
 
     returns: tuple[str, ...] = ()
 
     def place(self) -> Stage:
-        """Tell every region its path in the model, which is part of its random key; return the stage."""
+        """Tell every region its path in the model, part of its random key; return the stage."""
         for path, module in self.named_modules():
             if isinstance(module, Region):
-                module.path = path
+                object.__setattr__(module, "path", path)  # a child may be called `path`
         return self
 
 
@@ -121,7 +150,7 @@ class Active:
     """The key under which random numbers are drawn now: (seed, step, micro-batch), or None."""
 
     key: tuple[int, int, int] | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 active = Active()

@@ -1,7 +1,8 @@
-"""Messages over torch.distributed: one process per device, receives posted ahead, sends in the background.
+"""Messages over torch.distributed: one process per device.
 
-gloo matches messages by tag, so all channels share one group. nccl has no tags: there every channel gets
-a group of its own, which keeps its order and lets channels pass each other.
+Receives are posted ahead, sends leave in the background. gloo matches messages by tag, so all
+channels share one group. nccl has no tags: there every channel gets a group of its own, which keeps
+its order and lets channels pass each other.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 AHEAD = 2  # receives posted per channel: one being used, one arriving
 
@@ -45,7 +50,7 @@ class NetworkTransport:
     """
 
     def __init__(
-        self, ranks: dict[str, int], device: torch.device, deadline_s: float, store: dist.Store
+        self, ranks: dict[str, int], device: torch.device, deadline_s: float, store: Store
     ) -> None:
         self.ranks = ranks
         self.device = device
@@ -57,7 +62,7 @@ class NetworkTransport:
         self.background = _Background(self.deadline)
 
     def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
-        """Say how many messages each incoming channel will bring in this step; post the first receives."""
+        """Say how many messages each incoming channel will bring; post the first receives."""
         for channel, count in channels:
             line = self._line(channel)
             line.expected += count

@@ -17,18 +17,24 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+# torch exports these two, but not for mypy
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
 from .data import BatchError, Spec, Stream
 from .device import Device, Training, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 BAD_INPUT = 2  # exit code; as argparse's
 Report = Callable[[int, float, float], None]  # step, loss, seconds
@@ -44,7 +50,7 @@ class Bundle:
     kinds: tuple[str, ...]
     threads: tuple[int, ...]
     seed: int
-    batches: Callable[[int], Iterator[Any]]
+    batches: Callable[[int], Iterator[object]]
     inputs: Mapping[str, tuple[str | int, ...]]
     whole: tuple[str, ...]
     training: Training
@@ -127,9 +133,7 @@ def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
         yield batch
 
 
-def _run(
-    bundle: Bundle, rank: int, seed: int, store: dist.Store, options: argparse.Namespace
-) -> None:
+def _run(bundle: Bundle, rank: int, seed: int, store: Store, options: argparse.Namespace) -> None:
     where = torch.device("cpu")
     if bundle.kinds[rank] == "cuda":
         where = torch.device("cuda", _environment_number("LOCAL_RANK", 0))
@@ -137,11 +141,8 @@ def _run(
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     transport = NetworkTransport(ranks, where, options.deadline, store)
     device = make_device(bundle, rank, transport, seed, where)
-    keep = (
-        partial(_save_first_gradients, Path(options.first_gradients))
-        if options.first_gradients
-        else None
-    )
+    folder = options.first_gradients
+    keep = partial(_save_first_gradients, Path(folder)) if folder else None
     run_steps(device, options.steps, _printer(options.json), keep)
     if options.save:
         _save(device, Path(options.save))
@@ -150,7 +151,7 @@ def _run(
     _leave_together(store, rank, len(ranks))
 
 
-def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> dist.Store:
+def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> Store:
     """Join the group; refuse a process that runs another plan. Return the store that all share."""
     world = len(bundle.devices)
     if _environment_number("WORLD_SIZE", world) != world:
@@ -161,32 +162,32 @@ def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> dist.Store:
     backend = "nccl" if all(kind == "cuda" for kind in bundle.kinds) else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        base = dist.TCPStore(host, port, world, is_master=False, timeout=timeout)
-        attempt = os.environ.get(
-            "TORCHELASTIC_RESTART_COUNT", "0"
-        )  # a restart must not read old addresses
+        base = TCPStore(host, port, world, is_master=False, timeout=timeout)
+        # a restart must not read old addresses
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     else:
         base, attempt = _tcp_store(rank, world, timeout), "0"
-    store = dist.PrefixStore(f"bigbrain/{attempt}", base)
+    store = PrefixStore(f"bigbrain/{attempt}", base)
     store.set(f"plan/{rank}", bundle.plan)
     for other in range(world):
         found = store.get(f"plan/{other}").decode()
         if found != bundle.plan:
             raise SystemExit(
-                f"rank {other} runs plan {found}, this process runs {bundle.plan}: copy one bundle to all hosts"
+                f"rank {other} runs plan {found}, this process runs {bundle.plan}: "
+                "copy one bundle to all hosts"
             )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     return store
 
 
-def _tcp_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
+def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
     """Open the rendezvous on MASTER_ADDR only: torch's own listener would take every interface."""
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = _environment_number("MASTER_PORT", 29500)
     if host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if rank != 0:
-        return dist.TCPStore(host, port, world, is_master=False, timeout=timeout)
+        return TCPStore(host, port, world, is_master=False, timeout=timeout)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -196,7 +197,7 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT"
         ) from error
     listener.listen(128)
-    return dist.TCPStore(
+    return TCPStore(
         host,
         port,
         world,
@@ -207,7 +208,7 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
     )
 
 
-def _leave_together(store: dist.Store, rank: int, world: int) -> None:
+def _leave_together(store: Store, rank: int, world: int) -> None:
     """Rank 0 holds the store: it leaves last."""
     store.set(f"done/{rank}", "1")
     if rank == 0:
@@ -221,10 +222,10 @@ def _save(device: Device, folder: Path) -> None:
 
 
 def _save_first_gradients(folder: Path, device: Device, step: int) -> None:
-    if step == 0 and device.last_gradients:
+    if step == 0 and device.first_gradients:
         folder.mkdir(parents=True, exist_ok=True)
         gradients = {
-            name: g.cpu().contiguous().clone() for name, g in device.last_gradients.items()
+            name: g.cpu().contiguous().clone() for name, g in device.first_gradients.items()
         }
         save_file(gradients, folder / f"{device.name}.safetensors")
 

@@ -1,9 +1,9 @@
-"""Bundle against unsplit model: a chain of equalities, from the user's module to the trained weights.
+"""Bundle against unsplit model: a chain of equalities, from the module to the trained weights.
 
     your module = captured graph = one-process reference = bundle
 
-This room runs the model's code in a child process. It knows plans and bundles; nobody but the command line
-knows it.
+This room runs the model's code in a child process. It knows plans and bundles; nobody but the
+command line knows it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Verification:
             raise VerificationError(
                 f"the bundle does not compute what the model computes: {failed[0].name}",
                 notes=notes,
-                help="please report the model; until then, try `--partitioner naive` or fewer devices",
+                help="please report the model; until then, "
+                "try `--partitioner naive` or fewer devices",
             )
 
     def __str__(self) -> str:
@@ -77,9 +78,12 @@ def verify(
     """Compare a bundle with the model it was split from.
 
     Args:
-        steps: training steps; losses of all, gradients of the first and all tensors at the end are compared.
+        bundle: the folder that `split` wrote.
+        steps: training steps: compared are the losses of all, the gradients of the first, and every
+            tensor at the end.
         model: the model file, when it has moved.
         processes: run the bundle as real processes over gloo; else all devices in one process.
+        time_limit_s: how long the child process may take.
 
     Raises:
         InputError: no bundle, or the model file is gone or has changed.

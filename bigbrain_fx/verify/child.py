@@ -1,6 +1,7 @@
 """The child process of a verification: it runs the user's model, the reference and the bundle.
 
-Run as `python -m bigbrain_fx.verify.child '{"bundle": ...}'`; writes one JSON object to the file it is given.
+Run as `python -m bigbrain_fx.verify.child '{"bundle": ...}'`; it writes one JSON object to the file
+that "answer" names. It knows the bundle as any user does: it imports its train.py and runtime.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -22,10 +24,15 @@ from torch import Tensor
 from bigbrain_fx.capture.batch import graph_inputs
 from bigbrain_fx.capture.modelfile import ModelFile, load_model_file
 from bigbrain_fx.capture.trace import Captured, capture
+from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.verify.module import TOLERANCE, differences, equal, relative_error
+from bigbrain_fx.verify.module import SEEDS, TOLERANCE, differences, equal, relative_error
 from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+
+if TYPE_CHECKING:  # what runs is the bundle's own copy
+    from bigbrain_fx.runtime.data import Stream
+    from bigbrain_fx.runtime.device import Device
 
 SHOWN = 5  # a broken bundle differs everywhere: the first few lines say enough
 
@@ -53,7 +60,7 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     captured = _captured(file, plan)
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
-    checks = [_same_module(file, captured, plan, bundle), _same_weights(captured, weights)]
+    checks = [_same_module(file, captured, plan, bundle), _same_weights(captured, weights, plan)]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
     stream = batches_of(bundle, plan)
     plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
@@ -98,13 +105,18 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
         micro_batch=plan.graph.static_batch,
         autocast=file.autocast,
     )
-    if captured.graph != plan.graph:
+    if _without_lines(captured.graph) != _without_lines(plan.graph):
         raise InputError(
             f"{file.path.name} gives another graph than the one that was split",
             at=str(file.path),
             help="split it again, or give the file it was split from with --model",
         )
     return captured
+
+
+def _without_lines(graph: Graph) -> Graph:
+    """Leave out where ops come from: a file may be moved, and comments added to it."""
+    return replace(graph, ops=tuple(replace(op, source="") for op in graph.ops))
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
@@ -119,7 +131,8 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
             found.setdefault(param.canonical, twin)
             found.setdefault(param.name, twin)
     for param in plan.graph.params:
-        found.setdefault(param.name, torch.zeros(param.spec.shape))  # type: ignore[arg-type]  # nothing reads it
+        shape = [int(dim) for dim in param.spec.shape]
+        found.setdefault(param.name, torch.zeros(shape))  # nothing reads it
     return found
 
 
@@ -135,12 +148,13 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
     return micro_batches
 
 
-def _new_stream(bundle: ModuleType, plan: Plan) -> Any:
-    data = importlib.import_module("runtime.data")
+def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
+    data = importlib.import_module("runtime.data")  # the bundle's own copy
     b = bundle.BUNDLE
-    return data.Stream(
+    stream: Stream = data.Stream(
         b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
     )
+    return stream
 
 
 # --------------------------------------------------------------------------- the links of the chain
@@ -163,12 +177,17 @@ def _same_module(
     elif captured.graph.static_batch is None:
         batches.append(captured.inputs(rows + 1))
     found = differences(file, captured, batches)
-    what = f"{len(batches)} batches, 2 seeds: loss, outputs, buffers bitwise; gradients to {TOLERANCE:g}"
+    compared = f"loss, outputs, buffers bitwise; gradients to {TOLERANCE:g}"
+    what = f"{len(batches)} batches, {len(SEEDS)} seeds: {compared}"
     return _check("your module = captured graph", found, what)
 
 
-def _same_weights(captured: Captured, weights: Mapping[str, Tensor]) -> dict[str, object]:
-    used = [name for name, tensor in captured.tensors.items() if name in weights]
+def _same_weights(
+    captured: Captured, weights: Mapping[str, Tensor], plan: Plan
+) -> dict[str, object]:
+    param = plan.graph.param
+    held = {param[name].canonical for stage in plan.stages.stages for name in stage.params}
+    used = [name for name in captured.tensors if name in param and param[name].canonical in held]
     found = [
         f"{name} has other numbers than the model"
         for name in used
@@ -185,8 +204,8 @@ def _same_grouping(
     _, actual = reference.gradients(list(micro_batches), seed, 0)
     errors = {name: relative_error(actual.get(name), want) for name, want in expected.items()}
     found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > TOLERANCE]
-    worst = max(errors.values(), default=0.0)
-    what = f"{len(expected)} gradients of step 0, largest difference {worst:.1e} of a tensor's maximum (allowed {TOLERANCE:g})"
+    worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
+    what = f"{len(expected)} gradients of step 0, {worst} (allowed {TOLERANCE:g})"
     return _check("captured graph = reference", found, what)
 
 
@@ -227,9 +246,8 @@ def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
 
 
 def _check(name: str, found: list[str], detail: str) -> dict[str, object]:
-    shown = "; ".join(found[:SHOWN]) + (
-        f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    )
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    shown = "; ".join([*found[:SHOWN], *more])
     return {"name": name, "passed": not found, "detail": shown if found else detail}
 
 
@@ -241,9 +259,9 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     trace = Trace()
     losses: dict[int, Tensor] = {}
 
-    def after_step(device: Any, step: int) -> None:
+    def after_step(device: Device, step: int) -> None:
         if step == 0:
-            trace.gradients.update({n: g.clone() for n, g in (device.last_gradients or {}).items()})
+            trace.gradients.update({n: g.clone() for n, g in (device.first_gradients or {}).items()})
 
     def report(step: int, loss: float, _: float) -> None:
         losses[step] = torch.tensor(loss)
@@ -257,7 +275,7 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
 
 
 def trace_of_processes(losses: Sequence[float], gradients: Path, tensors: Path) -> Trace:
-    """Read what the processes of a real run left: losses by step, and two folders of safetensors."""
+    """Read what the processes of a real run left: losses by step, two folders of safetensors."""
     trace = Trace(losses=[torch.tensor(loss) for loss in losses])
     for path in sorted(gradients.glob("*.safetensors")):
         trace.gradients.update(load_file(path))

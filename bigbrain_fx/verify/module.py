@@ -1,13 +1,15 @@
 """First link of the chain: the captured graph computes what the user's module computes.
 
-Both run on the same batch under the same global seed: loss and outputs bit for bit, gradients to 1e-6 of
-each tensor's largest, buffers bit for bit; two batches, two seeds.
+Both run on the same batch under the same global seed: loss and outputs bit for bit, gradients to
+1e-6 of each tensor's largest, buffers bit for bit; two batches, two seeds. This room knows capture;
+it knows nothing of stages or bundles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +41,8 @@ def differences(
     found = []
     for number, inputs in enumerate(batches):
         for seed in SEEDS:
-            expected = _with_state_kept(captured, lambda: _eager(file, captured, inputs), seed)
-            actual = _with_state_kept(captured, lambda: _captured(captured, inputs), seed)
+            expected = _with_state_kept(captured, partial(_eager, file, captured, inputs), seed)
+            actual = _with_state_kept(captured, partial(_captured, captured, inputs), seed)
             found += [f"batch {number}, seed {seed}: {line}" for line in compare(expected, actual)]
     return found
 
@@ -111,7 +113,9 @@ def _outcome(captured: Captured, values: Mapping[str, Tensor]) -> Outcome:
     }
     gradients: dict[str, Tensor] = {}
     if graph.loss is not None:
-        found = torch.autograd.grad(values[graph.loss], list(wanted.values()), allow_unused=True)
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            values[graph.loss], list(wanted.values()), allow_unused=True
+        )
         gradients = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
     buffers = {
         p.name: captured.tensors[p.name].clone() for p in graph.params if p.kind != "parameter"

@@ -1,13 +1,14 @@
 """The one-process reference: what a bundle must compute, run without any of the bundle's stages.
 
-The captured graph runs whole, in the order of the plan, under one autograd graph. It differs from plain
-training in one way only: a parameter is a leaf of its own in every stage that reads it, and the leaves'
-gradients are added last stage first. That fixes the grouping of sums, so that equality can be bitwise.
+The captured graph runs whole, in the order of the plan, under one autograd graph. It differs from
+plain training in one way only: a parameter is a leaf of its own in every stage that reads it, and
+the leaves' gradients are added last stage first. That fixes the grouping of sums, so that equality
+can be bitwise. This room knows nothing of emitted text or of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -118,7 +119,9 @@ class Reference:
         loss = found[self.graph.loss]
         assert isinstance(loss, Tensor)
         seed = torch.full_like(loss, share)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), seed, allow_unused=True)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, list(leaves.values()), seed, allow_unused=True
+        )
         pairs = zip(leaves, gradients, strict=True)
         return loss.detach(), {place: gradient for place, gradient in pairs if gradient is not None}
 

@@ -1,0 +1,92 @@
+"""The models of models/ captured once a session, plans over a fixed cluster, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from bigbrain_fx.capture import Captured, capture, load_model_file
+from bigbrain_fx.cluster import parse_cluster
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
+LINK = '"bandwidth": "1GB/s", "latency": "50us"'
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A captured model and what a plan remembers of its file."""
+
+    captured: Captured
+    source: Source
+
+
+@lru_cache(maxsize=16)
+def sample(name: str) -> Sample:
+    """Capture models/<name>.py; its path is written as a user in the repository would give it."""
+    file = load_model_file(ROOT / "models" / f"{name}.py")
+    captured = capture(file.model, file.example_batch, file.loss)
+    given = [f is not None for f in (file.batches, file.optimizer, file.loss, file.lr_scale)]
+    return Sample(captured, Source(str(ROOT / "models" / f"{name}.py"), *given, file.clip_norm))
+
+
+def of_module(module: nn.Module, batch: object, loss: Callable[..., Any]) -> Sample:
+    """Capture a module in memory."""
+    return Sample(capture(module, batch, loss), Source(""))
+
+
+def cluster(devices: int) -> Cluster:
+    """Describe equal CPU devices d0, d1, ...; fixed numbers, nothing measured."""
+    listed = ", ".join(f'{{"name": "d{i}", "host": "a", "threads": 1, {CPU}}}' for i in range(devices))
+    text = f'{{"devices": [{listed}], "links": {{"default": {{{LINK}}}}}}}'
+    return parse_cluster(text, "cluster.json")
+
+
+@lru_cache(maxsize=64)
+def plan(
+    name: str,
+    partitioner: str = "naive",
+    devices: int = 3,
+    schedule: str | None = None,
+    micro_batches: int = 4,
+) -> Plan:
+    """Plan a model of models/."""
+    found = sample(name)
+    return planned(found, partitioner, devices, schedule, micro_batches)
+
+
+def planned(
+    found: Sample, partitioner: str, devices: int, schedule: str | None, micro_batches: int
+) -> Plan:
+    """Plan a sample."""
+    options = Options(partitioner, schedule=schedule, micro_batches=micro_batches)
+    return make_plan(found.captured.graph, cluster(devices), found.source, options)
+
+
+@lru_cache(maxsize=64)
+def texts(
+    name: str,
+    partitioner: str = "naive",
+    devices: int = 3,
+    schedule: str | None = None,
+    micro_batches: int = 4,
+) -> dict[str, str]:
+    """Emit a model of models/."""
+    return bundle_texts(plan(name, partitioner, devices, schedule, micro_batches))
+
+
+def loaded(text: str, name: str) -> ModuleType:
+    """Run an emitted file as a module; its runtime is the one that bundles get a copy of."""
+    module = ModuleType(f"bigbrain_fx.{name}")
+    module.__package__ = "bigbrain_fx"
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module

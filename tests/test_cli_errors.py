@@ -1,0 +1,380 @@
+"""Bad input at the command line: one message, the exit code, no traceback, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import (
+    CHOICES,
+    MODEL,
+    Called,
+    call,
+    files,
+    tiny_bundle,
+    write_cluster,
+    write_model,
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a good model file and a good cluster.json, and the place to be."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    write_cluster(tmp_path)
+    return tmp_path
+
+
+def refused(
+    folder: Path, *more: str | Path, model: str = "model.py", devices: str = "cluster.json"
+) -> Called:
+    """Split in a folder, which must be as it was before; standard output must be empty."""
+    before = files(folder)
+    done = call("split", model, "--devices", devices, "--out", "out/b", "--json", *more)
+    assert files(folder) == before
+    assert done.out == ""
+    assert done.err.startswith(("error: ", "Usage: "))
+    assert "Traceback" not in done.err
+    return done
+
+
+# --------------------------------------------------------------------------- the model file
+
+_CONTROL_FLOW = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.up(x)
+        if x.sum() > 0:  # line 13
+            x = -x
+        return x.sum()
+
+
+def model():
+    return Net()
+
+
+def example_batch():
+    return {"x": torch.ones(8, 8)}
+"""
+
+_BAD_MODELS = {
+    "syntax error": (
+        "def model(:\n    pass\n",
+        2,
+        "error: model.py cannot be run: syntax error: invalid syntax\n  at: model.py:1\n",
+    ),
+    "import error": (
+        "import torch\nimport no_such_module\n",
+        2,
+        "error: model.py cannot be run: No module named 'no_such_module'\n  at: model.py:2\n",
+    ),
+    "raises in __init__": (
+        MODEL.replace("super().__init__()", "super().__init__(); 1 / 0"),
+        2,
+        "error: model() failed: ZeroDivisionError: division by zero\n  at: model.py:9\n",
+    ),
+    "no model": (
+        "import torch\n",
+        2,
+        "error: model.py must define `model`, and defines no torch module at all\n  at: model.py\n",
+    ),
+    "no module": (
+        "def model():\n    return 3\n",
+        2,
+        "error: `model` must be or return a torch.nn.Module, found int\n  at: model.py:1\n",
+    ),
+    "several candidates": (
+        "from torch import nn\n\n\nclass A(nn.Module): ...\n\n\nclass B(nn.Module): ...\n",
+        2,
+        "error: model.py defines no `model`, and 2 modules could be meant\n  at: model.py\n"
+        "  note: candidates: model.py:A, model.py:B\n",
+    ),
+    "sys.exit": (
+        "import sys\nsys.exit(0)\n",
+        2,
+        "error: model.py cannot be run: it called sys.exit(0)\n  at: model.py:2\n",
+    ),
+    "control flow": (
+        _CONTROL_FLOW,
+        4,
+        "line 13",
+    ),
+    "no example_batch": (
+        MODEL.replace("def example_batch", "def batch"),
+        2,
+        "error: model.py must define `example_batch`\n  at: model.py\n",
+    ),
+    "inconsistent example_batch": (
+        MODEL.replace("torch.ones(8, 8)", "torch.ones(8, 7)"),
+        2,
+        "8x7",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_MODELS)
+def test_bad_model_file(here: Path, case: str) -> None:
+    text, code, message = _BAD_MODELS[case]
+    write_model(here, text)
+    done = refused(here)
+    assert done.code == code
+    if case == "control flow":
+        assert "  at: model.py:13" in done.err
+    assert message in done.err or case == "control flow"
+    assert "\n  help: " in done.err
+
+
+def test_the_error_is_all_there_is_to_read(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_model(here, _CONTROL_FLOW)
+    done = refused(here)
+    said = capfd.readouterr()  # torch would log tracebacks of its own, in the child process
+    assert done.code == 4
+    assert said.out + said.err == ""
+
+
+def test_missing_model_file(here: Path) -> None:
+    done = refused(here, model="modle.py")
+    assert done.code == 2
+    assert done.err == (
+        "error: expected a model file at modle.py, found nothing\n"
+        "  at: modle.py\n"
+        "  note: Python files there: model.py\n"
+        "  help: give the path of a Python file that defines model() and example_batch()\n"
+    )
+
+
+def test_slow_model_file(here: Path) -> None:
+    write_model(here, "import threading\nthreading.Event().wait()\n")
+    done = refused(here, "--time-limit", "0.5")
+    assert done.code == 2
+    assert done.err.startswith("error: model.py took longer than 0.5 s to load and capture\n")
+
+
+def test_batch_that_micro_batches_do_not_divide(here: Path) -> None:
+    done = refused(here, "--micro-batches", "3")
+    assert done.code == 2
+    assert done.err == (
+        "error: a batch of 8 rows cannot be split into 3 equal micro-batches\n"
+        "  help: use --micro-batches with one of 1, 2, 4, 8\n"
+    )
+
+
+# --------------------------------------------------------------------------- the cluster file
+
+_WHOLE = (
+    '{"name": "d0", "kind": "cpu", "memory": "1GiB", "flops": "1GFLOP/s", '
+    '"memory_bandwidth": "1GB/s"}'
+)
+
+
+def _one(device: str) -> str:
+    return f'{{"devices": [{device}]}}'
+
+
+_BAD_CLUSTERS = {
+    "not JSON": ("devices: d0", r"JSON"),
+    "trailing comma": (f'{{"devices": [{_WHOLE},]}}', r"comma|JSON"),
+    "NaN": ('{"devices": [{"name": "d0", "memory": NaN}]}', r"NaN"),
+    "duplicate key": (
+        f'{{"devices": [{_WHOLE}], "devices": []}}',
+        r"devices.*twice|twice.*devices",
+    ),
+    "unknown field": (
+        _one(_WHOLE.replace("bandwidth", "bandwith")),
+        r"memory_bandwith(.|\n)*memory_bandwidth",
+    ),
+    "negative memory": (
+        _one(_WHOLE.replace("1GiB", "-1GiB")),
+        r"-1GiB(.|\n)*devices\[0\]\.memory",
+    ),
+    "no devices": ('{"devices": []}', r"device"),
+    "duplicate names": (f'{{"devices": [{_WHOLE}, {_WHOLE}]}}', r"d0(.|\n)*devices\[[01]\]"),
+    "shell in a host": (
+        _one(_WHOLE.replace('"kind"', '"host": "a; rm -rf b", "kind"')),
+        r"not a host name or address(.|\n)*devices\[0\]\.host",
+    ),
+    "huge": (" " * (70 * 2**20), r"MiB|large|big"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_CLUSTERS)
+def test_bad_cluster_file(here: Path, case: str) -> None:
+    text, pattern = _BAD_CLUSTERS[case]
+    (here / "cluster.json").write_text(text)
+    done = refused(here)
+    assert done.code == 2
+    assert re.search(pattern, done.err), done.err
+    assert "cluster.json" in done.err
+    assert "\n  help: " in done.err
+    assert len(done.err) < 2000
+
+
+def test_missing_cluster_file(here: Path) -> None:
+    done = refused(here, devices="clutser.json")
+    assert done.code == 2
+    assert "clutser.json" in done.err
+
+
+# --------------------------------------------------------------------------- options
+
+_BAD_OPTIONS = {
+    (
+        "--partitioner",
+        "navie",
+    ): "error: there is no partitioner 'navie'\n  help: did you mean naive?",
+    ("--estimator", "analitical"): "error: there is no estimator 'analitical'\n"
+    "  help: did you mean analytical?",
+    ("--schedule", "1f2b"): "error: there is no schedule '1f2b'\n  help: did you mean 1f1b?",
+    ("--schedule", "x"): "help: choose one of 1f1b, gpipe, list",
+    ("--seed", "-1"): "Invalid value for '--seed'",
+    ("--time-limit", "0"): "Invalid value for '--time-limit'",
+    ("--micro-batch", "4"): "Did you mean '--micro-batches'?",
+}
+
+
+@pytest.mark.parametrize("words", _BAD_OPTIONS, ids=" ".join)
+def test_bad_option_is_found_before_the_model_runs(here: Path, words: tuple[str, str]) -> None:
+    write_model(here, "raise AssertionError('the model file was run')\n")
+    done = refused(here, *words)
+    assert done.code == 2
+    assert _BAD_OPTIONS[words] in done.err
+
+
+def test_unknown_command_and_missing_devices() -> None:
+    assert call("splitt").code == 2
+    done = call("split", "model.py")
+    assert done.code == 2
+    assert "Missing option '--devices'" in done.err
+
+
+# --------------------------------------------------------------------------- it does not fit
+
+
+@pytest.mark.parametrize("partitioner", ["analytical", "naive"])
+def test_a_model_that_does_not_fit(here: Path, partitioner: str) -> None:
+    write_cluster(here, memory="2KiB")
+    done = refused(here, "--partitioner", partitioner)
+    assert done.code == 3
+    notes = [line for line in done.err.splitlines() if line.startswith("  note: ")]
+    assert any("d0" in note for note in notes)
+    assert any("d1" in note for note in notes)
+    assert re.search(r"needs .*KiB|needs .*MiB|\d+ bytes", done.err)
+    assert "\n  help: " in done.err
+
+
+# --------------------------------------------------------------------------- --out
+
+
+def _split(out: str | Path, *more: str) -> Called:
+    return call("split", "model.py", "--devices", "cluster.json", "--out", out, *CHOICES, *more)
+
+
+def test_out_exists(here: Path) -> None:
+    (here / "b").mkdir()
+    (here / "b" / "thesis.txt").write_text("years of work")
+    before = files(here)
+    for more, message in (
+        ((), "error: b exists already\n  help: give another --out, or --force to replace it\n"),
+        (("--force",), "error: b is not a bundle: --force replaces bundles only\n"),
+    ):
+        done = _split("b", *more)
+        assert done.code == 2
+        assert done.err.startswith(message)
+        assert files(here) == before
+
+
+def test_a_folder_that_only_has_a_plan_json_is_no_bundle(here: Path) -> None:
+    (here / "b").mkdir()
+    (here / "b" / "plan.json").write_text("{}")
+    assert _split("b", "--force").err.startswith("error: b is not a bundle")
+    assert (here / "b" / "plan.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_out_is_a_link(here: Path, target: str) -> None:
+    (here / "elsewhere").mkdir()
+    (here / "b").symlink_to(target)
+    for more in ((), ("--force",)):
+        done = _split("b", *more)
+        assert done.code == 2
+        assert done.err.startswith("error: b is a symbolic link\n")
+    assert list((here / "elsewhere").iterdir()) == []
+
+
+def test_out_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(here, "raise AssertionError('the model file was run')\n")
+    before = files(here)
+    done = _split("model.py/b")
+    assert done.code == 2
+    assert done.err.startswith(
+        f"error: cannot write model.py/b: {here / 'model.py'} is not a folder"
+    )
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as root
+    done = _split("deep/b")
+    assert done.code == 2
+    assert done.err.startswith(f"error: cannot write deep/b: no permission to write in {here}")
+    assert files(here) == before
+
+
+# --------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize("command", ["explain", "simulate", "run", "verify"])
+def test_a_path_that_is_missing_or_no_bundle(tmp_path: Path, command: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "nothing", tmp_path / "folder"):
+        done = call(command, path)
+        assert done.code == 2
+        assert done.err.startswith(f"error: cannot read {path}")
+        assert "help: give a bundle folder or a plan.json" in done.err
+
+
+_BAD_PLANS = {
+    "broken": ('{"graph": ', "error: not a plan: Invalid JSON"),
+    "a list": ("[]", "error: not a plan: "),
+    "a field missing": ("{}", "error: not a plan: Field required\n  at: "),
+    "newer": ('{"format": 2, "more": 1}', "error: plan format 2 is not 1\n  at: "),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_PLANS)
+@pytest.mark.parametrize("command", ["explain", "simulate", "run", "verify"])
+def test_bad_plan(tmp_path: Path, command: str, case: str) -> None:
+    text, message = _BAD_PLANS[case]
+    (tmp_path / "plan.json").write_text(text)
+    done = call(command, tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(message)
+    assert "plan.json" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_plan_of_another_type_or_for_another_cluster(
+    here: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bundle = tiny_bundle(tmp_path_factory.getbasetemp())
+    plan = json.loads((bundle / "plan.json").read_text())
+    (here / "bad.json").write_text(json.dumps({**plan, "micro_batches": "many"}))
+    done = call("explain", "bad.json")
+    assert done.code == 2
+    assert "at: bad.json: micro_batches" in done.err
+    words = ("simulate", bundle, "--devices", write_cluster(here, count=1))
+    done = call(*words)
+    assert done.code == 2
+    assert done.err.startswith("error: the plan has parts for 2 devices, the cluster has 1\n")
+    assert call(*words, "--again").code == 0
+    assert call("simulate", bundle, "--again").code == 2
+    write_cluster(here, memory="2KiB")
+    assert call(*words).code == 3

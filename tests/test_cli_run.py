@@ -1,0 +1,259 @@
+"""`bigbrain-fx run`: ports, hosts, bad data, and what is left when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbrain_fx.runtime.data import BatchError, Stream
+from tests.command_line import (
+    CHOICES,
+    MODEL,
+    call,
+    files,
+    tiny_bundle,
+    write_cluster,
+    write_model,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.getbasetemp())
+
+
+# --------------------------------------------------------------------------- ports
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        made.listen()
+        yield made
+
+
+def test_a_port_in_use_is_named_with_its_holder(bundle: Path, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    done = call("run", bundle, "--port", str(port), "--steps", "1")
+    assert done.code == 2
+    assert done.err == (
+        f"error: port {port} is in use by process {os.getpid()}\n"
+        "  help: give another --port, or 0 for any free one\n"
+    )
+
+
+@pytest.mark.parametrize("port", ["70000", "-5"])
+def test_a_port_out_of_range(bundle: Path, port: str) -> None:
+    done = call("run", bundle, "--port", port)
+    assert done.code == 2
+    assert done.err.startswith(f"error: port {port} is not between 1 and 65535\n")
+
+
+@pytest.mark.parametrize("words", [("--steps", "0"), ("--deadline", "0"), ("--port", "http")])
+def test_bad_numbers(bundle: Path, words: tuple[str, str]) -> None:
+    done = call("run", bundle, *words)
+    assert done.code == 2
+    assert f"Invalid value for '{words[0]}'" in done.err
+
+
+def test_a_plan_alone_cannot_be_run(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes((bundle / "plan.json").read_bytes())
+    done = call("run", tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {tmp_path} is not a bundle: it has no train.py\n")
+
+
+# --------------------------------------------------------------------------- several hosts
+
+
+def test_a_plan_for_two_hosts_prints_a_command_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    write_cluster(tmp_path, count=3, hosts=("node-1", "node-2"))
+    made = call("split", "model.py", "--devices", "cluster.json", *CHOICES)
+    assert made.code == 0, made.err
+
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    done = call("run", "bundle", "--steps", "7", "--port", "4000", "--seed", "3")
+    rest = "MASTER_ADDR=node-1 MASTER_PORT=4000 python train.py --steps 7 --seed 3 --deadline 300.0"
+    assert done.code == 0
+    assert done.out == (
+        f"node-1$ RANK=0 LOCAL_RANK=0 WORLD_SIZE=3 {rest}\n"
+        f"node-2$ RANK=1 LOCAL_RANK=0 WORLD_SIZE=3 {rest}\n"
+        f"node-1$ RANK=2 LOCAL_RANK=1 WORLD_SIZE=3 {rest}\n"
+    )
+    objects = call("run", "bundle", "--json").objects
+    assert [entry["host"] for entry in objects] == ["node-1", "node-2", "node-1"]
+    assert " --steps 10 " in objects[0]["command"]
+
+
+# --------------------------------------------------------------------------- data
+
+_BATCHES = '''
+
+def batches(seed):
+    """Good at step 0; at step 1 as FAULT says."""
+    import os
+    print("batches may print, too")
+    yield example_batch()
+    batch, fault = example_batch(), os.environ["FAULT"]
+    if fault == "type":
+        batch["y"] = batch["y"].double()
+    if fault == "rows":
+        batch = {name: tensor[:4] for name, tensor in batch.items()}
+    yield batch
+'''
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faulty")
+    model, cluster = write_model(folder, MODEL + _BATCHES), write_cluster(folder)
+    made = call("split", model, "--devices", cluster, "--out", folder / "b", *CHOICES)
+    assert made.code == 0, made.err
+    return folder / "b"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("type", "step 1: batch entry 'y' is float64[8, 8], but the model was split for float32"),
+        ("rows", r"step 1: batch entry '[xy]' is float32[4, 8], but the model was split for"),
+    ],
+)
+def test_a_batch_unlike_the_example_is_named(
+    faulty: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT", fault)
+    done = call("run", faulty, "--steps", "3", "--json")
+    assert done.code == 2
+    assert [line["step"] for line in done.objects] == [0]
+    pattern = "error: " + re.escape(message).replace(r"\[xy\]", "[xy]")
+    error = done.err[done.err.index("error: ") :]
+    assert re.match(pattern, error), done.err
+    assert "help: every batch must be like example_batch()" in error
+    assert "Traceback" not in error
+
+
+def _stream(batch: object) -> Stream:
+    inputs = {"x": ("a", 0), "scale": ("scale",)}
+    specs = {"x": ("float32", (4, 2)), "scale": ("float32", ())}
+    where = torch.device("cpu")
+    return Stream(lambda seed: iter([batch]), 0, inputs, ("scale",), 2, where, specs)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": []}, "step 0: the batch has no entry 'a.0'"),
+        ({"b": 1}, "step 0: the batch has no entry 'a.0'"),
+        (None, r"batches\(seed\) ended before step 0; yield one batch per step"),
+        ({"a": ["text"]}, "step 0: batch entry 'x' is of type str, but the model was split for "),
+        ({"a": [torch.zeros(2, 2)]}, r"step 0: batch entry 'x' is float32\[2, 2\], but"),
+        ({"a": [torch.zeros(4, 2)], "scale": 1.0}, "step 0: batch entry 'scale' is of type float"),
+    ],
+)
+def test_batches_of_another_structure(batch: object, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        _stream(batch).advance(0)
+
+
+def test_a_good_batch_is_split() -> None:
+    stream = _stream({"a": [torch.arange(8.0).view(4, 2)], "scale": torch.tensor(2.0)})
+    stream.advance(0)
+    assert stream.get("x", 1).tolist() == [[4, 5], [6, 7]]
+    assert stream.get("scale", 1).item() == 2.0
+
+
+# --------------------------------------------------------------------------- stopped
+
+
+def _children(pid: int) -> set[int]:
+    """Return the processes below one, by their ids."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            direct = {int(text) for text in (task / "children").read_text().split()}
+        except OSError:  # it ended meanwhile
+            continue
+        found |= direct.union(*map(_children, direct))
+    return found
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_a_run_leaves_no_process(
+    bundle: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    before = files(bundle)
+    words = ["run", str(bundle), "--steps", "1000000", "--json", "--logs", str(tmp_path / "logs")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "bigbrain_fx", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            with selectors.DefaultSelector() as ready:
+                ready.register(process.stdout, selectors.EVENT_READ)
+                assert ready.select(timeout=60), "no step within a minute"
+            assert process.stdout.readline().startswith('{"step": 0')
+            children = _children(process.pid)
+            assert len(children) >= 2
+            process.send_signal(number)
+            _, said = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the group we started
+    assert process.returncode == code
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 10
+    while any(map(_is_running, children)) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not [pid for pid in children if _is_running(pid)]
+    assert files(bundle) == before
+
+
+def test_a_killed_device_is_an_error_that_shows_its_log(faulty: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "b"
+    broken.mkdir()
+    for name, content in files(faulty).items():
+        (broken / name).parent.mkdir(exist_ok=True)
+        if (faulty / name).is_file():
+            (broken / name).write_bytes(content)
+    (broken / "device_1.py").write_text("raise MemoryError('no room left')\n")
+    done = call("run", broken, "--steps", "1")
+    assert done.code == 1
+    assert done.err.startswith("error: the process of device d0 ended with exit code 1\n  at: ")
+    assert "  note: MemoryError: no room left\n" in done.err
+    assert "train.py --in-process" in done.err

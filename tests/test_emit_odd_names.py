@@ -1,0 +1,40 @@
+"""Names that would break Python text, or hide a method of the runtime, survive the whole road."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import torch
+
+from bigbrain_fx.capture import load_model_file
+from bigbrain_fx.compile import split
+from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.plan import Options
+from bigbrain_fx.verify import verify
+from tests import samples
+
+MODEL = Path(__file__).parent / "odd_names.py"
+
+
+def test_such_a_model_trains_bit_for_bit(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text(MODEL.read_text())
+    made = split(model, samples.cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
+    for path in sorted(made.bundle.glob("*.py")):
+        ast.parse(path.read_text())
+    verify(made.bundle, steps=2).require_passed()
+
+
+def test_such_a_model_scattered_keeps_its_names() -> None:
+    torch.manual_seed(0)
+    file = load_model_file(MODEL)
+    found = samples.of_module(file.model, file.example_batch, None)
+    plan = samples.planned(found, "scattered", 3, None, 2)
+    texts = bundle_texts(plan)
+    held: set[str] = set()
+    for number in range(3):
+        module = samples.loaded(texts[f"device_{number}.py"], f"device_{number}")
+        for stage in getattr(module, f"Device{number}").stages.values():
+            held |= set(stage().place().state_dict())
+    assert held == set(file.model.state_dict())

@@ -1,0 +1,110 @@
+"""Emitted files import and call what is on a list, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from bigbrain_fx.emit.calls import is_allowed_call
+from tests import samples
+
+CELLS = [
+    (model, partitioner)
+    for model in ("gpt", "unet", "encdec", "resnet", "llama", "moe", "digits")
+    for partitioner in ("naive", "scattered")
+]
+FORBIDDEN = {"eval", "exec", "open", "compile", "__import__", "globals", "locals", "input"}
+MANAGERS = {"torch.no_grad", "torch.enable_grad", "torch.autocast"}  # of regions
+OURS = {"runtime", "training", "functions", "pathlib", "math", "__future__"}
+
+
+def trees(model: str, partitioner: str) -> Iterator[tuple[str, ast.Module]]:
+    for name, text in samples.texts(model, partitioner).items():
+        if name.endswith(".py"):
+            yield name, ast.parse(text)
+
+
+def imported(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(("model", "partitioner"), CELLS)
+def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: str) -> None:
+    devices = {f"device_{i}" for i in range(3)}
+    own = imported(ast.parse((samples.ROOT / "models" / f"{model}.py").read_text()))
+    for name, tree in trees(model, partitioner):
+        users = own if name == "training.py" else set()
+        assert imported(tree) <= {"torch", *OURS, *devices, *users}, name
+        assert not imported(tree) & {"pickle", "marshal", "subprocess", "os", "bigbrain_fx", "models"}
+
+
+@pytest.mark.parametrize(("model", "partitioner"), CELLS)
+def test_device_files_call_what_is_allowed(model: str, partitioner: str) -> None:
+    for name, tree in trees(model, partitioner):
+        if name.startswith("device_"):
+            known = known_names(tree)
+            bad = [call for call in calls(tree) if not is_allowed(call, known)]
+            assert not bad, [ast.unparse(call) for call in bad]
+
+
+@pytest.mark.parametrize(("model", "partitioner"), CELLS)
+def test_nothing_is_evaluated_opened_or_reflected_on(model: str, partitioner: str) -> None:
+    """In what we write; the user's own functions in training.py are the user's."""
+    for name, tree in trees(model, partitioner):
+        if name == "training.py":
+            continue
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert not read & FORBIDDEN, name
+        dunders = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        assert {attr for attr in dunders if attr.startswith("__")} <= {"__init__"}
+
+
+def calls(tree: ast.Module) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def known_names(tree: ast.Module) -> set[str]:
+    """Return the classes of a file, what it imports by name, and the blocks its loops run over."""
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    ours = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    loops = [n.target for n in ast.walk(tree) if isinstance(n, ast.For)]
+    blocks = {target.id for target in loops if isinstance(target, ast.Name)}
+    return classes | {alias.name for node in ours for alias in node.names} | (blocks - {"m", "i"})
+
+
+def is_allowed(call: ast.Call, known: set[str]) -> bool:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id in known | {"range", "super"} or is_allowed_call(function) or is_getattr(call)
+    if ast.unparse(function) in MANAGERS | {"super().__init__", "getattr(self, action)"}:
+        return True
+    return root(function) == "self" or is_allowed_call(function)
+
+
+def is_getattr(call: ast.Call) -> bool:
+    return ast.unparse(call) == "getattr(self, action)"
+
+
+def root(node: ast.expr) -> str:
+    """Return "self" of `self.blocks[0].nth(1)`."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["os.system('x')", "eval(x)", "open(x)", "torch.load(x)", "x.__class__()", "torch.hub.load(x)", "m()"],
+)
+def test_the_check_sees_what_is_not_allowed(text: str) -> None:
+    call = ast.parse(text, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert not is_allowed(call, {"Stage0"})

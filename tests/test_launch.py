@@ -1,0 +1,181 @@
+"""Running a bundle on this host: what is reported, what failures say, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.launch import (
+    RunError,
+    RunOptions,
+    StepLine,
+    commands,
+    free_port,
+    hosts,
+    require_free,
+    run,
+)
+from bigbrain_fx.plan import read_plan
+from tests.bundles import cluster, copied, edit, is_running, split_small
+
+DEADLINE_S = 60.0
+QUICK = RunOptions(steps=2, deadline_s=DEADLINE_S)
+LEAVE_PID = "\nimport os\nPath(os.environ['RANK'] + '.pid').write_text(str(os.getpid()))\n"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_small(tmp_path_factory.mktemp("launch"))
+
+
+@pytest.fixture
+def marked(bundle: Path, tmp_path: Path) -> Path:
+    """A copy whose processes leave their ids in it."""
+    copy = copied(bundle, tmp_path)
+    edit(copy / "train.py", "import device_0", LEAVE_PID + "import device_0")
+    return copy
+
+
+def pids(folder: Path) -> list[int]:
+    found = [int(path.read_text()) for path in sorted(folder.glob("*.pid"))]
+    assert found, "no process was started"
+    return found
+
+
+def test_a_run_reports_every_step(bundle: Path, tmp_path: Path) -> None:
+    """What the user's own code prints is no step, and stops nothing."""
+    bundle = copied(bundle, tmp_path)
+    edit(bundle / "training.py", "    for step in", '    print("loading", 1)\n    for step in')
+    seen: list[StepLine] = []
+    options = RunOptions(3, deadline_s=DEADLINE_S, save=tmp_path / "out", logs=tmp_path / "logs")
+    done = run(bundle, options, seen.append)
+    assert [line.step for line in done.steps] == [0, 1, 2]
+    assert tuple(seen) == done.steps
+    assert all(line.step_s > 0 for line in done.steps)
+    assert done.max_rss_bytes.keys() == {"d0", "d1"}
+    assert min(done.max_rss_bytes.values()) > 50 * 2**20  # torch alone
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "d0.safetensors",
+        "d1.safetensors",
+    ]
+    assert [line.loss for line in done.steps] == in_process_losses(bundle, 3)
+
+
+def in_process_losses(bundle: Path, steps: int) -> list[float]:
+    words = ["train.py", "--in-process", "--json", "--steps", str(steps)]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=bundle,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    return [json.loads(line)["loss"] for line in done.stdout.splitlines()[2:]]
+
+
+def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
+    line = "    def step_once(self):\n"
+    edit(marked / "device_1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
+    with pytest.raises(RunError, match="the process of device d1 ended with exit code 1") as found:
+        run(marked, QUICK)
+    error = found.value
+    assert error.exit_code == 1
+    assert error.notes[-1].endswith("ZeroDivisionError: on purpose")
+    assert error.at is not None
+    assert "on purpose" in Path(error.at).read_text()
+    assert "--in-process" in str(error.help)
+    assert not any(map(is_running, pids(marked)))
+
+
+def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
+    line = "    def step_once(self):\n"
+    edit(
+        marked / "device_0.py",
+        line,
+        line + "        __import__('os').kill(__import__('os').getpid(), 9)\n",
+    )
+    with pytest.raises(RunError, match="the process of device d0 was killed by signal 9"):
+        run(marked, QUICK)
+    assert not any(map(is_running, pids(marked)))
+
+
+def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:
+    def interrupt(_: StepLine) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(marked, RunOptions(steps=100_000, deadline_s=DEADLINE_S), interrupt)
+    assert not any(map(is_running, pids(marked)))
+
+
+def test_a_batch_unlike_the_traced_one_is_the_users_to_mend(marked: Path) -> None:
+    edit(marked / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
+    with pytest.raises(InputError, match=r"batch entry 'next' is int64\[8, 6\]") as found:
+        run(marked, QUICK)
+    assert "mend batches()" in str(found.value.help)
+    assert not any(map(is_running, pids(marked)))
+
+
+def test_processes_of_another_plan_are_refused(marked: Path) -> None:
+    plan = read_plan(marked).key
+    edit(
+        marked / "train.py",
+        f'plan="{plan}"',
+        'plan="0000" if os.environ["RANK"] == "1" else "1111"',
+    )
+    with pytest.raises(RunError) as found:
+        run(marked, QUICK)
+    assert "copy one bundle to all hosts" in "\n".join(found.value.notes)
+
+
+def test_a_port_in_use_names_its_holder(bundle: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} is in use by process {os.getpid()}"):
+            run(bundle, RunOptions(steps=1, port=port))
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_out_of_range_is_refused(bundle: Path, port: int) -> None:
+    with pytest.raises(InputError, match=f"port {port} is not between 1 and 65535"):
+        run(bundle, RunOptions(steps=1, port=port))
+
+
+def test_a_free_port_is_free() -> None:
+    require_free(free_port())
+
+
+def test_a_folder_that_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*plan.json"):
+        run(tmp_path, RunOptions())
+    (tmp_path / "plan.json").write_bytes((bundle / "plan.json").read_bytes())
+    with pytest.raises(InputError, match=r"it has no train\.py"):
+        run(tmp_path, RunOptions())
+
+
+def test_commands_for_several_hosts(tmp_path: Path) -> None:
+    plan = read_plan(split_small(tmp_path, cluster(3, hosts=("north", "south"))))
+    assert hosts(plan) == ("north", "south")
+    common = "WORLD_SIZE=3 MASTER_ADDR=north MASTER_PORT=29500 python train.py --steps 7"
+    assert [
+        (host, command.removesuffix(" --deadline 300.0"))
+        for host, command in commands(plan, RunOptions(7))
+    ] == [
+        ("north", f"RANK=0 LOCAL_RANK=0 {common}"),
+        ("south", f"RANK=1 LOCAL_RANK=0 {common}"),
+        ("north", f"RANK=2 LOCAL_RANK=1 {common}"),
+    ]
+    moved = commands(plan, RunOptions(7, seed=3, port=4000, save=Path("my out")))
+    assert "MASTER_PORT=4000 python train.py --steps 7 --seed 3" in moved[1][1]
+    assert moved[1][1].endswith("--save 'my out'")

@@ -1,0 +1,110 @@
+"""What is printed of a plan: exact text in a pipe, never markup, JSON that every parser reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.explain import Cut, DevicePart, Explanation
+from bigbrain_fx.show import (
+    MOST_CUTS,
+    json_line,
+    plan_json,
+    show_explanation,
+    show_forecast,
+    show_plan,
+    show_verification,
+)
+from bigbrain_fx.verify import Check, Verification
+from tests.test_explain import hand_made_costs, placed, stack, two
+
+__all__ = ["hand_made_costs"]  # a fixture, used by all tests here
+
+Capture = pytest.CaptureFixture[str]
+
+# busy s: 2 ops x 3 s and 3 ops x 3 s. weights: 1 KiB an op; gradients and Adam's two moments
+PLAN = """\
+toy: 1,280 parameters, 5 ops; 2 stages on 2 devices; 1f1b, 1 micro-batch of 4 rows
+device  stages  modules            ops  busy s   idle s    memory       of
+a       0       embed to layers.0    2  6.0000  12.0000  {a} 1.0 MiB
+b       1       layers.1 to head     3  9.0000   9.0000  {b} 1.0 MiB
+naive: by hand
+cut 0 -> 1 after layers.0: 4.0 KiB a micro-batch in 1500.00 ms, gradients back 4.0 KiB in 1500.00 ms
+  with layers.0 on b: 18.0000 s (+0.0 %)
+  with layers.1 on a: 18.0000 s (+0.0 %)
+forecast 18.0000 s a step
+"""
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_plan(capsys: Capture) -> None:
+    plan = placed(stack(), "aabbb", two())
+    a, b = (f"{entry.peak_bytes / 1024:.1f} KiB" for entry in plan.forecast.devices)
+    show_plan(plan, 5 * 256)
+    assert words(capsys.readouterr().out) == words(PLAN.format(a=a, b=b))
+
+
+def test_a_forecast(capsys: Capture) -> None:
+    plan = placed(stack(), "aabbb", two())
+    show_forecast(plan)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "toy: naive with analytical, 1f1b, 1 micro-batch of 4 rows"
+    assert lines[1] == "forecast 18.0000 s a step, 0.2 rows a second; it fits:"
+    assert lines[2].split()[-3:] == ["messages", "peak", "has"]
+    assert lines[3].split()[:5] == ["a", "6.0000", "12.0000", "2.0", "KiB"]  # two weights
+    assert lines[4].split()[:5] == ["b", "9.0000", "9.0000", "3.0", "KiB"]
+    assert len({len(line) for line in lines[2:]}) == 1  # columns stand under their heads
+
+
+def test_a_plan_as_json() -> None:
+    plan = placed(stack(), "aabbb", two())
+    found = json.loads(json_line(plan_json(plan)))
+    assert found["step_s"] == 18.0
+    assert found["stages"] == 2
+    assert [entry["memory_bytes"] for entry in found["devices"]] == [2**20, 2**20]
+    assert [entry["weights_bytes"] for entry in found["devices"]] == [2048, 3072]
+
+
+def explanation(cuts: int = 0, moved: tuple[str, ...] = (), modules: str = "all") -> Explanation:
+    part = DevicePart("d0", (0,), modules, 1, 0.5, 0.5, 1024, 2048)
+    found = tuple(Cut(i, i + 1, f"after b{i}", ("v",), i, 0.0, 0, 0.0, ()) for i in range(cuts))
+    return Explanation(1.0, "", (part,), found, moved)
+
+
+def test_only_the_largest_of_many_cuts(capsys: Capture) -> None:
+    show_explanation(explanation(cuts=MOST_CUTS + 3))
+    out = capsys.readouterr().out
+    assert "cut 2 -> 3" not in out  # 0, 1 and 2 bytes
+    assert "cut 3 -> 4 after b3: 3 B a micro-batch in 0.00 ms\n" in out
+    assert "and 3 smaller cuts, see --json\n" in out
+
+
+def test_moved_ops(capsys: Capture) -> None:
+    show_explanation(explanation(moved=("add", "relu")))
+    assert "2 ops moved to stay with others: add, relu\n" in capsys.readouterr().out
+    show_explanation(explanation(moved=tuple("abcdefg")))
+    assert "7 ops moved to stay with others: a, b, c, d, e, ...\n" in capsys.readouterr().out
+
+
+def test_names_are_no_markup(capsys: Capture) -> None:
+    show_explanation(explanation(modules="[red]x[/] to y[0]"))
+    assert "[red]x[/] to y[0]" in capsys.readouterr().out
+    plan = placed(stack(), "aaaaa", two())
+    show_forecast(replace(plan, graph=replace(plan.graph, name="[bold]N[/x]")))
+    assert capsys.readouterr().out.startswith("[bold]N[/x]: ")
+
+
+def test_a_verification(capsys: Capture) -> None:
+    long = "gradient of [a] " * 20
+    show_verification(Verification((Check("losses", True, "5 steps"), Check("w", False, long))))
+    assert capsys.readouterr().out == f"equal  losses: 5 steps\nDIFFERENT  w: {long}\n"
+
+
+def test_json_has_no_words_of_its_own() -> None:
+    text = json_line({"loss": float("nan"), "all": (1.5, float("inf")), "in": {"x": -1.0}})
+    assert text == '{"loss": null, "all": [1.5, null], "in": {"x": -1.0}}'

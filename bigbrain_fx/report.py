@@ -1,7 +1,7 @@
 """Plan -> one self-contained HTML page: stages, memory, cuts, and the forecast step as a picture.
 
-No script, no font and no image from elsewhere: the page opens from a file. This room knows plans and
-forecasts; it draws what they say and measures nothing.
+No script, no font and no image from elsewhere: the page opens from a file. This room knows plans
+and forecasts; it draws what they say and measures nothing.
 """
 
 from __future__ import annotations
@@ -94,15 +94,14 @@ def _reasons(found: Explanation, cut: Cut) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
-    for row in rows:
-        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
-    return "<table>" + "\n".join(lines) + "</table>"
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _memory(plan: Plan, forecast: Forecast) -> str:
     """Draw a bar per device, of what its peak is made of; the frame is what the device has."""
-    has = {entry.device: plan.cluster.device[entry.device].memory_bytes for entry in forecast.devices}
+    has = {e.device: plan.cluster.device[e.device].memory_bytes for e in forecast.devices}
     scale = (WIDTH - LABEL - 10) / max(*has.values(), *(e.peak_bytes for e in forecast.devices))
     shapes: list[str] = []
     for row, entry in enumerate(forecast.devices):
@@ -122,9 +121,8 @@ def _gantt(forecast: Forecast, devices: Sequence[str]) -> str:
     """Draw who computes what when."""
     scale = (WIDTH - LABEL - 10) / (forecast.step_s or 1.0)
     shapes = [_text(0, row * ROW, device) for row, device in enumerate(devices)]
-    for bar in forecast.timeline:
-        if bar.device in devices:
-            shapes.append(_slice(bar, devices.index(bar.device) * ROW, scale))
+    bars = [bar for bar in forecast.timeline if bar.device in devices]
+    shapes += [_slice(bar, devices.index(bar.device) * ROW, scale) for bar in bars]
     key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in COLOURS.items())
     return f'<p class="key">{key}</p>' + _svg(shapes, len(devices))
 

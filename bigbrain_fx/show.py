@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.verify import Verification
 
 MOST_CUTS = 12  # scattered placements have hundreds; --json has them all
-PIPE_WIDTH = 10_000  # a pipe has no edge to wrap at
+WIDE = 10_000  # neither a pipe's edge nor a narrow terminal's cuts a figure in two
 
 
 def show_plan(plan: Plan, parameters: int) -> None:
@@ -163,8 +163,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    return Console(highlight=False, width=WIDE)
 
 
 def _schedule(plan: Plan) -> str:

@@ -53,14 +53,14 @@ def model():
 
 
 def loss(output, batch):
-    return F.cross_entropy(output.flatten(0, 1), batch["next"].flatten())
+    return F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten())
 
 
 def batches(seed):
     for step in itertools.count():
         dice = torch.Generator().manual_seed(1000 * seed + step)
         rows = torch.randint(27, (8, 6), generator=dice)
-        yield {"letters": rows[:, :-1].contiguous(), "next": rows[:, 1:].contiguous()}
+        yield {"letters": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
 def example_batch():

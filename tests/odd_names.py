@@ -1,4 +1,4 @@
-"""A model file whose names are keywords, hold quotes, spaces, newlines, or are the runtime's own."""
+"""A model file whose names are keywords, hold quotes or newlines, or are the runtime's own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Odd(nn.Module):
             holder = self.get_submodule(f"{name}!")
             weight, shift = holder._parameters[name], holder._buffers[f"{name}?"]
             assert weight is not None
-            x = x + self.drop(torch.tanh(self._modules[name](x) * weight + shift))
+            layer = self.get_submodule(name)
+            x = x + self.drop(torch.tanh(layer(x) * weight + shift))
         return F.mse_loss(x, micro)
 
 
@@ -69,8 +70,9 @@ class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.odd = Odd()
-        self.key = nn.ModuleList(Attention() for _ in range(4))
-        self.key[3].key.weight = self.key[0].key.weight
+        blocks = [Attention() for _ in range(4)]
+        blocks[3].key.weight = blocks[0].key.weight
+        self.key = nn.ModuleList(blocks)
 
     def forward(self, stage: Tensor, micro: Tensor) -> Tensor:
         x = stage

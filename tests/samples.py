@@ -32,23 +32,34 @@ class Sample:
 
 @lru_cache(maxsize=16)
 def sample(name: str) -> Sample:
-    """Capture models/<name>.py; its path is written as a user in the repository would give it."""
+    """Capture models/<name>.py, once a session."""
     file = load_model_file(ROOT / "models" / f"{name}.py")
     captured = capture(file.model, file.example_batch, file.loss)
-    given = [f is not None for f in (file.batches, file.optimizer, file.loss, file.lr_scale)]
-    return Sample(captured, Source(str(ROOT / "models" / f"{name}.py"), *given, file.clip_norm))
+    source = Source(
+        path=str(ROOT / "models" / f"{name}.py"),
+        has_batches=file.batches is not None,
+        has_optimizer=file.optimizer is not None,
+        has_loss=file.loss is not None,
+        has_lr_scale=file.lr_scale is not None,
+        clip_norm=file.clip_norm,
+    )
+    return Sample(captured, source)
 
 
-def of_module(module: nn.Module, batch: object, loss: Callable[..., Any]) -> Sample:
+def of_module(module: nn.Module, batch: object, loss: Callable[..., Any] | None) -> Sample:
     """Capture a module in memory."""
     return Sample(capture(module, batch, loss), Source(""))
 
 
 def cluster(devices: int) -> Cluster:
     """Describe equal CPU devices d0, d1, ...; fixed numbers, nothing measured."""
-    listed = ", ".join(f'{{"name": "d{i}", "host": "a", "threads": 1, {CPU}}}' for i in range(devices))
-    text = f'{{"devices": [{listed}], "links": {{"default": {{{LINK}}}}}}}'
-    return parse_cluster(text, "cluster.json")
+    return parse_cluster(cluster_text(devices), "cluster.json")
+
+
+def cluster_text(devices: int) -> str:
+    """Write the cluster.json of `cluster`."""
+    named = (f'{{"name": "d{i}", "host": "a", "threads": 1, {CPU}}}' for i in range(devices))
+    return f'{{"devices": [{", ".join(named)}], "links": {{"default": {{{LINK}}}}}}}'
 
 
 @lru_cache(maxsize=64)

@@ -64,7 +64,7 @@ def expected_losses(module: nn.Module, steps: int) -> list[float]:
     for _ in range(steps):
         value = loss(module(batch()["x"]), batch())
         optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]  # torch's
+        value.backward()
         optimizer.step()
         found.append(value.item())
     return found

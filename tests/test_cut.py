@@ -132,7 +132,12 @@ def test_a_size_is_read_from_what_the_stage_has() -> None:
 def test_tied_gradients_go_between_all_devices_that_hold_the_parameter() -> None:
     """w in stages 0 (a), 1 (b), 2 (c): each leaf to the two other devices, last stage first."""
     params = [weight("w", 4), weight("head", 4, canonical="w"), weight("own", 4)]
-    ops = [linear("p", "x", "w"), linear("q", "p", "head"), linear("r", "q", "w"), linear("s", "r", "own")]
+    ops = [
+        linear("p", "x", "w"),
+        linear("q", "p", "head"),
+        linear("r", "q", "w"),
+        linear("s", "r", "own"),
+    ]
     graph = graph_of(ops, params)
     found = stages_of(graph, "abcc")
     assert edges(found, "tied") == ["w 2->0", "w 2->1", "w 1->0", "w 1->2", "w 0->1", "w 0->2"]

@@ -1,4 +1,4 @@
-"""The emitted `step_once` is the Program: run on a recorder, it gives the very list of instructions."""
+"""The emitted `step_once` is the Program: a recorder takes down the very list of instructions."""
 
 from __future__ import annotations
 
@@ -256,7 +256,8 @@ def test_the_recorder_sees_a_wrong_program() -> None:
     wrong = Program("d0", (second, first, *rest))
     with pytest.raises(AssertionError):
         assert_is_the_program(
-            replace(plan, programs=(wrong, *plan.programs[1:])), samples.texts("unet", "naive", 2, "gpipe", 2)
+            replace(plan, programs=(wrong, *plan.programs[1:])),
+            samples.texts("unet", "naive", 2, "gpipe", 2),
         )
 
 

@@ -77,7 +77,9 @@ def test_calls_of_names_keep_the_width(calls: list[tuple[str, list[str]]]) -> No
     inner = [f"{function}({', '.join(items)})" for function, items in calls]
     lines = wrapped(f"y = F.layer({', '.join(inner)})", 8)
     assert all(len(line) <= WIDTH for line in lines)
-    assert meaning("if 1:\n" + "\n".join(lines)) == meaning(f"if 1:\n        y = F.layer({', '.join(inner)})")
+    assert meaning("if 1:\n" + "\n".join(lines)) == meaning(
+        f"if 1:\n        y = F.layer({', '.join(inner)})"
+    )
 
 
 def test_short_statements_stay_on_their_line() -> None:
@@ -91,7 +93,13 @@ def test_items_move_to_a_line_of_their_own_when_that_is_enough() -> None:
 
 def test_else_one_item_a_line() -> None:
     text = f"y = f({'x' * 50}, g({'w' * 50}), dim=1)"
-    assert wrapped(text, 0) == ["y = f(", f"    {'x' * 50},", f"    g({'w' * 50}),", "    dim=1,", ")"]
+    assert wrapped(text, 0) == [
+        "y = f(",
+        f"    {'x' * 50},",
+        f"    g({'w' * 50}),",
+        "    dim=1,",
+        ")",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +136,8 @@ def test_a_comment_ends_the_statement() -> None:
         ("x = ''", 'x = ""'),
         ("x = 'say \"a\"'", "x = 'say \"a\"'"),
         ("x = 'a\\nb'", "x = 'a\\nb'"),
-        ("x = \"it's\"", "x = \"it's\""),
-        ("x = ['a', 'b']  # don't", "x = [\"a\", \"b\"]  # don't"),
+        ('x = "it\'s"', 'x = "it\'s"'),
+        ("x = ['a', 'b']  # don't", 'x = ["a", "b"]  # don\'t'),
         ('"""A docstring."""\nx = \'é\', 1', '"""A docstring."""\nx = "é", 1'),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigbrain_fx.core import Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
+from bigbrain_fx.core import Backward, Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
 from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll, unroll
 from bigbrain_fx.schedule import StageCosts, build
 
@@ -49,7 +49,9 @@ def test_unrolling_gives_the_steps_back(steps: list[Step]) -> None:
     st.lists(
         st.builds(
             Loop,
-            st.lists(st.builds(Step, st.sampled_from("FGB"), st.integers(0, 3)), min_size=1, max_size=4).map(tuple),
+            st.lists(
+                st.builds(Step, st.sampled_from("FGB"), st.integers(0, 3)), min_size=1, max_size=4
+            ).map(tuple),
             st.integers(1, 9),
         ),
         max_size=5,
@@ -83,11 +85,10 @@ def rolled(schedule: str, count: int, micro_batches: int, stage: int) -> list[Lo
 
 
 def computed(program: Program) -> list[Step]:
-    kinds = {"forward": "F", "backward": "B"}
     return [
-        Step("F" if isinstance(i, Forward) else "B", i.micro)  # type: ignore[union-attr]  # by `do`
+        Step("F" if isinstance(i, Forward) else "B", i.micro)
         for i in program.instructions
-        if i.do in kinds
+        if isinstance(i, Forward | Backward)
     ]
 
 

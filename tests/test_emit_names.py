@@ -54,7 +54,13 @@ def test_modules_that_files_import_are_reserved() -> None:
 
 def test_names_are_handed_out_once() -> None:
     names = Names(["loss"])
-    assert [names.fresh(n) for n in ("x", "x", "loss", "x_2", "x")] == ["x", "x_2", "loss_2", "x_2_2", "x_3"]
+    assert [names.fresh(n) for n in ("x", "x", "loss", "x_2", "x")] == [
+        "x",
+        "x_2",
+        "loss_2",
+        "x_2_2",
+        "x_3",
+    ]
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

@@ -43,7 +43,14 @@ def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: 
     for name, tree in trees(model, partitioner):
         users = own if name == "training.py" else set()
         assert imported(tree) <= {"torch", *OURS, *devices, *users}, name
-        assert not imported(tree) & {"pickle", "marshal", "subprocess", "os", "bigbrain_fx", "models"}
+        assert not imported(tree) & {
+            "pickle",
+            "marshal",
+            "subprocess",
+            "os",
+            "bigbrain_fx",
+            "models",
+        }
 
 
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
@@ -83,7 +90,11 @@ def known_names(tree: ast.Module) -> set[str]:
 def is_allowed(call: ast.Call, known: set[str]) -> bool:
     function = call.func
     if isinstance(function, ast.Name):
-        return function.id in known | {"range", "super"} or is_allowed_call(function) or is_getattr(call)
+        return (
+            function.id in known | {"range", "super"}
+            or is_allowed_call(function)
+            or is_getattr(call)
+        )
     if ast.unparse(function) in MANAGERS | {"super().__init__", "getattr(self, action)"}:
         return True
     return root(function) == "self" or is_allowed_call(function)
@@ -102,7 +113,15 @@ def root(node: ast.expr) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["os.system('x')", "eval(x)", "open(x)", "torch.load(x)", "x.__class__()", "torch.hub.load(x)", "m()"],
+    [
+        "os.system('x')",
+        "eval(x)",
+        "open(x)",
+        "torch.load(x)",
+        "x.__class__()",
+        "torch.hub.load(x)",
+        "m()",
+    ],
 )
 def test_the_check_sees_what_is_not_allowed(text: str) -> None:
     call = ast.parse(text, mode="eval").body

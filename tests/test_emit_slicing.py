@@ -82,7 +82,10 @@ def optimizer(named_params):  # any
 
 def test_names_in_the_order_of_the_file(tmp_path: Path) -> None:
     """A name bound twice keeps both, in order; a base class comes before its child."""
-    text = "A = 1\nA = A + 1\nclass B:\n    a = A\nclass C(B): pass\nA += 1\ndef optimizer(p):\n    return C.a, A\n"
+    text = (
+        "A = 1\nA = A + 1\nclass B:\n    a = A\nclass C(B): pass\nA += 1\n"
+        "def optimizer(p):\n    return C.a, A\n"
+    )
     assert ran(sliced(tmp_path, text))["optimizer"](()) == (2, 3)
 
 
@@ -98,7 +101,8 @@ def test_names_in_the_order_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_is_copied_as_it_is_filled(tmp_path: Path, change: str) -> None:
-    text = f"import contextlib\nTABLE = {{'rate': 1}}\n{change}\ndef optimizer(p):\n    return TABLE['rate']\n"
+    text = f"import contextlib\nTABLE = {{'rate': 1}}\n{change}\n"
+    text += "def optimizer(p):\n    return TABLE['rate']\n"
     assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
 
 
@@ -135,20 +139,25 @@ def test_several_statements_on_a_line_run_once(tmp_path: Path) -> None:
 
 
 def test_a_future_import_stays_first_and_on_one_line(tmp_path: Path) -> None:
-    text = "from __future__ import (\n    annotations,\n)\nX = 1\ndef optimizer(p: Missing): return X\n"
+    text = "from __future__ import (\n    annotations,\n)\n"
+    text += "X = 1\ndef optimizer(p: Missing): return X\n"
     found = sliced(tmp_path, text)
     assert found.text.splitlines()[0] == "from __future__ import annotations"
     assert ran(found)["optimizer"](()) == 1
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\x0c\n", "  # \u2028\n"], ids=["n", "rn", "page", "ls"])
+@pytest.mark.parametrize(
+    "end", ["\n", "\r\n", "\n\x0c\n", "  # \u2028\n"], ids=["n", "rn", "page", "ls"]
+)
 def test_any_line_ends(tmp_path: Path, end: str) -> None:
     """The standard library's own files have form feeds; editors leave line separators."""
     text = f"A = 1{end}B = 2{end}def optimizer(p):{end}    return B{end}"
     assert ran(sliced(tmp_path, text))["optimizer"](()) == 2
 
 
-@pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n"], ids=["bom", "latin"])
+@pytest.mark.parametrize(
+    "head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n"], ids=["bom", "latin"]
+)
 def test_any_encoding_that_python_reads(tmp_path: Path, head: bytes) -> None:
     letter = "é".encode("latin-1" if head.startswith(b"#") else "utf-8")
     path = tmp_path / "model.py"

@@ -48,7 +48,9 @@ def write(folder: Path, found: dict[str, str]) -> None:
 
 def diff(name: str, expected: dict[str, str], found: dict[str, str]) -> str:
     old, new = (texts.get(name, "").splitlines() for texts in (expected, found))
-    return "\n".join(difflib.unified_diff(old, new, f"golden/{name}", f"emitted/{name}", lineterm=""))
+    return "\n".join(
+        difflib.unified_diff(old, new, f"golden/{name}", f"emitted/{name}", lineterm="")
+    )
 
 
 def test_a_difference_is_shown() -> None:

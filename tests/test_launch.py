@@ -119,7 +119,7 @@ def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:
 
 def test_a_batch_unlike_the_traced_one_is_the_users_to_mend(marked: Path) -> None:
     edit(marked / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
-    with pytest.raises(InputError, match=r"batch entry 'next' is int64\[8, 6\]") as found:
+    with pytest.raises(InputError, match=r"batch entry 'targets' is int64\[8, 6\]") as found:
         run(marked, QUICK)
     assert "mend batches()" in str(found.value.help)
     assert not any(map(is_running, pids(marked)))

@@ -21,7 +21,13 @@ def dropout(name: str, path: str) -> Op:
 
 def test_draws_are_counted_per_module() -> None:
     still = op("r", "aten.relu.default", Ref("x"))
-    ops = [dropout("a", "drop"), still, dropout("b", "drop"), dropout("c", "other"), dropout("d", "drop")]
+    ops = [
+        dropout("a", "drop"),
+        still,
+        dropout("b", "drop"),
+        dropout("c", "other"),
+        dropout("d", "drop"),
+    ]
     assert draw_places(graph_of(ops)) == {
         "a": ("drop", 0),
         "b": ("drop", 1),

@@ -15,8 +15,8 @@ from tests.synthetic import graph_of, op, random_graph, tensor, weight
 GRAD, PLAIN = tensor(4), tensor(4, grad=False)
 
 
-def relu(name: str, *reads: str, **more: object) -> Op:
-    return op(name, "aten.relu.default", *map(Ref, reads), **more)
+def relu(name: str, *reads: str, modules: tuple[ModuleCall, ...] = ()) -> Op:
+    return op(name, "aten.relu.default", *map(Ref, reads), modules=modules)
 
 
 def group_of(found: Units, name: str) -> tuple[str, ...]:
@@ -61,10 +61,12 @@ def test_an_unmutated_buffer_joins_nobody() -> None:
 
 
 def test_a_counter_joins_its_layer() -> None:
-    """BatchNorm's `num_batches_tracked += 1` gives nothing to anybody; it goes where its norm goes."""
+    """BatchNorm's `num_batches_tracked += 1` gives nothing to anybody; it follows its norm."""
     layer = (ModuleCall("norm", "torch.nn.BatchNorm2d"),)
     counter = Param("norm.count", tensor(grad=False, dtype="int64"), "norm.count", "buffer")
-    add = op("add", "aten.add_.Tensor", ParamRef("norm.count"), 1, out=PLAIN, mutates=("norm.count",))
+    add = op(
+        "add", "aten.add_.Tensor", ParamRef("norm.count"), 1, out=PLAIN, mutates=("norm.count",)
+    )
     graph = graph_of(
         [
             replace(add, modules=layer),
@@ -87,7 +89,14 @@ def test_a_mutated_value_keeps_views_writers_and_early_readers() -> None:
             relu("a", "x"),
             op("view", "aten.view.default", Ref("a"), view_of="a"),
             relu("early", "a"),
-            op("write", "aten.add_.Tensor", Ref("view"), Ref("early"), view_of="view", mutates=("view",)),
+            op(
+                "write",
+                "aten.add_.Tensor",
+                Ref("view"),
+                Ref("early"),
+                view_of="view",
+                mutates=("view",),
+            ),
             relu("late", "write"),
         ]
     )

@@ -7,6 +7,9 @@ one thread each; forward, backward and AdamW. Both sides stay alive and take tur
 computes; each turn is one step to warm up and then the timed ones. A step's time is that of its slower
 rank, a turn's the median of its steps; the figure is the median over pairs of ours/theirs.
 
+Others who use the processors meanwhile disturb a turn: their share is measured, a pair with more than
+5 % of it is taken again (at most three times as many pairs in all), and the quietest pairs count.
+
 "as it comes": our bundle as `split` writes it (it raises malloc's thresholds itself), theirs with
 torch's defaults. "raised": theirs with the same thresholds, through glibc's environment variables.
 """
@@ -50,8 +53,9 @@ STEP_S = 60.0  # longest that one step may take
 GRACE_S = 5.0
 KEEP_BYTES = 1 << 30
 RAISED = {"MALLOC_TRIM_THRESHOLD_": str(KEEP_BYTES), "MALLOC_MMAP_THRESHOLD_": str(KEEP_BYTES)}
-QUIET = 0.10  # share of the processors that others may use while we measure
-QUIET_WAIT_S = 20.0
+QUIET = 0.05  # share of the processors that others may use while we measure
+QUIET_WAIT_S = 15.0
+ATTEMPTS = 3  # times `--pairs`
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Pair:
-    """One turn of each side: seconds a step, and what share of the processors others used before it."""
+    """One turn of each side: seconds a step; `others` is the share of the processors not used by us."""
 
     schedule: str
     against: str
@@ -89,7 +93,7 @@ class Result:
     schedule: str
     against: str
     malloc: str
-    pairs: int
+    quiet_pairs: int
     ours_s: float
     theirs_s: float
     ratio: float
@@ -225,29 +229,49 @@ def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def others_share(sample_s: float = 0.25) -> float:
-    """Return the share of the processors in use while our processes wait (Linux; elsewhere 0)."""
-    before = _jiffies()
-    time.sleep(sample_s)
-    after = _jiffies()
-    total = sum(after) - sum(before)
-    idle = sum(after[3:5]) - sum(before[3:5])
-    return 1.0 - idle / total if total else 0.0
+@dataclass
+class Meter:
+    """Say how much of the processors others use while it is on (Linux; elsewhere 0)."""
+
+    pids: list[int]
+
+    def __enter__(self) -> Meter:
+        self.before = _ticks(), self._own()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        total, idle = (
+            after - before for after, before in zip(_ticks(), self.before[0], strict=True)
+        )
+        own = self._own() - self.before[1]
+        self.others = max(0.0, (total - idle - own) / total) if total else 0.0
+
+    def _own(self) -> int:
+        fields = (_proc(f"{pid}/stat").rpartition(")")[2].split() for pid in self.pids)
+        return sum(int(entry[11]) + int(entry[12]) for entry in fields if entry)
 
 
-def _jiffies() -> list[int]:
+def _ticks() -> tuple[int, int]:
+    """Return clock ticks of all processors since boot: all, and idle."""
+    numbers = [int(word) for word in _proc("stat").partition("\n")[0].split()[1:9]]
+    return sum(numbers), sum(numbers[3:5])
+
+
+def _proc(name: str) -> str:
     try:
-        return [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return [0]
+        return Path("/proc", name).read_text()
+    except OSError:  # not Linux
+        return ""
 
 
-def wait_for_quiet() -> float:
-    """Wait, for a while, until others let the processors be; return the share they use."""
+def wait_for_quiet(pids: list[int]) -> None:
+    """Wait, for a while, until others let the processors be."""
     until = time.monotonic() + QUIET_WAIT_S
-    while (share := others_share()) > QUIET and time.monotonic() < until:
-        pass
-    return share
+    while time.monotonic() < until:
+        with Meter(pids) as meter:
+            time.sleep(0.3)
+        if meter.others <= QUIET:
+            return
 
 
 # --------------------------------------------------------------------------- measuring
@@ -267,22 +291,25 @@ def measure(
         for side in sides.values():
             side.train(0, 2)
         error = largest_error(ours.gradients(folder), theirs.gradients(folder))
-        found: list[Pair] = []
+        names = series.schedule, series.theirs, series.malloc
+        taken: list[Pair] = []
         peaks: dict[str, tuple[int, ...]] = {}
-        for number in range(pairs):
-            others, times = 0.0, {}
+        pids = [process.pid for side in sides.values() for process in side.processes]
+        while _quiet(taken) < pairs and len(taken) < ATTEMPTS * pairs:
+            number, others, times = len(taken), 0.0, {}
+            wait_for_quiet(pids)
             for name in list(sides)[:: -1 if number % 2 else 1]:
-                others = max(others, wait_for_quiet())
-                times[name], peaks[name] = sides[name].train(1, steps)
+                with Meter(pids) as meter:
+                    times[name], peaks[name] = sides[name].train(1, steps)
+                others = max(others, meter.others)
             ratio = times["ours"] / times["theirs"]
-            names = series.schedule, series.theirs, series.malloc
-            pair = Pair(*names, number, times["ours"], times["theirs"], ratio, others)
-            found.append(pair)
-            show(pair)
+            taken.append(Pair(*names, number, times["ours"], times["theirs"], ratio, others))
+            show(taken[-1])
+    found = sorted(taken, key=lambda pair: pair.others)[:pairs]
     ratios = [pair.ratio for pair in found]
     return Result(
         *names,
-        pairs,
+        _quiet(found),
         statistics.median(pair.ours_s for pair in found),
         statistics.median(pair.theirs_s for pair in found),
         statistics.median(ratios),
@@ -292,6 +319,10 @@ def measure(
         peaks["ours"],
         peaks["theirs"],
     )
+
+
+def _quiet(pairs: Sequence[Pair]) -> int:
+    return sum(pair.others <= QUIET for pair in pairs)
 
 
 def largest_error(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
@@ -315,7 +346,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None, malloc: str | 
     wanted = [Series(s, "theirs", raised) for raised in (False, True) for s in ("1f1b", "gpipe")]
     wanted.append(Series("one device", "eager", True))
     wanted = [s for s in wanted if only in (None, s.schedule) and malloc in (None, s.malloc)]
-    console = Console(highlight=False, stderr=as_json)
+    console = Console(highlight=False, stderr=as_json, width=140, soft_wrap=True)
 
     def show(pair: Pair) -> None:
         if as_json:
@@ -341,7 +372,7 @@ def main(as_json: bool, pairs: int, steps: int, only: str | None, malloc: str | 
 
 def _table(results: Sequence[Result]) -> Table:
     table = Table(title="median over pairs; memory: peak resident MiB by rank")
-    columns = "schedule, malloc, against, ours s, theirs s, ratio, range, gradients differ by, ours MiB, theirs MiB"
+    columns = "schedule, malloc, against, quiet pairs, ours s, theirs s, ratio, range, gradients differ by, ours MiB, theirs MiB"
     for column in columns.split(", "):
         table.add_column(column)
     for r in results:
@@ -349,6 +380,7 @@ def _table(results: Sequence[Result]) -> Table:
             r.schedule,
             r.malloc,
             r.against,
+            str(r.quiet_pairs),
             f"{r.ours_s:.3f}",
             f"{r.theirs_s:.3f}",
             f"{r.ratio:.3f}",

@@ -43,7 +43,6 @@ class Template:
     `varying` groups the places that hold equal numbers in every use: they share an argument.
     """
 
-    key: Signature
     module: str
     model: Instance
     varying: tuple[tuple[Where, ...], ...]
@@ -82,7 +81,7 @@ def find_blocks(
                 found[signature(graph, instance.scope)].append(instance)
     repeated = {key: same for key, same in found.items() if len(same) > 1}
     templates = {
-        key: Template(key, same[0].module, same[0], _varying(graph, same))
+        key: Template(same[0].module, same[0], _varying(graph, same))
         for key, same in repeated.items()
     }
     instances = {_place(i): i for same in repeated.values() for i in same}

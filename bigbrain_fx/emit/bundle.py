@@ -61,6 +61,7 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
         InputError: `out` exists and `force` is off, or cannot be written.
     """
     check_out(out, force=force)
+    _check_devices(plan)
     texts = bundle_texts(plan)
     _check_names(plan, texts)
     try:
@@ -81,6 +82,20 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
 def _shipped(plan: Plan) -> list[Path]:
     """Return the modules and packages beside the model file that the bundle takes along."""
     return list(dict.fromkeys((*training_slice(plan).files, *functions_slice(plan).files)))
+
+
+def _check_devices(plan: Plan) -> None:
+    """Refuse device names that would lead out of the bundle: a Cluster made in Python holds any.
+
+    Raises:
+        InputError: names the device.
+    """
+    for device in plan.stages.devices:
+        if not device or set(device) & set("/\\\0") or device.startswith("."):
+            raise InputError(
+                f"device {device!r} cannot be the name of a file",
+                help="use letters, digits, '-' and '_' in device names",
+            )
 
 
 def _check_names(plan: Plan, texts: Mapping[str, str]) -> None:

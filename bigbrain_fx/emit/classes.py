@@ -64,8 +64,9 @@ class Classes:
         ops = [tuple(self.graph.op[name] for name in stage.ops) for stage in self.stages]
         gives = [frozenset(results) for results in self.results]
         self.blocks = find_blocks(self.graph, ops, gives, self.places)
-        taken = Names(["Tensors", "Region", "Stage", "Device", "Channel"])
-        taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
+        taken = Names(["Tensors", "Region", "Stage", "Device", "Channel", "buffer", "parameter"])
+        for stage in self.stages:  # as many as devices, or more
+            taken.taken |= {f"Stage{stage.index}", f"Device{stage.index}"}
         used = [key for stage in self.stages for key in self._used(stage)]
         self.class_names = {
             key: taken.fresh(identifier(_short(self.blocks.templates[key].module)))

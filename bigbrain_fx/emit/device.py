@@ -27,7 +27,6 @@ class DeviceFile:
     schedule: str
     micro_batches: int
     rows: int
-    clip: bool
     title: str
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
 

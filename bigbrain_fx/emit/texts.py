@@ -6,7 +6,7 @@ This room reads the model file and writes nothing: `bundle.py` puts the texts on
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input, Stage
@@ -15,6 +15,7 @@ from bigbrain_fx.emit.classes import Classes
 from bigbrain_fx.emit.device import DeviceFile, device_text, opaque_targets
 from bigbrain_fx.emit.expressions import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
+from bigbrain_fx.emit.names import Names
 from bigbrain_fx.emit.slicing import Slice, slice_file
 from bigbrain_fx.plan import Plan
 
@@ -35,7 +36,6 @@ def bundle_texts(plan: Plan) -> dict[str, str]:
                 plan.schedule,
                 plan.micro_batches,
                 plan.rows,
-                plan.source.clip_norm is not None,
                 plan.graph.name,
                 plan.source.module,
             ),
@@ -48,8 +48,9 @@ def bundle_texts(plan: Plan) -> dict[str, str]:
         head = f'"""Custom autograd functions, copied from {_quiet(source_file(plan).name)}."""\n\n'
         texts["functions.py"] = head + functions.text
     taken = training_slice(plan)
-    texts["training.py"] = _training_text(plan, taken)
-    texts["train.py"] = _train_text(plan)
+    constants = _constants(taken)
+    texts["training.py"] = _training_text(plan, taken, constants)
+    texts["train.py"] = _train_text(plan, constants)
     texts["README.md"] = _readme(plan, taken)
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
@@ -100,7 +101,15 @@ def functions_slice(plan: Plan) -> Slice:
     return slice_file(source_file(plan), names) if names and plan.source.path else EMPTY
 
 
-def _training_text(plan: Plan, taken: Slice) -> str:
+def _constants(taken: Slice) -> dict[str, str]:
+    """Return the names of our own constants in training.py; the user's code may have the same."""
+    nodes = list(ast.walk(ast.parse(taken.text)))
+    names = Names(node.id for node in nodes if isinstance(node, ast.Name))
+    ours = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM")
+    return {name: names.fresh(name) for name in ours}
+
+
+def _training_text(plan: Plan, taken: Slice, constants: Mapping[str, str]) -> str:
     source, name = plan.source, source_file(plan).name
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
@@ -124,15 +133,16 @@ def _training_text(plan: Plan, taken: Slice) -> str:
             '    return example_batches(Path(__file__).parent / "example.safetensors")',
             "",
         ]
-    lines += ["", *_inputs(plan)]
-    lines.append(f"OPTIMIZER = {'optimizer' if source.has_optimizer else 'adamw'}")
-    lines.append(f"LR_SCALE = {'lr_scale' if source.has_lr_scale else None}")
-    lines.append(f"CLIP_NORM = {source.clip_norm!r}")
+    lines += ["", *_inputs(plan, constants)]
+    optimizer = "optimizer" if source.has_optimizer else "adamw"
+    lines.append(f"{constants['OPTIMIZER']} = {optimizer}")
+    lines.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
+    lines.append(f"{constants['CLIP_NORM']} = {source.clip_norm!r}")
     ours = double_quoted("\n".join(lines[copied:])).splitlines()
     return "\n".join(_no_triple_blanks([*lines[:copied], *ours])) + "\n"
 
 
-def _inputs(plan: Plan) -> list[str]:
+def _inputs(plan: Plan, constants: Mapping[str, str]) -> list[str]:
     """Write where each model input is in a batch, what it is, and which are not split."""
     used = {name for stage in plan.stages.stages for name in stage.inputs}
     entries = [entry for entry in plan.graph.inputs if entry.name in used]
@@ -145,13 +155,13 @@ def _inputs(plan: Plan) -> list[str]:
         f"    {entry.name!r}: {(entry.spec.dtype, _shape(entry, plan))!r}," for entry in entries
     ]
     return [
-        "INPUTS = {",
+        f"{constants['INPUTS']} = {{",
         *rows,
         "}",
-        "SPECS = {",
+        f"{constants['SPECS']} = {{",
         *specs,
         "}",
-        *wrapped(f"WHOLE = {whole!r}", 0),
+        *wrapped(f"{constants['WHOLE']} = {whole!r}", 0),
     ]
 
 
@@ -160,9 +170,10 @@ def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
     return entry.spec.at(plan.micro_batches * plan.rows if entry.batched else plan.rows).shape
 
 
-def _train_text(plan: Plan) -> str:
+def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
     count = len(plan.stages.devices)
     modules = [f"device_{number}" for number in range(count)]
+    how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
     devices = [plan.cluster.device[name] for name in plan.stages.devices]
     fields = [
         "folder=Path(__file__).resolve().parent",
@@ -172,10 +183,10 @@ def _train_text(plan: Plan) -> str:
         f"threads={tuple(d.threads for d in devices)!r}",
         f"seed={plan.seed}",
         "batches=training.batches",
-        "inputs=training.INPUTS",
-        "whole=training.WHOLE",
-        "training=Training(training.OPTIMIZER, training.LR_SCALE, training.CLIP_NORM)",
-        "specs=training.SPECS",
+        f"inputs=training.{constants['INPUTS']}",
+        f"whole=training.{constants['WHOLE']}",
+        f"training=Training({', '.join(how)})",
+        f"specs=training.{constants['SPECS']}",
     ]
     lines = [
         f'"""Train {_quiet(plan.graph.name)}: one process per device.',

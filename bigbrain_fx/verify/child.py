@@ -60,7 +60,7 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     captured = _captured(file, plan)
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
-    checks = [_same_module(file, captured, plan, bundle), _same_weights(captured, weights, plan)]
+    checks = [_same_module(file, captured, plan), _same_weights(captured, weights, plan)]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
     stream = batches_of(bundle, plan)
     plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
@@ -160,9 +160,7 @@ def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
 # --------------------------------------------------------------------------- the links of the chain
 
 
-def _same_module(
-    file: ModelFile, captured: Captured, plan: Plan, bundle: ModuleType
-) -> dict[str, object]:
+def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
     rows = captured.graph.static_batch or plan.rows
     batches = [captured.inputs(rows)]
     if file.batches is not None:
@@ -261,7 +259,8 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
 
     def after_step(device: Device, step: int) -> None:
         if step == 0:
-            trace.gradients.update({n: g.clone() for n, g in (device.first_gradients or {}).items()})
+            found = device.first_gradients or {}
+            trace.gradients.update({name: gradient.clone() for name, gradient in found.items()})
 
     def report(step: int, loss: float, _: float) -> None:
         losses[step] = torch.tensor(loss)

@@ -1,0 +1,82 @@
+"""Numbers do not depend on the placement: every model, partitioner, device count and schedule.
+
+The whole table is here, model by model; `python -m tools.matrix` prints it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigbrain_fx.verify.reference import Trace
+from tools.matrix import MODELS, cells, other_bytes, over_gloo, parse_cell
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 400.0
+PER_MODEL = 2 * 3 * 3 + 3  # two chains × 2, 3, 4 devices × three schedules, and scattered by list
+OVER_GLOO = (
+    "gpt/analytical/2/1f1b/gloo",
+    "gpt/scattered/3/list/gloo",
+    "llama/naive/2/gpipe/gloo",
+    "resnet/analytical/3/1f1b/gloo",
+    "unet/scattered/2/list/gloo",
+    "encdec/naive/2/1f1b/gloo",
+    "moe/analytical/2/gpipe/gloo",
+    "digits/naive/4/1f1b/gloo",
+)
+
+pytestmark = pytest.mark.slow
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.matrix", "--json", *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode in (0, 5), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_cell_of_a_model_is_equal(model: str) -> None:
+    found = rows("--models", model)
+    assert [row for row in found if row["fault"]] == []
+    assert len(found) == PER_MODEL
+    scattered = [row for row in found if row["cell"]["partitioner"] == "scattered"]
+    assert all(row["stages"] > row["cell"]["devices"] for row in scattered)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_real_processes_are_equal_too(half: int) -> None:
+    chosen = OVER_GLOO[half::2]
+    found = rows(*(word for cell in chosen for word in ("--cell", cell)))
+    assert [row for row in found if row["fault"]] == []
+    assert {row["cell"]["transport"] for row in found} == {"gloo"}
+    assert len(found) == len(chosen)
+
+
+def test_the_table_has_every_cell_once() -> None:
+    table = cells(MODELS, ("naive", "analytical", "scattered"), (2, 3, 4))
+    assert len(table) == len(set(table)) == len(MODELS) * PER_MODEL
+    real = [cell for cell in over_gloo(table, 6) if cell.transport == "gloo"]
+    assert len(real) == len({cell.model for cell in real}) == 6
+    assert parse_cell("gpt/naive/2/1f1b/gloo").transport == "gloo"
+
+
+def test_a_zero_of_another_sign_is_seen() -> None:
+    """Equal numbers are not enough: bytes are compared."""
+    plus, minus = ({"w": torch.tensor([sign * 0.0])} for sign in (1, -1))
+    assert other_bytes(Trace([], plus, plus), Trace([], plus, plus)) == ""
+    assert other_bytes(Trace([], plus, plus), Trace([], plus, minus)) == "tensors w"

@@ -1,0 +1,128 @@
+"""The same plan gives, byte for byte, the same bundle: under any hash seed and in any process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import samples
+
+HASH_SEEDS = ("0", "1", "42", "random")
+DEADLINE_S = 120
+MODEL = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.up = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x, mask):
+        a, b = self.up(self.norm(x)).chunk(2, -1)
+        return x + self.drop(torch.cat((b, a), -1)) * mask
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(8, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        mask = (tokens > 0).float()[:, None]
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
+
+
+def model():
+    return Net()
+
+
+def example_batch():
+    tokens = torch.arange(16) % 9
+    return {"tokens": tokens, "labels": tokens.flip(0)}
+
+
+def loss(output, batch):
+    return F.cross_entropy(output, batch["labels"])
+
+
+clip_norm = 1.0
+"""
+
+
+def test_four_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    """Scattered: the placement with most stages, channels and names."""
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "cluster.json").write_text(samples.cluster_text(3))
+    runs = [start(tmp_path, number, seed) for number, seed in enumerate(HASH_SEEDS)]
+    outputs = [run.communicate(timeout=DEADLINE_S)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * len(runs), outputs
+    first, *others = [digests(tmp_path / f"bundle{n}") for n in range(len(runs))]
+    assert {"device_2.py", "plan.json", "weights/d0.safetensors", "runtime/device.py"} <= set(first)
+    for other in others:
+        assert other == first
+
+
+def start(folder: Path, number: int, hash_seed: str) -> subprocess.Popen[str]:
+    """Run the command line, as a user would, in a process of its own."""
+    command = [
+        sys.executable,
+        "-c",
+        "from bigbrain_fx.cli import main; main()",
+        "split",
+        "model.py",
+    ]
+    options = ["--devices", "cluster.json", "--partitioner", "scattered", "--micro-batches", "2"]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(samples.ROOT)}
+    return subprocess.Popen(
+        [*command, *options, "--out", f"bundle{number}"],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+@pytest.mark.parametrize("partitioner", ["naive", "scattered"])
+def test_a_plan_is_written_twice_alike(partitioner: str) -> None:
+    from bigbrain_fx.emit.texts import bundle_texts
+    from bigbrain_fx.plan import from_json, to_json
+
+    plan = samples.plan("encdec", partitioner)
+    again = from_json(to_json(plan), "plan.json")
+    assert to_json(again) == to_json(plan)
+    assert bundle_texts(again) == samples.texts("encdec", partitioner)
+
+
+def test_the_test_sees_a_changed_byte(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("1")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    (tmp_path / "b" / "x").write_text("2")
+    assert digests(tmp_path / "a") != digests(tmp_path / "b")

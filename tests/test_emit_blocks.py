@@ -1,0 +1,205 @@
+"""What repeats is one class; what differs in numbers takes them as arguments; names are kept."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Placement
+from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.plan import with_placement
+from tests import samples
+from tests.samples import Sample
+
+MODELS = ["gpt", "unet", "encdec", "resnet", "llama", "moe", "digits"]
+
+
+def classes(text: str) -> list[str]:
+    """Return the block classes of a device file."""
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return [node.name for node in found if ast.unparse(node.bases[0]) == "Region"]
+
+
+def one_device(model: str) -> str:
+    return samples.texts(model, "naive", 1, "gpipe", 2)["device_0.py"]
+
+
+def emitted(found: Sample, devices: int = 1) -> list[str]:
+    plan = samples.planned(found, "naive", devices, None, 2)
+    texts = bundle_texts(plan)
+    return [texts[f"device_{i}.py"] for i in range(len(plan.stages.devices))]
+
+
+def captured(module: nn.Module) -> Sample:
+    """Capture a module on eight rows of four numbers."""
+    return samples.of_module(module, {"x": torch.randn(8, 4)}, lambda y, _: y.square().mean())
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("gpt", ["Block"]), ("llama", ["Block", "RMSNorm"]), ("unet", ["DoubleConv", "Up"])],
+)
+def test_a_repeated_layer_is_one_class(model: str, expected: list[str]) -> None:
+    assert sorted(classes(one_device(model))) == expected
+
+
+def test_layers_in_a_row_are_a_loop() -> None:
+    text = one_device("gpt")
+    assert "blocks=Tensors({i: Block() for i in range(4)})" in text
+    assert "        for block in self.blocks.children():\n" in text
+
+
+def test_what_differs_in_numbers_takes_arguments() -> None:
+    """U-Net's levels have other channels; the class is written once."""
+    tree = ast.parse(one_device("unet"))
+    blocks = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
+    init = next(n for n in blocks["DoubleConv"].body if isinstance(n, ast.FunctionDef))
+    assert len(init.args.args) > 1
+    calls = [n for n in ast.walk(blocks["Stage0"]) if isinstance(n, ast.Call)]
+    made = {ast.unparse(c) for c in calls if ast.unparse(c.func) == "DoubleConv"}
+    assert len(made) > 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("partitioner", ["naive", "scattered"])
+def test_tensors_have_the_names_and_shapes_of_the_model(model: str, partitioner: str) -> None:
+    """So the user's own checkpoint loads: `load_state_dict(checkpoint, strict=False)`."""
+    plan = samples.plan(model, partitioner)
+    expected = {p.name: p.spec.shape for p in plan.graph.params}
+    held: dict[str, tuple[int, ...]] = {}
+    for number in range(3):
+        text = samples.texts(model, partitioner)[f"device_{number}.py"]
+        module = samples.loaded(text, f"device_{number}")
+        for index, stage in getattr(module, f"Device{number}").stages.items():
+            state = stage().place().state_dict()
+            assert sorted(state) == sorted(plan.stages.stages[index].params)
+            held.update({name: tuple(tensor.shape) for name, tensor in state.items()})
+    used = {name for stage in plan.stages.stages for name in stage.params}
+    assert held == {name: shape for name, shape in expected.items() if name in used}
+
+
+# --------------------------------------------------------------------------- small modules
+
+
+class Pair(nn.Module):
+    def __init__(self, block: Callable[[], nn.Module], count: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Mix(nn.Module):
+    def __init__(self, slope: float = 0.1) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.leaky_relu(self.a(x), self.slope) * self.b(x)
+
+
+def test_literals_become_arguments() -> None:
+    slopes = iter((0.1, 0.2))
+    (text,) = emitted(captured(Pair(lambda: Mix(next(slopes)))))
+    assert classes(text) == ["Mix"]
+    assert "Mix(0.1)" in text
+    assert "Mix(0.2)" in text
+
+
+def test_other_ops_are_another_class_or_none() -> None:
+    class Other(Mix):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - torch.tanh(self.a(x)) * self.b(x)
+
+    kinds = iter((Mix, Other, Mix, Other))
+    (text,) = emitted(captured(Pair(lambda: next(kinds)(), count=4)))
+    assert sorted(classes(text)) == ["Mix", "Other"]
+
+
+def test_a_block_once_needs_no_class() -> None:
+    (text,) = emitted(captured(Pair(Mix, count=1)))
+    assert classes(text) == []
+
+
+def test_a_block_that_is_cut_is_written_out_on_both_sides() -> None:
+    """The middle one of three is torn: what is left whole is a class, used where it is."""
+    plan = samples.planned(captured(Pair(Mix, count=3)), "naive", 2, None, 2)
+    middle = [op.name for op in plan.graph.ops if op.module_path.startswith("blocks.1")]
+    start = [op.name for op in plan.graph.ops].index(middle[len(middle) // 2])
+    homes = {op.name: "d0" if i < start else "d1" for i, op in enumerate(plan.graph.ops)}
+    texts = bundle_texts(with_placement(plan, Placement(homes)))
+    first, second = texts["device_0.py"], texts["device_1.py"]
+    for text in (first, second):
+        assert classes(text) == ["Mix"]
+        assert "self.blocks[1]." in text
+    assert "self.blocks[0](" in first
+    assert "self.blocks[2](" in second
+
+
+class Shared(nn.Module):
+    """Calls one block again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Drops()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.block(x)
+        return x
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(torch.tanh(self.a(x)))
+
+
+def test_a_shared_block_says_which_call_it_is() -> None:
+    """Its draws differ from call to call."""
+    (text,) = emitted(captured(Shared()))
+    assert classes(text) == ["Drops"]
+    assert text.count("self.block(") == 1
+    assert "self.block.nth(1)(" in text
+    assert "self.block.nth(2)(" in text
+
+
+def test_two_classes_of_one_name_get_two_names() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.a(x)) * x
+
+    other = type("Mix", (Inner,), {})
+    kinds = iter((Mix, other, Mix, other))
+    (text,) = emitted(captured(Pair(lambda: next(kinds)(), count=4)))
+    assert sorted(classes(text)) == ["Mix", "Mix_2"]
+
+
+@pytest.mark.parametrize(
+    "name", ["Stage0", "Device0", "Channel", "Tensors", "buffer", "class", "x y"]
+)
+def test_classes_of_the_users_hide_none_of_ours(name: str) -> None:
+    kind = type(name, (Mix,), {})
+    (text,) = emitted(captured(Pair(kind)))
+    module = samples.loaded(text, "device_0")
+    assert issubclass(module.Device0, module.Device)
+    stage = module.Device0.stages[0]().place()
+    assert sorted(stage.state_dict())[0] == "blocks.0.a.bias"
+    assert len(classes(text)) == 1

@@ -1,0 +1,76 @@
+"""The frozen types that travel along the road, and the two plug-in protocols.
+
+This room imports no torch and nothing of ours: a plan can be read, compared and simulated on a
+machine that has neither a model nor a GPU.
+
+    Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
+"""
+
+from bigbrain_fx.core.cluster import Cluster, Device, Link
+from bigbrain_fx.core.graph import (
+    Arg,
+    Const,
+    Graph,
+    Input,
+    ModuleCall,
+    Op,
+    Param,
+    ParamRef,
+    Ref,
+    TensorSpec,
+    leaves,
+)
+from bigbrain_fx.core.programs import (
+    Backward,
+    DeviceForecast,
+    Forecast,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+    Slice,
+)
+from bigbrain_fx.core.protocols import Estimator, Partitioner
+from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
+from bigbrain_fx.core.stages import Costs, Edge, EdgeKind, OpCost, Placement, Stage, Stages
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Arg",
+    "Backward",
+    "Cluster",
+    "Const",
+    "Costs",
+    "Device",
+    "DeviceForecast",
+    "Dim",
+    "Edge",
+    "EdgeKind",
+    "Estimator",
+    "Forecast",
+    "Forward",
+    "Graph",
+    "Input",
+    "Instruction",
+    "Link",
+    "ModuleCall",
+    "Op",
+    "OpCost",
+    "OptimizerStep",
+    "Param",
+    "ParamRef",
+    "Partitioner",
+    "Placement",
+    "Program",
+    "Recv",
+    "Ref",
+    "Send",
+    "Slice",
+    "Stage",
+    "Stages",
+    "TensorSpec",
+    "leaves",
+    "size_of",
+]

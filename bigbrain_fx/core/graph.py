@@ -1,0 +1,275 @@
+"""The model as data: ops in topological order, their arguments, sizes and places in the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Union
+
+from typing_extensions import TypeAliasType
+
+from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Describe one tensor.
+
+    Attributes:
+        strides: in elements, like torch's.
+        requires_grad: whether a gradient is wanted.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: str
+    strides: tuple[Dim, ...]
+    requires_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; the spec must be concrete (`at`)."""
+        return math.prod(int(dim) for dim in self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense copy; the spec must be concrete (`at`)."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    def at(self, batch: int) -> TensorSpec:
+        """Return this spec with every size a number, for a batch of `batch` rows."""
+        shape = tuple(size_of(dim, batch) for dim in self.shape)
+        strides = tuple(size_of(dim, batch) for dim in self.strides)
+        return replace(self, shape=shape, strides=strides)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the output of an op, or a model input."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParamRef:
+    """An argument that is a parameter, a buffer or a constant, by its name in the user's model."""
+
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An argument that JSON has no word for.
+
+    One of: "torch.float32" (dtypes, layouts and memory formats by their torch name), "device" (the
+    stage's own device), "inf", "-inf", "nan".
+    """
+
+    const: str
+
+
+Arg = TypeAliasType(  # a literal, a reference, or a list of arguments
+    "Arg", Union[bool, int, float, str, Ref, ParamRef, Const, "tuple[Arg, ...]", None]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One entry of an op's module stack: which call of which module the op belongs to.
+
+    `path` is the module's name in the user's model ("" is the model itself), `type` its qualified
+    class name, `call` tells several calls of one module apart (0, 1, ...).
+    """
+
+    path: str
+    type: str
+    call: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call in the graph; its name is also the name of its value.
+
+    Attributes:
+        target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ...; a region kept whole
+            is `region.no_grad`, `region.enable_grad` or `region.autocast` (args: the region's
+            arguments, `body`: its ops); a user's custom function is `opaque.<qualified name>`.
+        outputs: specs of its tensors, in order; empty for an op whose value is a number (a size).
+        is_tuple: whether the value is a tuple or list (then `operator.getitem` ops take it apart).
+        modules: the module calls it belongs to, outermost first.
+        source: the user's line, "gpt.py:31"; empty when unknown.
+        code: the text of that line, stripped; empty when unknown.
+        random: draws random numbers (tagged nondeterministic_seeded).
+        mutates: names of params or values that it writes into, in place.
+        view_of: name of the value or param whose storage its output shares; None for a fresh one.
+        flops: floating point operations of the forward call.
+        reads_bytes: bytes of its tensor inputs. writes_bytes: bytes of its outputs (0 for a view).
+    """
+
+    name: str
+    target: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    is_tuple: bool = False
+    modules: tuple[ModuleCall, ...] = ()
+    source: str = ""
+    code: str = ""
+    random: bool = False
+    mutates: tuple[str, ...] = ()
+    view_of: str | None = None
+    flops: Dim = 0
+    reads_bytes: Dim = 0
+    writes_bytes: Dim = 0
+    body: Graph | None = None
+
+    @property
+    def module_path(self) -> str:
+        """Path of the innermost module the op belongs to."""
+        return self.modules[-1].path if self.modules else ""
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """Names of the values (ops and inputs) it reads, in order, each once."""
+        return tuple(
+            dict.fromkeys(ref.value for ref in leaves(self._all_args()) if isinstance(ref, Ref))
+        )
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers it reads, in order, each once; its body's too."""
+        own = [ref.param for ref in leaves(self._all_args()) if isinstance(ref, ParamRef)]
+        inner = [name for op in self.body.ops for name in op.params] if self.body else []
+        return tuple(dict.fromkeys(own + inner))
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient flows through it."""
+        return any(spec.requires_grad for spec in self.outputs)
+
+    def at(self, batch: int) -> Op:
+        """Return this op with every size a number."""
+        return replace(
+            self,
+            outputs=tuple(spec.at(batch) for spec in self.outputs),
+            flops=size_of(self.flops, batch),
+            reads_bytes=size_of(self.reads_bytes, batch),
+            writes_bytes=size_of(self.writes_bytes, batch),
+            body=self.body.at(batch) if self.body else None,
+        )
+
+    def _all_args(self) -> tuple[Arg, ...]:
+        return (*self.args, *(value for _, value in self.kwargs))
+
+
+def leaves(args: tuple[Arg, ...]) -> Iterator[Arg]:
+    """Yield every argument that is no list, in order, through any nesting."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from leaves(arg)
+        else:
+            yield arg
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One entry of the user's batch.
+
+    `name` is its name in the graph; `key` is how to reach it in the batch: a path of dict keys and
+    tuple positions. `batched` entries are split on dimension 0 into micro-batches, others are
+    passed whole.
+    """
+
+    name: str
+    key: tuple[str | int, ...]
+    spec: TensorSpec
+    batched: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter, buffer or constant of the model.
+
+    `canonical` is the name under which `named_parameters()` lists it: tied names share one. `kind`
+    is "parameter", "buffer" (in the state dict) or "constant" (a buffer outside the state dict, or
+    a tensor made by the trace).
+    """
+
+    name: str
+    spec: TensorSpec
+    canonical: str
+    kind: Literal["parameter", "buffer", "constant"] = "parameter"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model as a list of calls, in topological order.
+
+    Sizes may be arithmetic over the batch ("B"); `at(rows)` gives the same graph in numbers.
+
+    Attributes:
+        outputs: names of the values the model returns, the loss left out.
+        loss: name of the scalar to train on; None for inference.
+        batch: rows of the example batch.
+        static_batch: rows of the one micro-batch size for which the trace holds; None when any do.
+        params: every parameter and buffer, in the order of the user's model.
+        training: whether the model was traced in training mode.
+        autocast: "bfloat16" when the whole step runs under torch.autocast.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    inputs: tuple[Input, ...]
+    params: tuple[Param, ...]
+    outputs: tuple[str, ...]
+    loss: str | None
+    batch: int = 1
+    static_batch: int | None = None
+    training: bool = True
+    autocast: str | None = None
+
+    @cached_property
+    def op(self) -> Mapping[str, Op]:
+        """Op by name."""
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def param(self) -> Mapping[str, Param]:
+        """Param by name."""
+        return {param.name: param for param in self.params}
+
+    @cached_property
+    def input(self) -> Mapping[str, Input]:
+        """Model input by name."""
+        return {entry.name: entry for entry in self.inputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the ops that read a value (an op or an input), in graph order."""
+        found: dict[str, list[str]] = {name: [] for name in (*self.op, *self.input)}
+        for op in self.ops:
+            for ref in op.refs:
+                found[ref].append(op.name)
+        return {name: tuple(readers) for name, readers in found.items()}
+
+    def at(self, batch: int) -> Graph:
+        """Return the graph for a (micro-)batch of `batch` rows, every size a number."""
+        return replace(
+            self,
+            ops=tuple(op.at(batch) for op in self.ops),
+            inputs=tuple(replace(entry, spec=entry.spec.at(batch)) for entry in self.inputs),
+            batch=batch,
+        )
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}: {len(self.ops)} ops, {len(self.params)} tensors"]
+        for op in self.ops:
+            specs = ", ".join(str(spec) for spec in op.outputs)
+            lines.append(
+                f"  {op.name} = {op.target}({', '.join(op.refs)}) -> {specs}  # {op.source}"
+            )
+        return "\n".join(lines)

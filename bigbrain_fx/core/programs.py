@@ -1,0 +1,104 @@
+"""What every device does in a step, and what that is forecast to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from bigbrain_fx.core.stages import Edge
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Run the forward pass of a stage on one micro-batch."""
+
+    stage: int
+    micro: int
+    do: Literal["forward"] = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Run a stage's backward pass on one micro-batch: gradients of its inputs and parameters."""
+
+    stage: int
+    micro: int
+    do: Literal["backward"] = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Start sending one message; `micro` is None for messages that go once a step."""
+
+    edge: Edge
+    micro: int | None
+    do: Literal["send"] = "send"
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Wait for one message; `micro` is None for messages that go once a step."""
+
+    edge: Edge
+    micro: int | None
+    do: Literal["recv"] = "recv"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """Sum tied gradients, clip, and update the device's parameters."""
+
+    do: Literal["optimizer_step"] = "optimizer_step"
+
+
+Instruction: TypeAlias = Forward | Backward | Send | Recv | OptimizerStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one device does in one step, in order; simulator and runtime execute the same list.
+
+    Around each Forward stand the Recv of its activations and the Send of its results, around each
+    Backward those of gradients; local edges (both ends on this device) have no instruction.
+    """
+
+    device: str
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One bar of a timeline: `what` ran on `device` (or on a link "a->b") from start_s to end_s."""
+
+    device: str
+    what: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceForecast:
+    """What one device will do and hold in one step."""
+
+    device: str
+    busy_s: float
+    idle_s: float
+    peak_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    messages_bytes: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one step will take: seconds, and for each device time and memory."""
+
+    step_s: float
+    devices: tuple[DeviceForecast, ...]
+    timeline: tuple[Slice, ...] = ()
+
+    def of(self, device: str) -> DeviceForecast:
+        """Return one device's forecast."""
+        return next(entry for entry in self.devices if entry.device == device)

@@ -1,0 +1,35 @@
+"""The two protocols that plug-ins fulfil."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from bigbrain_fx.core.cluster import Cluster
+from bigbrain_fx.core.graph import Graph
+from bigbrain_fx.core.stages import Costs, Placement
+
+
+@runtime_checkable
+class Partitioner(Protocol):
+    """Decide which device runs which op."""
+
+    name: str
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        """Place every op of a concrete graph (`graph.at(rows)`).
+
+        Raises:
+            NoPlanError: nothing fits.
+        """
+        ...
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """Say what each op costs on each device."""
+
+    name: str
+
+    def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        """Estimate every op of a concrete graph (`graph.at(rows)`) on every device."""
+        ...

@@ -1,0 +1,63 @@
+"""Sizes of tensors: numbers, or arithmetic over the batch; and the bytes of element types."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+Dim: TypeAlias = int | str
+"""One size: a number, or Python arithmetic over the batch size, such as "B" or "32*B"."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "complex128": 16,
+}
+
+
+def size_of(dim: Dim, batch: int) -> int:
+    """Return the number that `dim` stands for when the batch has `batch` rows."""
+    return dim if isinstance(dim, int) else _evaluate(dim, batch)
+
+
+@lru_cache(maxsize=65536)
+def _evaluate(expression: str, batch: int) -> int:
+    return _evaluate_node(ast.parse(expression, mode="eval").body, batch)
+
+
+def _evaluate_node(node: ast.expr, batch: int) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id="B"):
+            return batch
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate_node(operand, batch)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _evaluate_node(left, batch), _evaluate_node(right, batch)
+            return _apply(op, a, b)
+        case ast.Call(func=ast.Name(id="Max" | "Min" as name), args=args):
+            values = [_evaluate_node(arg, batch) for arg in args]
+            return max(values) if name == "Max" else min(values)
+    raise ValueError(f"not a size: {ast.unparse(node)}")
+
+
+def _apply(op: ast.operator, a: int, b: int) -> int:
+    match op:
+        case ast.Add():
+            return a + b
+        case ast.Sub():
+            return a - b
+        case ast.Mult():
+            return a * b
+        case ast.FloorDiv():
+            return a // b
+        case ast.Mod():
+            return a % b
+        case ast.Pow():
+            return int(a**b)
+    raise ValueError(f"not an operator of sizes: {type(op).__name__}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -47,10 +48,17 @@ class NetworkTransport:
         device: where tensors live; cuda tensors go through host memory unless the backend is nccl.
         deadline_s: longest wait for any one message.
         store: where devices compare what they must agree on.
+        channels: those of this device. With nccl each gets its group at once, in order of tags:
+            making a group waits for the other end, so all devices must make them in one order.
     """
 
     def __init__(
-        self, ranks: dict[str, int], device: torch.device, deadline_s: float, store: Store
+        self,
+        ranks: dict[str, int],
+        device: torch.device,
+        deadline_s: float,
+        store: Store,
+        channels: Iterable[Channel] = (),
     ) -> None:
         self.ranks = ranks
         self.device = device
@@ -60,6 +68,8 @@ class NetworkTransport:
         self.wire = device if self.is_nccl else torch.device("cpu")
         self.lines: dict[int, _Line] = {}
         self.background = _Background(self.deadline)
+        for channel in sorted(channels, key=lambda channel: channel.tag):
+            self._line(channel)
 
     def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
         """Say how many messages each incoming channel will bring; post the first receives."""

@@ -139,7 +139,8 @@ def _run(bundle: Bundle, rank: int, seed: int, store: Store, options: argparse.N
         where = torch.device("cuda", _environment_number("LOCAL_RANK", 0))
         torch.cuda.set_device(where)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
-    transport = NetworkTransport(ranks, where, options.deadline, store)
+    remote = [c for c in bundle.devices[rank].channels if not c.is_local]
+    transport = NetworkTransport(ranks, where, options.deadline, store, remote)
     device = make_device(bundle, rank, transport, seed, where)
     folder = options.first_gradients
     keep = partial(_save_first_gradients, Path(folder)) if folder else None

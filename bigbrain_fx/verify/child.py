@@ -24,7 +24,7 @@ from torch import Tensor
 from bigbrain_fx.capture.batch import graph_inputs
 from bigbrain_fx.capture.modelfile import ModelFile, load_model_file
 from bigbrain_fx.capture.trace import Captured, capture
-from bigbrain_fx.core import Graph
+from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verify.module import SEEDS, TOLERANCE, differences, equal, relative_error
@@ -105,7 +105,7 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
         micro_batch=plan.graph.static_batch,
         autocast=file.autocast,
     )
-    if _without_lines(captured.graph) != _without_lines(plan.graph):
+    if _unplaced(captured.graph) != _unplaced(plan.graph):
         raise InputError(
             f"{file.path.name} gives another graph than the one that was split",
             at=str(file.path),
@@ -114,9 +114,14 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
     return captured
 
 
-def _without_lines(graph: Graph) -> Graph:
-    """Leave out where ops come from: a file may be moved, and comments added to it."""
-    return replace(graph, ops=tuple(replace(op, source="") for op in graph.ops))
+def _unplaced(graph: Graph) -> Graph:
+    """Leave out where the code stands: a file may be moved, renamed, and given comments."""
+    return replace(graph, ops=tuple(_unplaced_op(op) for op in graph.ops))
+
+
+def _unplaced_op(op: Op) -> Op:
+    calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
+    return replace(op, modules=tuple(calls), source="")
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:

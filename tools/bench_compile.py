@@ -2,8 +2,8 @@
 
     python -m tools.bench_compile [--blocks 6,12,24,48,96] [--json]
 
-Each row is the smallest of `--repeats` runs, less one `import torch` timed in the same minute (the capture
-process pays it once). Lines are of the longest device file: they must not grow with depth.
+Each row is the smallest of `--repeats` runs, less one `import torch` timed in the same minute (the
+capture process pays it once). Lines are of the longest device file: they must not grow with depth.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _timed(command: list[str]) -> float:
 
 def _cluster() -> dict[str, object]:
     rates = {"memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s", "threads": 1}
-    devices = [{"name": f"d{i}", "kind": "cpu", "host": "localhost", **rates} for i in range(DEVICES)]
+    devices = [
+        {"name": f"d{i}", "kind": "cpu", "host": "localhost", **rates} for i in range(DEVICES)
+    ]
     return {"devices": devices, "links": {"default": {"bandwidth": "1GB/s", "latency": "50us"}}}
 
 

@@ -2,8 +2,8 @@
 
     python -m tools.forecast [--steps 12] [--json]
 
-The GPT of `tools/bench_peer.py` (8 blocks, d=512, sequence 128, batch 8, 8 micro-batches) on two CPU devices:
-cut in the middle, and three unlike splits. Each row is one run of real processes over gloo.
+The GPT of `tools/bench_peer.py` (8 blocks, d=512, sequence 128, batch 8, 8 micro-batches) on two
+CPU devices: cut in the middle, and three unlike splits. Each row is one run of real processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The model of `tools/bench_peer.py`: an 8-block GPT, untied and without dropout.
 
-Untied, because torch.distributed.pipelining trains a tied weight apart; without dropout, because only
-then can two programs be expected to find the same gradients.
+Untied, because torch.distributed.pipelining trains a tied weight apart; without dropout, because
+only then can two programs be expected to find the same gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Attention(nn.Module):
         rows, length, dim = x.shape
         q, k, v = self.qkv(x).view(rows, length, 3, HEADS, dim // HEADS).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(rows, length, dim))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, length, dim))
+        return out
 
 
 class Block(nn.Module):
@@ -50,7 +51,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add both parts to the stream: (batch, sequence, dim) to the same shape."""
         x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x
 
 
 class GPT(nn.Module):
@@ -70,7 +72,8 @@ class GPT(nn.Module):
         x = self.embed(tokens) + self.position(positions)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def model() -> nn.Module:

@@ -1,4 +1,4 @@
-"""One process of `tools/bench_peer.py`: a rank of our bundle, of the peer's pipeline, or an eager loop.
+"""One process of `tools/bench_peer.py`: a rank of our bundle or of theirs, or an eager loop.
 
 It trains when told to: a line of JSON on stdin, a line of JSON back on stdout. Between commands it
 waits without using the processor, so that two sides can take turns. It knows no statistics.
@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +22,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch does not export them
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-peer_model: Any = importlib.import_module("peer_model")
+from tools import peer_model
 
 MICRO_BATCHES = 8
 CUT = 4  # blocks on the first of two devices
@@ -89,7 +89,7 @@ class Ours:
 class FirstHalf(nn.Module):
     """Embeddings and the first blocks, under their names in the model."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: peer_model.GPT) -> None:
         super().__init__()
         self.embed = whole.embed
         self.position = whole.position
@@ -98,7 +98,7 @@ class FirstHalf(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the stream after the first blocks."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed(tokens) + self.position(positions)
+        x: Tensor = self.embed(tokens) + self.position(positions)
         for block in self.blocks.values():
             x = block(x)
         return x
@@ -107,7 +107,7 @@ class FirstHalf(nn.Module):
 class SecondHalf(nn.Module):
     """The other blocks, the last norm and the head, under their names in the model."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: peer_model.GPT) -> None:
         super().__init__()
         count = len(whole.blocks)
         self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in range(CUT, count)})
@@ -123,7 +123,7 @@ class SecondHalf(nn.Module):
 
 
 class Theirs:
-    """torch.distributed.pipelining: hand-split modules with the bundle's weights, cut at the same place."""
+    """torch.distributed.pipelining: hand-split modules, the bundle's weights, the same cut."""
 
     def __init__(self, wanted: Wanted) -> None:
         _join(wanted)
@@ -156,7 +156,7 @@ class Theirs:
 
 
 class Eager:
-    """The unsplit module in one process: the loop that anyone would write for these micro-batches."""
+    """The unsplit module in one process, in the loop that anyone would write."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.module = _model(wanted.bundle)
@@ -187,22 +187,23 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def _model(bundle: Path) -> nn.Module:
-    whole: nn.Module = peer_model.GPT()
+def _model(bundle: Path) -> peer_model.GPT:
+    whole = peer_model.GPT()
     tensors: dict[str, Tensor] = {}
     for path in sorted((bundle / "weights").glob("*.safetensors")):
         tensors |= load_file(path)
     whole.load_state_dict(tensors)
-    return whole.train()
+    whole.train()
+    return whole
 
 
 def _gradients(module: nn.Module) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
-def _join(wanted: Wanted) -> dist.Store:
+def _join(wanted: Wanted) -> Store:
     timeout = timedelta(seconds=wanted.deadline_s)
-    store = dist.TCPStore("127.0.0.1", wanted.port, wanted.world, wanted.rank == 0, timeout)
+    store = TCPStore("127.0.0.1", wanted.port, wanted.world, wanted.rank == 0, timeout)
     dist.init_process_group(
         "gloo", store=store, rank=wanted.rank, world_size=wanted.world, timeout=timeout
     )
@@ -217,8 +218,8 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     wanted = Wanted(**{**asked, "bundle": Path(asked["bundle"])})
     torch.set_num_threads(1)
-    sides = {"ours": Ours, "theirs": Theirs, "eager": Eager}
-    side: Side = sides[wanted.side](wanted)
+    sides: dict[str, Callable[[Wanted], Side]] = {"ours": Ours, "theirs": Theirs, "eager": Eager}
+    side = sides[wanted.side](wanted)
     _reply({"ready": True})
     for line in sys.stdin:
         _reply(_obey(side, json.loads(line)))

@@ -7,7 +7,7 @@ PYTEST_FLAGS ?= -n 2 --benchmark-disable
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
-.PHONY: demo test lint type imports pytest bench venv clean
+.PHONY: demo test lint type imports pytest coverage bench venv clean
 
 demo: venv
 	$(BIN)/python -m tools.demo
@@ -27,6 +27,10 @@ imports: venv
 # One thread per process: two test processes share two cores, and bitwise tests fix the count.
 pytest: venv
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_FLAGS)
+
+# Every model of the zoo, in two splits with two planners each, as real processes: about an hour.
+coverage: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.coverage
 
 bench: venv
 	$(BIN)/pytest benchmarks --benchmark-only

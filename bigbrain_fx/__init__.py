@@ -19,7 +19,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bigbrain_fx.capture.leaf import leaf
     from bigbrain_fx.capture.trace import Captured, capture
+    from bigbrain_fx.checkpoints import export_weights, load_weights
     from bigbrain_fx.cluster import parse_cluster, read_cluster, schema
     from bigbrain_fx.compile import Split, estimate, simulate, split
     from bigbrain_fx.core import (
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from bigbrain_fx.explain import Explanation, explain
-    from bigbrain_fx.launch import Run, RunError, RunOptions, StepLine, run
+    from bigbrain_fx.launch import BatchLine, Run, RunError, RunOptions, StepLine, run
+    from bigbrain_fx.onnx_in import load_onnx
+    from bigbrain_fx.onnx_out import OnnxExport, export_onnx
     from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
     from bigbrain_fx.starter import write_starter
     from bigbrain_fx.verify import Verification, verify
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchLine",
     "BigBrainError",
     "CaptureError",
     "Captured",
@@ -70,6 +75,7 @@ __all__ = [
     "InputError",
     "Link",
     "NoPlanError",
+    "OnnxExport",
     "Op",
     "OpCost",
     "Options",
@@ -93,6 +99,11 @@ __all__ = [
     "capture",
     "estimate",
     "explain",
+    "export_onnx",
+    "export_weights",
+    "leaf",
+    "load_onnx",
+    "load_weights",
     "make_plan",
     "parse_cluster",
     "probe",
@@ -107,7 +118,9 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "capture.leaf": "leaf",
     "capture.trace": "Captured capture",
+    "checkpoints": "export_weights load_weights",
     "cluster": "parse_cluster read_cluster schema",
     "compile": "Split estimate simulate split",
     "core": "Cluster Costs Device Estimator Forecast Graph Link Op OpCost Partitioner Placement "
@@ -115,7 +128,9 @@ _ROOMS = {
     "doctor": "probe",
     "errors": "BigBrainError CaptureError InputError NoPlanError ScheduleError VerificationError",
     "explain": "Explanation explain",
-    "launch": "Run RunError RunOptions StepLine run",
+    "launch": "BatchLine Run RunError RunOptions StepLine run",
+    "onnx_in": "load_onnx",
+    "onnx_out": "OnnxExport export_onnx",
     "plan": "Options Plan Source make_plan read_plan",
     "starter": "write_starter",
     "verify": "Verification verify",

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bigbrain_fx import __version__
-from bigbrain_fx.cli_options import PATH, chosen, json_option, planning_options
+from bigbrain_fx.cli_options import (
+    PATH,
+    chosen,
+    json_option,
+    located,
+    model_options,
+    planning_options,
+)
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.progress import stepping, working
 
@@ -100,28 +107,52 @@ def _terminable() -> Iterator[None]:
 @cli.command(short_help="Split a model over devices and write a bundle.")
 @click.argument("model")
 @planning_options
+@model_options
 @click.option("--out", default="bundle", show_default=True, type=PATH, help="Folder to write.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@click.option(
+    "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
+)
+@click.option("--weights", type=PATH, help="Take them from this safetensors file or folder.")
+@click.option(
+    "--weights-by-reference", is_flag=True, help="Leave the numbers there; do not copy them."
+)
 @json_option
 def split(
     model: str,
-    devices: Path,
+    devices: Path | None,
     out: Path,
     force: bool,
+    like: Path | None,
+    weights: Path | None,
+    weights_by_reference: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
-    """Split MODEL (model.py or model.py:name) over the devices and write a bundle.
+    """Split MODEL over the devices and write a bundle.
 
-    The model file is code and is run as code, in a child process.
+    MODEL is model.py or model.py:name, which is code and is run as code, in a child process; or
+    hf:config.json, a Hugging Face configuration, for transformers' own class; or an ONNX file.
     """
     from bigbrain_fx import compile as road
     from bigbrain_fx.show import json_line, show_plan, split_json
 
-    options = chosen(choices)
+    if weights_by_reference and weights is None:
+        raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
+    model, options = located(model, choices), chosen(choices)
     with working(f"capturing {model}"):
-        made = road.split(model, devices, out, options, force=force, time_limit_s=time_limit)
+        made = road.split(
+            model,
+            devices,
+            out,
+            options,
+            like=like,
+            weights=weights,
+            weights_by_reference=weights_by_reference,
+            force=force,
+            time_limit_s=time_limit,
+        )
     for warning in made.warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -129,16 +160,18 @@ def split(
         return
     show_plan(made.plan, made.parameters)
     click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
-    click.echo(f"train it: bigbrain-fx run {made.bundle}")
+    verb = "train it" if made.plan.mode == "train" else "use it"
+    click.echo(f"{verb}: bigbrain-fx run {made.bundle}")
 
 
 @cli.command(short_help="Will it fit, and how fast? No weights, no devices.")
 @click.argument("model")
 @planning_options
+@model_options
 @json_option
 def estimate(
     model: str,
-    devices: Path,
+    devices: Path | None,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -146,7 +179,9 @@ def estimate(
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
     from bigbrain_fx import compile as road
 
-    options = chosen(choices)
+    if devices is None:
+        raise InputError("no devices were given", help="add --devices cluster.json")
+    model, options = located(model, choices), chosen(choices)
     with working(f"capturing {model} without weights"):
         plan = road.estimate(model, devices, options, time_limit_s=time_limit)
     _print_plan(plan, as_json)
@@ -195,14 +230,12 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 # --------------------------------------------------------------------------- running
 
 
-@cli.command(short_help="Train a bundle, a process per device.")
+@cli.command(short_help="Run a bundle, a process per device.")
 @click.argument("bundle", type=PATH)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Training steps.",
+    help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
 )
 @click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
 @click.option(
@@ -212,6 +245,8 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
     help="Rendezvous port; 0 takes any free one.",
 )
 @click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
+@click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
+@click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
 @click.option("--logs", type=PATH, help="Keep the processes' logs here.")
 @click.option(
     "--deadline",
@@ -229,8 +264,11 @@ def run(
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
-    """Train BUNDLE on this host, a process per device; for several hosts, print their commands."""
-    from bigbrain_fx.launch import RunOptions, commands, hosts
+    """Run BUNDLE on this host, a process per device; for several hosts, print their commands.
+
+    It trains, or infers, as it was split for.
+    """
+    from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, commands, hosts
     from bigbrain_fx.launch import run as run_bundle
     from bigbrain_fx.plan import read_plan
     from bigbrain_fx.show import json_line
@@ -244,12 +282,17 @@ def run(
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
         return
-    with stepping(options.steps, as_json) as on_step:
-        done = run_bundle(bundle, options, on_step)
+    total = options.steps or (None if options.inputs else DEFAULT_STEPS)
+    with stepping(total, as_json) as show:
+        done = run_bundle(bundle, options, show, show)
     if as_json:
         return
     peaks = ", ".join(f"{name} {n / 2**20:.0f} MiB" for name, n in done.max_rss_bytes.items())
-    click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+    if done.steps:
+        click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+    if done.batches:
+        rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
+        click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
     click.echo(f"resident memory {peaks}; logs in {done.logs}")
 
 
@@ -260,7 +303,7 @@ def run(
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="Training steps to compare.",
+    help="Training steps, or batches of inference, to compare.",
 )
 @click.option("--model", help="The model file, if it is not where it was.")
 @click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
@@ -277,6 +320,86 @@ def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json
     else:
         show_verification(found)
     found.require_passed()
+
+
+# --------------------------------------------------------------------------- weights
+
+
+@cli.command(short_help="Join a bundle's weights to one checkpoint, or write it as ONNX.")
+@click.argument("bundle", type=PATH)
+@click.option("--to", type=PATH, help="The .safetensors file to write.")
+@click.option("--onnx", type=PATH, help="Write each stage as ONNX to this folder, and check it.")
+@click.option("--weights", type=PATH, help="What `run --save` wrote [default: the bundle's own].")
+@click.option(
+    "--shard-bytes",
+    type=click.IntRange(min=1),
+    help="Most bytes of a file: writes shards and an index as Hugging Face does.",
+)
+@json_option
+def export(
+    bundle: Path,
+    to: Path | None,
+    onnx: Path | None,
+    weights: Path | None,
+    shard_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Write the weights of all devices of BUNDLE as one checkpoint of your model.
+
+    model.load_state_dict(safetensors.torch.load_file(FILE)) takes it. With --onnx a bundle for
+    inference becomes one ONNX file per stage instead; each is run and compared with its stage.
+    """
+    if (to is None) == (onnx is None):
+        raise InputError(
+            "expected one of --to and --onnx", help="--to model.safetensors, or --onnx FOLDER"
+        )
+    if onnx is not None:
+        _export_onnx(bundle, onnx, as_json)
+        return
+    assert to is not None
+    from bigbrain_fx.checkpoints import export_weights
+    from bigbrain_fx.show import json_line
+
+    done = export_weights(bundle, to, weights=weights, shard_bytes=shard_bytes)
+    files = [str(path) for path in done.files]
+    if as_json:
+        click.echo(json_line({"files": files, "tensors": done.tensors, "bytes": done.bytes}))
+    else:
+        click.echo(f"wrote {', '.join(files)}: {done.tensors} tensors, {done.bytes} bytes")
+
+
+def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
+    from bigbrain_fx.onnx_out import export_onnx
+    from bigbrain_fx.show import json_line
+
+    with working(f"exporting {bundle}"):
+        found = export_onnx(bundle, folder)
+    for stage in found.stages:
+        click.echo(json_line(dataclasses.asdict(stage)) if as_json else str(stage))
+    found.require_passed()
+
+
+@cli.command(short_help="Put a checkpoint of your model into a bundle.")
+@click.argument("bundle", type=PATH)
+@click.option(
+    "--from",
+    "checkpoint",
+    type=PATH,
+    required=True,
+    help="A safetensors file or folder, by your model's names; also what `run --save` wrote.",
+)
+@click.option("--by-reference", is_flag=True, help="Leave the numbers there; do not copy them.")
+@json_option
+def load(bundle: Path, checkpoint: Path, by_reference: bool, as_json: bool) -> None:
+    """Replace the weights of BUNDLE by those of a checkpoint; all of them or none."""
+    from bigbrain_fx.checkpoints import load_weights
+    from bigbrain_fx.show import json_line
+
+    notes = load_weights(bundle, checkpoint, by_reference=by_reference)
+    for note in notes:
+        click.echo(f"warning: {note}", err=True)
+    wrote = str(bundle / "weights")
+    click.echo(json_line({"wrote": wrote}) if as_json else f"wrote {wrote}")
 
 
 # --------------------------------------------------------------------------- setting up

@@ -42,49 +42,107 @@ def json_option(command: Command) -> Command:
     return made(command)
 
 
+_OF_CAPTURE = (
+    _option(
+        "--time-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="Seconds that loading and capturing the model file may take.",
+    ),
+    _option(
+        "--mode",
+        type=click.Choice(["train", "eval"]),
+        help="Train, or infer as model.eval() computes: forward only "
+        "[default: train, of an ONNX file eval].",
+    ),
+    _option(
+        "--seed",
+        type=click.IntRange(min=0, max=2**63 - 1),
+        default=0,
+        show_default=True,
+        help="Seed of weights, data and dropout.",
+    ),
+)
+_OF_PLANNING = (
+    _option(
+        "--micro-batches",
+        type=int,
+        help="Equal parts that a batch is split into [default: the fastest by forecast].",
+    ),
+    _option(
+        "--schedule",
+        cls=Listed,
+        help="One of {names} [default: for chains 1f1b, or forward to infer; else list].",
+    ),
+    _option(
+        "--estimator",
+        cls=Listed,
+        help="One of {names} [default: the partitioner's own].",
+    ),
+    _option(
+        "--partitioner",
+        cls=Listed,
+        default="analytical",
+        show_default=True,
+        help="One of {names}.",
+    ),
+)
+_OF_THE_MODEL = (
+    _option(
+        "--assume",
+        multiple=True,
+        metavar="FILE:LINE=true|false",
+        help="Whether the condition in a line of the model holds, where a tensor's value "
+        "decides; the bundle checks it [default: what the model does on its example batch].",
+    ),
+    _option(
+        "--leaf",
+        multiple=True,
+        metavar="NAME",
+        help="Keep a module whole, by path or class name: it is neither traced nor cut.",
+    ),
+    _option("--devices", type=PATH, help="The cluster.json."),
+)
+
+
 def planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
+    for option in (*_OF_CAPTURE, *_OF_PLANNING, *_OF_THE_MODEL):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """Add what is said beside a Hugging Face configuration; a model file says it itself."""
     for option in (
         _option(
-            "--time-limit",
-            type=click.FloatRange(min=0, min_open=True),
-            default=600.0,
-            show_default=True,
-            help="Seconds that loading and capturing the model file may take.",
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16", "float16"]),
+            help="For hf: models: element type of the weights [default: the configuration's].",
         ),
         _option(
-            "--seed",
-            type=click.IntRange(min=0, max=2**63 - 1),
-            default=0,
-            show_default=True,
-            help="Seed of weights, data and dropout.",
-        ),
-        _option(
-            "--micro-batches",
+            "--seq",
             type=int,
-            help="Equal parts that a batch is split into [default: the fastest by forecast].",
+            help="For hf: and ONNX models: tokens of a row [default: up to 128; 16 for ONNX].",
         ),
-        _option(
-            "--schedule",
-            cls=Listed,
-            help="One of {names} [default: 1f1b for chains, list else].",
-        ),
-        _option(
-            "--estimator",
-            cls=Listed,
-            help="One of {names} [default: the partitioner's own].",
-        ),
-        _option(
-            "--partitioner",
-            cls=Listed,
-            default="analytical",
-            show_default=True,
-            help="One of {names}.",
-        ),
-        _option("--devices", required=True, type=PATH, help="The cluster.json."),
+        _option("--batch", type=int, help="For hf: and ONNX models: rows of a batch [default: 8]."),
     ):
         command = option(command)
     return command
+
+
+def located(model: str, choices: dict[str, Any]) -> str:
+    """Return MODEL with what `model_options` chose; take that out of the choices.
+
+    Raises:
+        InputError: there is no such file, or it is a model file and something was chosen.
+    """
+    from bigbrain_fx.capture.location import resolved
+
+    words = {name: choices.pop(name) for name in ("batch", "seq", "dtype")}
+    given = any(value is not None for value in words.values())
+    return resolved(model, **words)[1] if given else model
 
 
 def chosen(choices: dict[str, Any]) -> Options:
@@ -93,6 +151,7 @@ def chosen(choices: dict[str, Any]) -> Options:
     Raises:
         InputError: there is no such partitioner.
     """
+    from bigbrain_fx.capture.answers import read_answers
     from bigbrain_fx.plan import Options
     from bigbrain_fx.plugins import preset
 
@@ -103,4 +162,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         choices["schedule"],
         choices["micro_batches"],
         choices["seed"],
+        mode=choices["mode"],
+        assume=tuple(read_answers(choices["assume"]).items()),
+        leaves=tuple(choices["leaf"]),
     )

@@ -7,20 +7,35 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from bigbrain_fx.alike import place_like
 from bigbrain_fx.capture import CaptureSession, ModelFacts, capture_file
+from bigbrain_fx.capture.location import is_onnx
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph, Placement
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, replan, timeline, with_placement
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    Source,
+    make_plan,
+    plan_placed,
+    read_plan,
+    replan,
+    timeline,
+    with_placement,
+)
 from bigbrain_fx.plugins import estimator, preset
 from bigbrain_fx.schedule import SCHEDULES
+from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,26 +66,34 @@ class Split:
 
 def split(
     model: str | Path | nn.Module,
-    devices: str | Path | Cluster,
+    devices: str | Path | Cluster | None,
     out: str | Path,
     options: Options | None = None,
     *,
+    like: str | Path | Plan | None = None,
     example_batch: object = None,
     loss: Loss | None = None,
+    weights: str | Path | None = None,
+    weights_by_reference: bool = False,
     force: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Split:
     """Split a model over a cluster and write a bundle.
 
     Args:
-        model: a model file ("model.py", "model.py:name"), run in a child process; or a module,
-            captured here.
-        devices: a cluster.json, or a Cluster.
+        model: a model file ("model.py", "model.py:name"), run in a child process; a Hugging Face
+            configuration ("hf:config.json"); or a module, captured here.
+        devices: a cluster.json, or a Cluster; None takes that of `like`.
         out: the bundle's folder; must not exist, or be a bundle with `force`.
-        options: partitioner, estimator, schedule, micro-batches, seed.
+        options: mode, partitioner, estimator, schedule, micro-batches, seed.
+        like: a plan or bundle of the same model to place the ops by, in place of a partitioner: so
+            that inference runs where the weights were trained.
         example_batch: for a module: one mini-batch, dimension 0 is the batch.
         loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
             its output's `.loss`.
+        weights: a safetensors checkpoint of the model: a file, or a folder with shards. The model
+            is then captured without weights, and no process ever holds all of them.
+        weights_by_reference: leave the numbers in the checkpoint; the bundle says where each is.
         force: replace a bundle that is there.
         time_limit_s: seconds for loading and capturing a model file.
 
@@ -79,9 +102,11 @@ def split(
     """
     check_out(Path(out), force=force)
     _require_writable(Path(out))
-    chosen, cluster = _known(options), _cluster(devices)
-    with _captured(model, chosen, example_batch, loss, time_limit_s) as found:
-        plan = make_plan(found.graph, cluster, found.source, chosen)
+    followed = read_plan(like) if isinstance(like, str | Path) else like
+    chosen, cluster = _known(options, model), _cluster_or(devices, followed)
+    given = _Given(_checkpoint(model, weights), weights_by_reference)
+    with _captured(model, chosen, example_batch, loss, time_limit_s, given=given) as found:
+        plan = _plan(found, cluster, chosen, followed)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)
         return Split(plan, Path(out), found.warnings, found.parameters, found.capture_s)
 
@@ -108,7 +133,7 @@ def estimate(
     Raises:
         BigBrainError: the input cannot be used, captured or placed.
     """
-    chosen, cluster = _known(options), _cluster(devices)
+    chosen, cluster = _known(options, model), _cluster(devices)
     with _captured(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         return make_plan(found.graph, cluster, found.source, chosen)
 
@@ -157,10 +182,12 @@ def source_of(facts: ModelFacts) -> Source:
 # --------------------------------------------------------------------------- what was asked
 
 
-def _known(options: Options | None) -> Options:
+def _known(options: Options | None, model: str | Path | nn.Module) -> Options:
     """Check names before any work is done; the command line's presets are understood, too."""
     chosen = options or Options()
     estimator(chosen.estimator)
+    if chosen.mode not in (None, "train", "eval"):
+        raise InputError(f"there is no mode '{chosen.mode}'", help="choose train or eval")
     if chosen.schedule is not None and chosen.schedule not in SCHEDULES:
         close = difflib.get_close_matches(chosen.schedule, SCHEDULES, n=1, cutoff=0.5)
         listed = ", ".join(sorted(SCHEDULES))
@@ -168,7 +195,29 @@ def _known(options: Options | None) -> Options:
             f"there is no schedule '{chosen.schedule}'",
             help=f"did you mean {close[0]}?" if close else f"choose one of {listed}",
         )
-    return replace(chosen, partitioner=preset(chosen.partitioner)[0])
+    onnx = isinstance(model, str | Path) and is_onnx(model)
+    mode = chosen.mode or ("eval" if onnx else "train")
+    return replace(chosen, mode=mode, partitioner=preset(chosen.partitioner)[0])
+
+
+def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> Cluster:
+    if devices is not None:
+        return _cluster(devices)
+    if followed is None:
+        raise InputError("no devices were given", help="add --devices cluster.json")
+    return followed.cluster
+
+
+def _plan(found: _Found, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
+    """Plan as asked: with a partitioner, or as another plan placed the same model."""
+    if followed is None:
+        return make_plan(found.graph, cluster, found.source, options)
+    same = followed.micro_batches
+    fits = found.graph.static_batch is None and found.graph.batch % same == 0
+    count = options.micro_batches or (same if fits else None)
+    alike = replace(options, partitioner=followed.partitioner, micro_batches=count)
+    placement = place_like(found.graph, followed)
+    return plan_placed(found.graph, cluster, found.source, alike, placement)
 
 
 def _cluster(devices: str | Path | Cluster) -> Cluster:
@@ -213,6 +262,38 @@ class _Weights(Protocol):
 
 
 @dataclass(frozen=True)
+class _Given:
+    """A checkpoint that the user gave, and whether its numbers stay in it."""
+
+    checkpoint: Checkpoint | None
+    by_reference: bool
+
+
+def _checkpoint(model: str | Path | nn.Module, weights: str | Path | None) -> Checkpoint | None:
+    """Read the checkpoint's headers before any work is done."""
+    if weights is None:
+        return None
+    if not isinstance(model, str | Path):
+        raise InputError(
+            "a module in memory has its weights already",
+            help="load them into it, or give the model file",
+        )
+    return read_checkpoint(weights)
+
+
+def _weights(
+    session: CaptureSession, given: _Given | None, scratch: Path
+) -> tuple[_Weights, tuple[str, ...]]:
+    """Return who writes the bundle's weights, and what to say of it."""
+    if given is None or given.checkpoint is None:
+        return session, ()
+    checkpoint, params = given.checkpoint, session.graph.params
+    fit = match(params, session.converted(checkpoint, scratch))
+    found = FromCheckpoint(params, fit.sources, checkpoint, session, given.by_reference)
+    return found, fit.notes
+
+
+@dataclass(frozen=True)
 class _Found:
     """A captured model, from a file or from memory."""
 
@@ -232,6 +313,7 @@ def _captured(
     loss: Loss | None,
     time_limit_s: float,
     meta: bool = False,
+    given: _Given | None = None,
 ) -> Iterator[_Found]:
     if not isinstance(model, str | Path):
         yield _in_memory(model, options, example_batch, loss)
@@ -242,13 +324,18 @@ def _captured(
             at=str(model),
             help="leave the arguments out, or give the module itself",
         )
-    with _session(model, options, time_limit_s, meta) as session:
+    checkpoint = given.checkpoint if given else None
+    with (
+        _session(model, options, time_limit_s, meta, checkpoint is not None) as session,
+        tempfile.TemporaryDirectory(prefix="bigbrain-fx-weights-") as scratch,
+    ):
         facts = session.facts
+        weights, notes = _weights(session, given, Path(scratch))
         yield _Found(
             session.graph,
             source_of(facts),
-            session,
-            session.warnings,
+            weights,
+            (*session.warnings, *notes),
             facts.parameters,
             session.capture_s,
         )
@@ -256,11 +343,19 @@ def _captured(
 
 @contextmanager
 def _session(
-    model: str | Path, options: Options, time_limit_s: float, meta: bool
+    model: str | Path, options: Options, time_limit_s: float, meta: bool, blank: bool = False
 ) -> Iterator[CaptureSession]:
     def start(rows: int | None) -> CaptureSession:
         return capture_file(
-            model, time_limit_s=time_limit_s, meta=meta, seed=options.seed, micro_batch=rows
+            model,
+            time_limit_s=time_limit_s,
+            meta=meta,
+            blank=blank,
+            training=options.mode == "train",
+            seed=options.seed,
+            micro_batch=rows,
+            assume=dict(options.assume),
+            leaves=options.leaves,
         )
 
     session = start(options.rows)
@@ -289,10 +384,19 @@ def _in_memory(
             "a module in memory needs an example batch",
             help="split(module, devices, out, example_batch={...}, loss=...)",
         )
-    captured = capture(module, example_batch, cast("None", loss), micro_batch=options.rows)
+    trace = partial(
+        capture,
+        module,
+        example_batch,
+        cast("None", loss),
+        training=options.mode == "train",
+        assume=dict(options.assume),
+        leaves=options.leaves,
+    )
+    captured = trace(micro_batch=options.rows)
     rows = _other_rows(captured.graph, options)
     if rows is not None:
-        captured = capture(module, example_batch, cast("None", loss), micro_batch=rows)
+        captured = trace(micro_batch=rows)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
     return _Found(captured.graph, Source(""), weights, captured.warnings, count)

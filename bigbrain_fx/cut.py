@@ -44,7 +44,7 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
         _stage(graph, found.replicated, number, device_of[ids[0]], [groups[i] for i in ids])
         for number, ids in enumerate(order)
     ]
-    stages = _with_sends(stages)
+    stages = _with_sends(stages, gathered(graph, stages))
     moved = [
         name
         for group, device in zip(groups, device_of, strict=True)
@@ -56,10 +56,11 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
 
 
 def live_ops(graph: Graph) -> frozenset[str]:
-    """Return the ops that the loss (else an output) depends on, and those that write state."""
+    """Return the ops that the loss (else an output) depends on, that write state, or that check."""
     wanted = [graph.loss] if graph.loss else list(graph.outputs)
     pending = [name for name in wanted if name in graph.op]
     pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
+    pending += [op.name for op in graph.ops if op.checks]
     writers = defaultdict(list)
     for op in graph.ops:
         for name in op.mutates:
@@ -80,11 +81,17 @@ def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
     found: set[int] = set()
     for stage in reversed(stages):
         own = set(stage.ops) - set(stage.recomputed)
-        readers = {value for later in stages if later.index in found for value in later.receives}
-        wanted = {value for value in stage.sends if value in readers} | ({graph.loss} & own)
-        if graph.loss and any(graph.op[value].requires_grad for value in wanted if value):
+        later = [other for other in stages if other.index in found]
+        wanted = {value for other in later for value in _graded_reads(graph, other)} | {graph.loss}
+        if any(value in graph.graded for value in wanted & own):
             found.add(stage.index)
     return frozenset(found)
+
+
+def _graded_reads(graph: Graph, stage: Stage) -> set[str]:
+    """Return what a stage receives and gives a gradient back for; what it detaches gets none."""
+    own = [graph.op[name] for name in stage.ops if name in graph.graded]
+    return {ref for op in own for ref in op.refs}.intersection(stage.receives)
 
 
 def roots(graph: Graph, stage: Stage) -> tuple[str, ...]:
@@ -92,6 +99,20 @@ def roots(graph: Graph, stage: Stage) -> tuple[str, ...]:
     own = set(stage.ops) - set(stage.recomputed)
     wanted = (graph.loss,) if graph.loss else graph.outputs
     return tuple(dict.fromkeys((*stage.sends, *(name for name in wanted if name in own))))
+
+
+def gathered(graph: Graph, stages: Sequence[Stage]) -> frozenset[str]:
+    """Return the outputs that go to the last stage's device for nothing but to be collected there.
+
+    Without a loss, the last stage's device has all outputs in the end: what others make is sent.
+    """
+    if graph.loss is not None or graph.training or not stages:
+        return frozenset()
+    device, there = stages[-1].device, set()
+    for stage in stages:
+        if stage.device == device:
+            there |= set(stage.ops) | set(stage.receives)
+    return frozenset(name for name in graph.outputs if name in graph.op and name not in there)
 
 
 # --------------------------------------------------------------------------- the order of stages
@@ -252,8 +273,8 @@ def _spec(graph: Graph, value: str) -> TensorSpec:
     return graph.input[value].spec if value in graph.input else graph.op[value].outputs[0]
 
 
-def _with_sends(stages: list[Stage]) -> list[Stage]:
-    received = {name for stage in stages for name in stage.receives}
+def _with_sends(stages: list[Stage], gathered: frozenset[str]) -> list[Stage]:
+    received = {name for stage in stages for name in stage.receives} | gathered
 
     def sends(stage: Stage) -> tuple[str, ...]:
         copies = set(stage.recomputed)
@@ -265,15 +286,17 @@ def _with_sends(stages: list[Stage]) -> list[Stage]:
 # --------------------------------------------------------------------------- edges
 
 
-def _readers(stages: list[Stage]) -> Iterator[tuple[str, Stage, list[Stage]]]:
+def _readers(graph: Graph, stages: list[Stage]) -> Iterator[tuple[str, Stage, list[Stage]]]:
+    collected = gathered(graph, stages)
     for maker in stages:
         for value in maker.sends:
-            yield value, maker, [stage for stage in stages if value in stage.receives]
+            readers = [stage for stage in stages if value in stage.receives]
+            yield value, maker, [*readers, *(stages[-1:] if value in collected else ())]
 
 
 def _activations(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     """Yield who gets each value from whom: the maker, or an earlier reader on the same device."""
-    for value, maker, readers in _readers(stages):
+    for value, maker, readers in _readers(graph, stages):
         holder = {maker.device: maker.index}
         for reader in readers:
             source = holder.setdefault(reader.device, reader.index)
@@ -287,40 +310,45 @@ def _gradients(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     That is the order in which the autograd engine adds them up in one process.
     """
     with_backward = trained(graph, stages)
-    for value, maker, readers in _readers(stages):
-        if graph.op[value].requires_grad:
-            path = [maker.index, *(r.index for r in readers if r.index in with_backward)]
-            for target, source in pairwise(path):
+    graded = {s.index: _graded_reads(graph, s) for s in stages if s.index in with_backward}
+    for value, maker, readers in _readers(graph, stages):
+        path = [r.index for r in readers if value in graded.get(r.index, ())]
+        if value in graph.graded:
+            for target, source in pairwise([maker.index, *path]):
                 yield Edge(value, source, target, "gradient", graph.op[value].outputs[0].nbytes)
 
 
 def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
-    """Return, for each trained parameter by canonical name, the stages that hold it, in order."""
-    found: dict[str, list[Stage]] = {}
-    with_backward = trained(graph, stages)
+    """Return, for each trained parameter by canonical name, the stages that hold it, in order.
+
+    Those are all that read it, if one of them gives it a gradient: all copies must stay equal.
+    """
+    reading: dict[str, list[Stage]] = {}
     for stage in stages:
-        if stage.index not in with_backward:
-            continue
-        for name in stage.params:
-            param = graph.param[name]
-            stages_of = found.setdefault(param.canonical, [])
-            if param.spec.requires_grad and stage not in stages_of:
-                stages_of.append(stage)
+        for name in dict.fromkeys(graph.param[param].canonical for param in stage.params):
+            reading.setdefault(name, []).append(stage)
+    graded = {name for stage in stages for name in _graded_params(graph, stage)}
     order = {param.canonical: i for i, param in reversed(list(enumerate(graph.params)))}
-    return {
-        name: found[name] for name in sorted(found, key=lambda name: order[name]) if found[name]
-    }
+    return {name: reading[name] for name in sorted(graded, key=lambda name: order[name])}
+
+
+def _graded_params(graph: Graph, stage: Stage) -> set[str]:
+    """Return the parameters, by canonical name, that get a gradient from a stage."""
+    ops = (graph.op[name] for name in stage.ops if name in graph.graded)
+    found = {graph.param[name] for op in ops for name in op.params}
+    return {param.canonical for param in found if param.spec.requires_grad}
 
 
 def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     """Yield each leaf's gradient to all other devices that hold the parameter, last stage first."""
     if graph.loss is None:
         return
+    graded = {stage.index: _graded_params(graph, stage) for stage in stages}
     for name, held_by in holders(graph, stages).items():
         first_on: dict[str, int] = {}
         for stage in held_by:
             first_on.setdefault(stage.device, stage.index)
-        for source in reversed(held_by):
+        for source in (s for s in reversed(held_by) if name in graded[s.index]):
             for device, target in first_on.items():
                 if device != source.device:
                     yield Edge(name, source.index, target, "tied", graph.param[name].spec.nbytes)

@@ -1,7 +1,7 @@
 """Run a bundle on this host, one process per device; or say what to type on every host.
 
 This room knows processes, ports and log files. It knows nothing of graphs, and the processes it
-starts know nothing of it: they run the bundle's own train.py.
+starts know nothing of it: they run the bundle's own train.py, or infer.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bigbrain_fx.plan import Plan, read_plan
 POLL_S = 0.1
 GRACE_S = 5.0
 TAIL_LINES = 12
+DEFAULT_STEPS = 10  # train.py's and infer.py's own
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 
 
@@ -41,8 +42,20 @@ class StepLine:
 
 
 @dataclass(frozen=True)
+class BatchLine:
+    """What one batch of inference reported: its rows, batch_s wall seconds."""
+
+    batch: int
+    rows: int
+    batch_s: float
+
+
+Line = StepLine | BatchLine
+
+
+@dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run: steps of training, or batches of inference.
 
     `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
     what each printed.
@@ -51,13 +64,18 @@ class Run:
     steps: tuple[StepLine, ...]
     max_rss_bytes: dict[str, int]
     logs: Path
+    batches: tuple[BatchLine, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run: see `bigbrain-fx run --help`."""
+    """How to run: see `bigbrain-fx run --help`.
 
-    steps: int = 10
+    `steps` None: 10, or for inference all rows of `inputs`. `save` and `first_gradients` are for
+    training, `inputs` and `outputs` for inference.
+    """
+
+    steps: int | None = None
     seed: int | None = None
     port: int = 0
     deadline_s: float = 300.0
@@ -65,6 +83,8 @@ class RunOptions:
     first_gradients: Path | None = None
     threads: int | None = None
     logs: Path | None = None
+    inputs: Path | None = None
+    outputs: Path | None = None
 
 
 class RunError(BigBrainError):
@@ -77,33 +97,75 @@ def run(
     bundle: str | Path,
     options: RunOptions | None = None,
     on_step: Callable[[StepLine], None] | None = None,
+    on_batch: Callable[[BatchLine], None] | None = None,
 ) -> Run:
-    """Run a bundle's training on this host and wait for its end.
+    """Run a bundle on this host, training or inference, and wait for its end.
+
+    `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
 
     Every process is ended, whatever happens, before this returns.
 
     Raises:
-        InputError: no bundle, the port is taken, or a batch is not like the one that was traced.
+        InputError: no bundle, the port is taken, a batch is not like the one that was traced, or
+            an option is for the other kind of bundle.
         RunError: a process failed; the others are stopped.
     """
     bundle, options = Path(bundle), options or RunOptions()
     plan = read_plan(bundle)
-    if not (bundle / "train.py").is_file():
+    if not (bundle / entry(plan)).is_file():
         raise InputError(
-            f"{bundle} is not a bundle: it has no train.py",
+            f"{bundle} is not a bundle: it has no {entry(plan)}",
             help="make one with `bigbrain-fx split`",
         )
+    _require_fitting(plan, options)
     port = options.port or free_port()
     require_free(port)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
     logs.mkdir(parents=True, exist_ok=True)
     with _processes(plan, bundle, options, port, logs) as crew:
-        steps = list(crew.watch(on_step))
+        lines = list(crew.watch(_listener(on_step, on_batch)))
     peaks = {
         name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
         for name in plan.stages.devices
     }
-    return Run(tuple(steps), peaks, logs)
+    steps = tuple(line for line in lines if isinstance(line, StepLine))
+    batches = tuple(line for line in lines if isinstance(line, BatchLine))
+    return Run(steps, peaks, logs, batches)
+
+
+def _listener(
+    on_step: Callable[[StepLine], None] | None, on_batch: Callable[[BatchLine], None] | None
+) -> Callable[[Line], None]:
+    def hear(line: Line) -> None:
+        if isinstance(line, StepLine):
+            if on_step is not None:
+                on_step(line)
+        elif on_batch is not None:
+            on_batch(line)
+
+    return hear
+
+
+def entry(plan: Plan) -> str:
+    """Return the name of a bundle's program."""
+    return "train.py" if plan.mode == "train" else "infer.py"
+
+
+def _require_fitting(plan: Plan, options: RunOptions) -> None:
+    """Refuse what this kind of bundle cannot do."""
+    training = {"--save": options.save, "first_gradients": options.first_gradients}
+    inference = {"--inputs": options.inputs, "--outputs": options.outputs}
+    wrong = inference if plan.mode == "train" else training
+    given = [name for name, value in wrong.items() if value is not None]
+    if given:
+        what = "trains" if plan.mode == "train" else "is for inference"
+        other = "eval" if plan.mode == "train" else "train"
+        raise InputError(
+            f"{given[0]} cannot be given: this bundle {what}",
+            help=f"leave it out, or split the model with --mode {other}",
+        )
+    if options.inputs is not None and not options.inputs.is_file():
+        raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")
 
 
 def hosts(plan: Plan) -> tuple[str, ...]:
@@ -118,15 +180,17 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     """
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
     given = {
-        "--steps": options.steps,
+        "--steps": options.steps or (None if options.inputs else DEFAULT_STEPS),
         "--seed": options.seed,
         "--deadline": options.deadline_s,
         "--save": options.save,
+        "--inputs": options.inputs,
+        "--outputs": options.outputs,
     }
     words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
     common = (
         f"WORLD_SIZE={len(names)} MASTER_ADDR={shlex.quote(names[0])} "
-        f"MASTER_PORT={options.port or 29500} python train.py {' '.join(words)}"
+        f"MASTER_PORT={options.port or 29500} python {entry(plan)} {' '.join(words)}"
     )
     return [
         (host, f"RANK={rank} LOCAL_RANK={names[:rank].count(host)} {common}")
@@ -200,10 +264,11 @@ class _Crew:
     processes: dict[str, subprocess.Popen[str]]
     logs: Path
     reporter: str
+    program: str
     lines: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
 
-    def watch(self, on_step: Callable[[StepLine], None] | None) -> Iterator[StepLine]:
-        """Yield steps as they are reported, until all processes have ended well."""
+    def watch(self, on_line: Callable[[Line], None]) -> Iterator[Line]:
+        """Yield steps or batches as they are reported, until all processes have ended well."""
         stdout = self.processes[self.reporter].stdout
         assert stdout is not None
         threading.Thread(target=self._read, args=(stdout,), daemon=True).start()
@@ -217,13 +282,12 @@ class _Crew:
             if line is None:
                 at_end = True
                 continue
-            step = _step(line)
-            if step is None:  # the user's batches() or optimizer() printed it
+            found = _line(line)
+            if found is None:  # the user's batches() or optimizer() printed it
                 sys.stderr.write(line)
                 continue
-            if on_step is not None:
-                on_step(step)
-            yield step
+            on_line(found)
+            yield found
         self._require_alive()
 
     def stop(self) -> None:
@@ -264,15 +328,17 @@ class _Crew:
             f"the process of device {name} {how}",
             at=str(self.logs / f"{name}.log"),
             notes=tuple(tail),
-            help="run `python train.py --in-process` in the bundle to see it in one process",
+            help=f"run `python {self.program} --in-process` in the bundle to see it in one process",
         )
 
 
-def _step(line: str) -> StepLine | None:
-    try:
-        return StepLine(**json.loads(line))
-    except (TypeError, ValueError):
-        return None
+def _line(text: str) -> Line | None:
+    for kind in (StepLine, BatchLine):
+        try:
+            return kind(**json.loads(text))
+        except (TypeError, ValueError):
+            continue
+    return None
 
 
 @contextmanager
@@ -280,12 +346,12 @@ def _processes(
     plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path
 ) -> Iterator[_Crew]:
     reporter = _reporter(plan)
-    crew = _Crew({}, logs, reporter)
+    crew = _Crew({}, logs, reporter, entry(plan))
     try:
         for rank, name in enumerate(plan.stages.devices):
             with (logs / f"{name}.log").open("w") as log:
                 crew.processes[name] = subprocess.Popen(
-                    [sys.executable, "train.py", "--json", *_arguments(options, logs)],
+                    [sys.executable, entry(plan), "--json", *_arguments(options, logs)],
                     cwd=bundle,
                     env=_environment(plan, rank, port),
                     stdin=subprocess.DEVNULL,
@@ -299,13 +365,15 @@ def _processes(
 
 
 def _reporter(plan: Plan) -> str:
-    """Return the device that makes the loss and so reports the steps."""
+    """Return the device that reports: it makes the loss, or collects the outputs."""
+    if plan.mode == "eval":
+        return plan.stages.stages[-1].device
     for stage in plan.stages.stages:
         if plan.graph.loss in stage.ops:
             return stage.device
     raise InputError(
         f"{plan.graph.name} has no loss to train on",
-        help="add `loss(output, batch)` to the model file",
+        help="add `loss(output, batch)` to the model file, or split it with --mode eval",
     )
 
 
@@ -317,6 +385,8 @@ def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--threads": options.threads,
         "--save": options.save.resolve() if options.save else None,
         "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
+        "--inputs": options.inputs.resolve() if options.inputs else None,
+        "--outputs": options.outputs.resolve() if options.outputs else None,
         "--report": logs.resolve(),
     }
     return [

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -39,7 +40,11 @@ FORMAT = 1
 class Options:
     """What a user may choose; None means: let the planner choose.
 
-    `rows` of a micro-batch are for a model whose trace cannot leave the batch size free.
+    `rows` of a micro-batch are for a model whose trace cannot leave the batch size free. `mode`
+    "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
+    None is "train", and "eval" for an ONNX file.
+    `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
+    value decides. `leaves` are modules that are kept whole, by path or class name.
     """
 
     partitioner: str = "chain-dp"
@@ -50,6 +55,9 @@ class Options:
     in_flight: tuple[int, ...] | None = None
     rows: int | None = None
     partitioner_options: tuple[tuple[str, int], ...] = ()
+    mode: Literal["train", "eval"] | None = None
+    assume: tuple[tuple[str, bool], ...] = ()
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,11 @@ class Plan:
     forecast: Forecast
     format: int = FORMAT
 
+    @property
+    def mode(self) -> Literal["train", "eval"]:
+        """What the plan is for: training, or inference as `model.eval()` computes."""
+        return "train" if self.graph.training else "eval"
+
     @cached_property
     def key(self) -> str:
         """A short hash of the plan; a process that runs another plan is refused."""
@@ -135,6 +148,28 @@ def make_plan(graph: Graph, cluster: Cluster, source: Source, options: Options) 
         assert failure is not None
         raise failure
     return min(found, key=lambda plan: plan.forecast.step_s)
+
+
+def plan_placed(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, placement: Placement
+) -> Plan:
+    """Cut, schedule and simulate a graph whose placement is given.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+        InputError: the batch cannot be split as asked, or the cluster lacks a device.
+    """
+    lacking = sorted(set(placement.device_of.values()) - set(cluster.device))
+    if lacking:
+        raise InputError(
+            f"the cluster has no device {', '.join(lacking)}, where the placement puts ops",
+            help="leave --devices out: the plan to follow has its cluster",
+        )
+    plans = []
+    for count in _counts(graph, cluster, options):
+        costs = estimator(options.estimator).estimate(graph.at(graph.batch // count), cluster)
+        plans.append(_placed(graph, cluster, source, options, count, placement, costs))
+    return min(plans, key=lambda plan: plan.forecast.step_s)
 
 
 def replan(plan: Plan, cluster: Cluster) -> Plan:
@@ -209,7 +244,8 @@ def _placed(
     concrete = graph.at(rows)
     stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
     with_backward = trained(graph, stages.stages)
-    schedule = options.schedule or ("1f1b" if stages.is_chain else "list")
+    chain = "1f1b" if graph.training else "forward"
+    schedule = options.schedule or (chain if stages.is_chain else "list")
     if not (keep_schedule or stages.is_chain):
         schedule = "list"
     per_stage = stage_costs(concrete, stages, costs)

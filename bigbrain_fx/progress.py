@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bigbrain_fx.launch import StepLine
+    from bigbrain_fx.launch import Line
 
 
 def _progress_console() -> Console:
@@ -35,27 +35,36 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def stepping(steps: int, as_json: bool) -> Iterator[Callable[[StepLine], None]]:
-    """Give a function that shows each step: JSON lines, a progress bar, or plain lines."""
+def stepping(steps: int | None, as_json: bool) -> Iterator[Callable[[Line], None]]:
+    """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines."""
     if as_json:
         from bigbrain_fx.show import json_line
 
         yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
         return
     if not sys.stderr.isatty():
-        yield lambda line: click.echo(
-            f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
-        )
+        yield lambda line: click.echo(_line_text(line))
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (BarColumn(), MofNCompleteColumn())
-    text = TextColumn("loss {task.fields[loss]}   {task.fields[pace]}")
+    text = TextColumn("{task.fields[said]}")
     with Progress(*columns, text, console=_progress_console()) as progress:
-        task = progress.add_task("steps", total=steps, loss="-", pace="")
+        task = progress.add_task("steps", total=steps, said="")
+        yield lambda line: progress.update(task, advance=1, said=_pace_text(line))
 
-        def show(line: StepLine) -> None:
-            pace = f"{line.step_s:.3f} s a step"
-            progress.update(task, advance=1, loss=f"{line.loss:.4f}", pace=pace)
 
-        yield show
+def _line_text(line: Line) -> str:
+    from bigbrain_fx.launch import StepLine
+
+    if isinstance(line, StepLine):
+        return f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
+    return f"batch {line.batch:5d}   {line.rows} rows   {line.batch_s:.3f} s"
+
+
+def _pace_text(line: Line) -> str:
+    from bigbrain_fx.launch import StepLine
+
+    if isinstance(line, StepLine):
+        return f"loss {line.loss:.4f}   {line.step_s:.3f} s a step"
+    return f"{line.rows} rows   {line.batch_s:.3f} s a batch"

@@ -54,7 +54,7 @@ def report(plan: Plan) -> str:
             "<h2>Cuts</h2>",
             _cuts(found),
             "<h2>One step</h2>",
-            _gantt(forecast, plan.stages.devices),
+            _gantt(forecast, plan),
             "</html>\n",
         )
     )
@@ -109,21 +109,27 @@ def _memory(plan: Plan, forecast: Forecast) -> str:
         shapes.append(_text(0, y, entry.device))
         for name, field, colour in PARTS:
             nbytes = int(getattr(entry, field))
+            if plan.mode == "eval" and nbytes == 0:
+                continue
             shapes.append(_bar(x, y, nbytes * scale, colour, f"{name} {nbytes / 2**20:.1f} MiB"))
             x += nbytes * scale
         frame = f'x="{LABEL}" y="{y}" width="{has[entry.device] * scale:.2f}" height="{ROW - 6}"'
         shapes.append(f'<rect {frame} fill="none" stroke="#999"/>')
-    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, _, c in PARTS)
+    trained = plan.mode == "train"
+    shown = [(n, c) for n, _, c in PARTS if trained or n not in ("gradients", "optimizer")]
+    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in shown)
     return f'<p class="key">{key}</p>' + _svg(shapes, len(forecast.devices))
 
 
-def _gantt(forecast: Forecast, devices: Sequence[str]) -> str:
+def _gantt(forecast: Forecast, plan: Plan) -> str:
     """Draw who computes what when."""
+    devices = plan.stages.devices
     scale = (WIDTH - LABEL - 10) / (forecast.step_s or 1.0)
     shapes = [_text(0, row * ROW, device) for row, device in enumerate(devices)]
     bars = [bar for bar in forecast.timeline if bar.device in devices]
     shapes += [_slice(bar, devices.index(bar.device) * ROW, scale) for bar in bars]
-    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in COLOURS.items())
+    shown = [(n, c) for n, c in COLOURS.items() if plan.mode == "train" or n == "forward"]
+    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in shown)
     return f'<p class="key">{key}</p>' + _svg(shapes, len(devices))
 
 

@@ -60,7 +60,8 @@ def units(graph: Graph) -> Units:
 
 def is_size(op: Op) -> bool:
     """Whether the op computes a number (a tensor's size, arithmetic on sizes), not a tensor."""
-    return not op.outputs and not op.mutates and op.body is None and not op.is_tuple
+    plain = not op.outputs and not op.mutates and op.body is None
+    return plain and not op.is_tuple and not op.checks
 
 
 def mutated_roots(graph: Graph) -> frozenset[str]:
@@ -76,7 +77,8 @@ def _replicated(graph: Graph) -> Iterator[str]:
     wanted = {*graph.outputs, graph.loss}
     cheap_params = {p.name for p in graph.params if p.kind != "parameter" and p.name not in mutated}
     for op in graph.ops:
-        pure = not op.random and not op.mutates and op.name not in mutated and not op.requires_grad
+        pure = not (op.random or op.mutates or op.checks or op.requires_grad)
+        pure = pure and op.name not in mutated
         local = all(ref in kept or ref in graph.input for ref in op.refs)
         stateless = cheap_params.issuperset(op.params)
         copied = pure and local and stateless and op.name not in wanted and _is_cheap(op)
@@ -104,6 +106,8 @@ def _must_share(graph: Graph, index: dict[str, int]) -> Iterator[list[str]]:
     for op in graph.ops:
         if op.is_tuple:
             yield [op.name, *graph.consumers[op.name]]
+        if op.checks and not graph.consumers[op.name]:  # beside what it checks
+            yield [op.name, *(ref for ref in op.refs if ref in graph.op)]
     root = _roots(graph)
     touching: dict[str, list[str]] = defaultdict(list)
     last_write: dict[str, int] = {}

@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from partitioners.chain_dp import ChainDP
+from partitioners.ideal_dp import IdealDP
+from partitioners.m_etf import METF
+from partitioners.m_sct import MSCT
+from partitioners.m_topo import MTopo
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
 
 TABLE: Mapping[str, Callable[..., object]] = {
     Naive.name: Naive,
     ChainDP.name: ChainDP,
+    IdealDP.name: IdealDP,
+    MTopo.name: MTopo,
+    METF.name: METF,
+    MSCT.name: MSCT,
     Scattered.name: Scattered,
 }
 """Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""
@@ -22,6 +30,7 @@ TABLE: Mapping[str, Callable[..., object]] = {
 PRESETS: Mapping[str, tuple[str, str]] = {
     "naive": ("naive", "analytical"),
     "analytical": ("chain-dp", "analytical"),
+    "m-sct": ("m-sct", "analytical"),
     "scattered": ("scattered", "analytical"),
 }
 """What the command line offers: a partitioner with an estimator."""

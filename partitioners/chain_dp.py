@@ -17,7 +17,7 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from partitioners.facts import Facts, facts
 from partitioners.footprint import in_flight_at, in_flight_by_device, needs
-from partitioners.line import Line, Split
+from partitioners.line import Line, Solver, Split
 from partitioners.orders import device_sequences, unit_orders
 from partitioners.remedy import no_plan
 
@@ -69,9 +69,9 @@ class ChainDP:
         known = facts(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")
-        found = self._best(known, cluster)
+        found = self.best(known, cluster)
         if found is None:
-            raise self._no_plan(known, cluster)
+            raise self.no_plan(known, cluster)
         line, split = self._between_layers(graph, known, cluster, found)
         homes = split.device_of_unit
         return Placement(
@@ -82,8 +82,8 @@ class ChainDP:
         self, graph: Graph, known: Facts, cluster: Cluster, found: tuple[Line, Split]
     ) -> tuple[Line, Split]:
         """Return the best split that cuts no layer, if it is about as good as `found`."""
-        whole = known.merged(_layers(graph, known.groups))
-        other = self._best(whole, cluster)
+        whole = known.merged(layers(graph, known.groups))
+        other = self.best(whole, cluster)
         most_s = found[1].step_s(self.micro_batches) * (1 + self.block_gap)
         return found if other is None or other[1].step_s(self.micro_batches) > most_s else other
 
@@ -93,19 +93,20 @@ class ChainDP:
             shorter = _shortened(known.reordered(order))
             yield Line(shorter, cluster, self.micro_batches, self.in_flight, memory_scale)
 
-    def _best(self, known: Facts, cluster: Cluster) -> tuple[Line, Split] | None:
+    def best(self, known: Facts, cluster: Cluster) -> tuple[Line, Split] | None:
+        """Return the best split, and the order it is of; None when nothing fits."""
         sequences = device_sequences(cluster, self.use_all)
         best: tuple[Line, Split] | None = None
         for line in self.lines(known, cluster):
             split = best_split(line, sequences, self.gap, best[1] if best else None)
             if split is not None:
                 best = line, split
-        if best is None or self._holds_in_any_order(*best, cluster):
+        if best is None or self.holds_in_any_order(*best, cluster):
             return best
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
-        return replace(self, in_flight=most)._best(known, cluster)  # no stage ever holds more
+        return replace(self, in_flight=most).best(known, cluster)  # no stage ever holds more
 
-    def _holds_in_any_order(self, line: Line, split: Split, cluster: Cluster) -> bool:
+    def holds_in_any_order(self, line: Line, split: Split, cluster: Cluster) -> bool:
         """Whether it fits even when stages that do not depend on each other change places."""
         homes = split.device_of_unit
         flights = in_flight_by_device(line.facts, homes, self.micro_batches, self.in_flight)
@@ -114,7 +115,9 @@ class ChainDP:
             for device, need in needs(line.facts, homes, flights).items()
         )
 
-    def _no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
+    def no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
+        """Return the error for a model that does not fit, with the arithmetic and a remedy."""
+
         def fits(facts: Facts, cluster: Cluster, micro_batches: int, scale: float) -> Split | None:
             keeps_all = self.in_flight == self.micro_batches
             in_flight = micro_batches if keeps_all else self.in_flight
@@ -130,7 +133,7 @@ class ChainDP:
 
         if self.in_flight is not None:
             classic = replace(self, in_flight=None)
-            if classic._best(known, cluster) is not None:
+            if classic.best(known, cluster) is not None:
                 fits_as = "fits with fewer micro-batches in flight: --schedule 1f1b"
                 return no_plan(
                     _shortened(known), cluster, self.micro_batches, in_flight, fits, fits_as
@@ -146,7 +149,7 @@ class ChainDP:
             f"{split.most_s:.4g} s each on the busiest device or link; "
             f"within {self.gap:.1%} of the best contiguous split of the orders tried"
         )
-        cuts = [_describe(graph, line, split, stage) for stage in range(1, len(split.sequence))]
+        cuts = [describe(graph, line, split, stage) for stage in range(1, len(split.sequence))]
         return "\n".join((head, *cuts))
 
 
@@ -154,7 +157,7 @@ _SEQUENCES_TO_EXPLAIN = 24
 
 
 def best_split(
-    line: Line,
+    line: Solver,
     sequences: Iterable[Sequence[str]],
     gap: float,
     best: Split | None = None,
@@ -166,7 +169,7 @@ def best_split(
     the least bound is halved next, until the bound is within `gap` of the best split found.
 
     Args:
-        line: the units in one order.
+        line: the units in one order, or in every order.
         sequences: the devices along the pipeline.
         gap: 0.001: to a thousandth.
         best: a split that is known already.
@@ -206,7 +209,7 @@ def best_split(
     return best if best is not start else None
 
 
-def _layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
+def layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
     """Return the runs of units that belong to one layer: `blocks.3` and all below it."""
     layers = [_layer(graph.op[group[0]].module_path) for group in groups]
     starts = [i for i, layer in enumerate(layers) if i == 0 or not layer or layer != layers[i - 1]]
@@ -241,7 +244,7 @@ def _shortened(known: Facts) -> Facts:
     return known.merged([range(a, b) for a, b in pairwise(cuts)])
 
 
-def _describe(graph: Graph, line: Line, split: Split, stage: int) -> str:
+def describe(graph: Graph, line: Line, split: Split, stage: int) -> str:
     """Return a line on one cut: where it is, and what crosses it."""
     cut = split.cuts[stage]
     op = graph.op[line.facts.groups[cut - 1][-1]]

@@ -141,7 +141,7 @@ def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, one_s
     sent = [v for v in facts.values if v.maker in mine and not own.issuperset(v.readers)]
     received = [v for v in facts.values if v.maker not in mine and not mine.isdisjoint(v.readers)]
     crossing = (*sent, *received)
-    extra = sum(_extra_ties(w, devices) for w in weights)
+    extra = sum(extra_ties(w, devices) for w in weights)
     if not one_stage:  # each stage has a gradient of its own of a weight that several read
         extra = sum(w.trained_bytes * (len(w.readers) - 1) for w in weights)
     return Need(
@@ -155,7 +155,7 @@ def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, one_s
     )
 
 
-def _extra_ties(weight: Weight, devices: int) -> int:
+def extra_ties(weight: Weight, devices: int) -> int:
     """Count the gradients that come from a third holder on; the second's is in the doubled sum."""
     return weight.trained_bytes * max(0, min(len(weight.readers), devices) - 2)
 
@@ -219,7 +219,7 @@ class Pieces:
         for weight in facts.weights:
             trained = weight.trained_bytes
             nbytes = weight.nbytes + trained * (2 + facts.state_per_byte)
-            rectangles.reads(weight.readers, -1, nbytes + _extra_ties(weight, self.devices))
+            rectangles.reads(weight.readers, -1, nbytes + extra_ties(weight, self.devices))
         for value in facts.values:
             rectangles.reads(value.readers, value.maker, 2 * value.gradient_bytes)
             rectangles.makes(value.maker, value.readers[-1], value.gradient_bytes)

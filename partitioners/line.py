@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Link
 from partitioners.facts import Facts, Seconds
 from partitioners.footprint import Pieces, in_flight_at
 
@@ -46,11 +47,44 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hop:
+class Hop:
     """Every cut between two neighbouring devices: there and back, and the busier direction."""
 
     round_trip_s: Seconds
     wire_s: Seconds
+
+
+def hop_of(
+    link: Link, forward: Seconds, backward: Seconds, tied: Seconds, micro_batches: int
+) -> Hop:
+    """Return what crossing a link takes, per micro-batch, for the bytes at every cut.
+
+    Args:
+        link: between the two devices; the same both ways.
+        forward: bytes of values.
+        backward: bytes of their gradients.
+        tied: bytes of gradients of shared weights, once a step each way.
+        micro_batches: in one step.
+    """
+    there_s, back_s = forward / link.bytes_per_s, backward / link.bytes_per_s
+    tied_s = tied / link.bytes_per_s / micro_batches
+    latencies = (forward > 0) * 1.0 + (backward > 0) * 1.0
+    round_trip_s = there_s + back_s + 2 * tied_s + latencies * link.latency_s
+    return Hop(round_trip_s, np.maximum(there_s, back_s) + tied_s)
+
+
+class Solver(Protocol):
+    """What `best_split` searches: all splits for one sequence of devices."""
+
+    micro_batches: int
+
+    def solve(self, sequence: Sequence[str], limit_s: float) -> Split | None:
+        """Return the split of least `sum_s` with `most_s` <= `limit_s`; None: there is none."""
+        ...
+
+    def least_busy_s(self, sequence: Sequence[str]) -> float:
+        """Return a lower bound of `most_s`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +133,7 @@ class Line:
         self._until_s = {d: np.concatenate(([0.0], np.cumsum(s))) for d, s in self.unit_s.items()}
         self._forward_bytes, self._backward_bytes, self._tied_bytes = _crossing(facts)
         self._pieces = Pieces(facts, len(cluster.devices))
-        self._hops: dict[tuple[str, str], _Hop] = {}
+        self._hops: dict[tuple[str, str], Hop] = {}
         self._reaches: dict[tuple[object, ...], _Reach] = {}
 
     def hop_bytes(self, cut: int) -> tuple[int, int]:
@@ -123,15 +157,8 @@ class Line:
         return self._walk(sequence, limit_s, tails[::-1])
 
     def least_busy_s(self, sequence: Sequence[str]) -> float:
-        """Return a lower bound of `most_s`, by weak duality and by the dearest unit.
-
-        However the units are spread, weights y_d that add up to 1 make the mean load, and so the
-        largest, at least the sum over units of min_d y_d t_ud; y_d goes by speed.
-        """
-        seconds = np.stack([self.unit_s[d] for d in sequence])
-        speed = 1.0 / np.maximum(seconds.sum(axis=1), 1e-300)
-        shares = speed / speed.sum()
-        return float(max((seconds * shares[:, None]).min(axis=0).sum(), seconds.min(axis=0).max()))
+        """Return a lower bound of `most_s`."""
+        return least_busy_s(np.stack([self.unit_s[d] for d in sequence]))
 
     def measure(self, sequence: Sequence[str], cuts: Sequence[int]) -> Split:
         """Return the split with these cuts and its times; memory is not looked at."""
@@ -205,15 +232,10 @@ class Line:
             fits[reach.ends[reach.starts[k] : reach.starts[k] + reach.counts[k]]] = True
         return fits
 
-    def _hop(self, a: str, b: str) -> _Hop:
+    def _hop(self, a: str, b: str) -> Hop:
         if (a, b) not in self._hops:
-            link = self.cluster.link(a, b)
-            there_s = self._forward_bytes / link.bytes_per_s
-            back_s = self._backward_bytes / link.bytes_per_s
-            tied_s = self._tied_bytes / link.bytes_per_s / self.micro_batches
-            latencies = (self._forward_bytes > 0) * 1.0 + (self._backward_bytes > 0) * 1.0
-            round_trip_s = there_s + back_s + 2 * tied_s + latencies * link.latency_s
-            self._hops[a, b] = _Hop(round_trip_s, np.maximum(there_s, back_s) + tied_s)
+            crossing = self._forward_bytes, self._backward_bytes, self._tied_bytes
+            self._hops[a, b] = hop_of(self.cluster.link(a, b), *crossing, self.micro_batches)
         return self._hops[a, b]
 
     def _reach(self, sequence: Sequence[str], stage: int) -> _Reach:
@@ -230,6 +252,20 @@ class Line:
         if key not in self._reaches:
             self._reaches[key] = _reach_of(self._pieces.bytes_needed(device, flight) <= memory)
         return self._reaches[key]
+
+
+def least_busy_s(seconds: Seconds) -> float:
+    """Return a lower bound of the largest load, by weak duality and by the dearest unit.
+
+    However the units are spread, weights y_d that add up to 1 make the mean load, and so the
+    largest, at least the sum over units of min_d y_d t_ud; y_d goes by speed.
+
+    Args:
+        seconds: [device, unit].
+    """
+    speed = 1.0 / np.maximum(seconds.sum(axis=1), 1e-300)
+    shares = speed / speed.sum()
+    return float(max((seconds * shares[:, None]).min(axis=0).sum(), seconds.min(axis=0).max()))
 
 
 def _reach_of(fits: NDArray[np.bool_]) -> _Reach:

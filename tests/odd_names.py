@@ -25,7 +25,9 @@ NAMES = (
     "self",
     "torch",
     "__init",
-    "key",  # from here on: what regions, stages and holders call their own methods
+    "key",
+    "seeded",  # from here on: what regions, stages and holders call their own methods
+    "empty",
     "path",
     "call",
     "place",

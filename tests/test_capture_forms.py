@@ -237,15 +237,14 @@ def test_item_is_refused() -> None:
     assert caught.value.at.startswith("test_capture_forms.py:")
 
 
-def test_python_dice_are_warned_of() -> None:
+def test_python_dice_are_refused() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.sum() * random.random()
 
-    found = capture(Model(), (torch.randn(4, 8),))
-    assert len(found.warnings) == 1
-    assert found.warnings[0].startswith("test_capture_forms.py:")
-    assert "random numbers" in found.warnings[0]
+    with pytest.raises(CaptureError, match="draws random numbers with Python") as caught:
+        capture(Model(), (torch.randn(4, 8),))
+    assert (caught.value.at or "").startswith("test_capture_forms.py:")
 
 
 def test_dead_code_is_dropped_and_dice_stay() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,10 +25,11 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.schedule import build, stage_costs
 from bigbrain_fx.simulate import simulate
 from partitioners.chain_dp import MOST_UNITS, ChainDP, best_split
-from partitioners.facts import Facts, facts
+from partitioners.facts import facts
 from partitioners.footprint import Pieces, in_flight_at, needs
 from partitioners.line import Line
 from partitioners.orders import device_sequences, unit_orders
+from tests.brute_force import every_split, plain_fits, plain_step_s, unlike_cluster
 from tests.synthetic import (
     GIB,
     chain_graph,
@@ -49,76 +48,6 @@ seeds = st.integers(0, 10_000)
 
 
 # --------------------------------------------------------------------------- brute force
-
-
-def every_split(graph: Graph, cluster: Cluster) -> Iterator[tuple[Sequence[str], list[int]]]:
-    names = [d.name for d in cluster.devices]
-    count = len(graph.ops)
-    for used in range(1, min(len(names), count) + 1):
-        for sequence in permutations(names, used):
-            for inner in combinations(range(1, count), used - 1):
-                yield sequence, [0, *inner, count]
-
-
-def plain_step_s(
-    graph: Graph, costs: Costs, sequence: Sequence[str], cuts: Sequence[int], micro: int
-) -> float:
-    """Compute the objective from the graph alone, as the class's docstring states it."""
-    place = {entry.name: i for i, entry in enumerate(graph.ops)}
-    first_reader: dict[str, int] = {}
-    last_reader: dict[str, int] = {}
-    for i, entry in enumerate(graph.ops):
-        for name in entry.params:
-            first_reader.setdefault(graph.param[name].canonical, i)
-            last_reader[graph.param[name].canonical] = i
-    size = {param.canonical: param.spec.nbytes for param in graph.params}
-    busy: list[float] = []
-    total = 0.0
-    for stage, name in enumerate(sequence):
-        own = range(cuts[stage], cuts[stage + 1])
-        each = [costs.op_cost(graph.ops[i].name, name) for i in own]
-        owned = sum(size[param] for param, i in first_reader.items() if i in own)
-        once_s = owned * costs.optimizer_s_per_byte[name]
-        busy.append(sum(c.forward_s + c.backward_s for c in each) + once_s / micro)
-        total += busy[-1]
-    for stage in range(1, len(sequence)):
-        at = cuts[stage]
-        crossing = [
-            entry.outputs[0].nbytes
-            for entry in graph.ops[:at]
-            if any(place[reader] >= at for reader in graph.consumers[entry.name])
-        ]
-        tied = [size[p] for p in first_reader if first_reader[p] < at <= last_reader[p]]
-        link = costs.cluster.link(sequence[stage - 1], sequence[stage])
-        one_way_s = sum(crossing) / link.bytes_per_s
-        tied_s = sum(tied) / link.bytes_per_s / micro
-        total += 2 * (one_way_s + link.latency_s + tied_s)
-        busy.append(one_way_s + tied_s)
-    return total + (micro - 1) * max(busy)
-
-
-def plain_fits(
-    known: Facts, cluster: Cluster, sequence: Sequence[str], cuts: Sequence[int], micro: int
-) -> bool:
-    sizes = np.diff(cuts)
-    homes = [d for d, size in zip(sequence, sizes, strict=True) for _ in range(size)]
-    flights = {d: min(micro, len(sequence) - s) for s, d in enumerate(sequence)}
-    return all(
-        need.total <= cluster.device[d].memory_bytes
-        for d, need in needs(known, homes, flights).items()
-    )
-
-
-def unlike_cluster(seed: int, count: int, memory_bytes: Sequence[int]) -> Cluster:
-    devices = [
-        device(f"d{i}", speed=1 + i, memory_bytes=memory_bytes[i % len(memory_bytes)])
-        for i in range(count)
-    ]
-    links = tuple(
-        (a.name, b.name, Link(1e-5 * (1 + seed % 3), 1e5 * (1 + (seed + i) % 4)))
-        for i, (a, b) in enumerate(combinations(devices, 2))
-    )
-    return Cluster(tuple(devices), Link(1e-4, 1e6), links)
 
 
 def as_split(placement: Placement, graph: Graph) -> tuple[list[str], list[int]]:

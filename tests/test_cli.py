@@ -212,8 +212,8 @@ def test_help_is_readable(command: str) -> None:
 
 def test_help_lists_the_plug_ins() -> None:
     text = " ".join(call("split", "--help").out.split())
-    assert "One of analytical, chain-dp, naive, scattered." in text
-    assert "One of 1f1b, gpipe, list [default: 1f1b for chains, list else]." in text
+    assert "One of analytical, chain-dp, ideal-dp, m-etf, m-sct, m-topo, naive, scattered." in text
+    assert "One of 1f1b, forward, gpipe, list [default: for chains 1f1b, or forward to" in text
 
 
 def test_every_command_is_listed_with_a_whole_sentence() -> None:

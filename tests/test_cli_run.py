@@ -221,6 +221,8 @@ def test_stopping_a_run_leaves_no_process(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that starts the tests in the background ignores SIGINT for all of them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stdout is not None

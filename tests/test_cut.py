@@ -365,3 +365,44 @@ def assert_norms(graph: Graph, found: Stages) -> None:
 def assert_moved(graph: Graph, placement: Placement, found: Stages) -> None:
     home = {name: stage.device for stage in found.stages for name in own(stage)}
     assert sorted(found.moved) == sorted(n for n, d in home.items() if placement.device_of[n] != d)
+
+
+# --------------------------------------------------------------------------- where gradients stop
+
+
+def detached(name: str, read: str) -> Op:
+    return op(name, "aten.detach.default", Ref(read), out=PLAIN)
+
+
+def test_a_value_that_its_reader_detaches_gets_no_gradient() -> None:
+    # p goes to b, which detaches it: one process leaves its parameter without a gradient
+    ops = [linear("p", "x", "w"), linear("q", "x", "v"), detached("d", "p"), add("r", "d", "q")]
+    found = stages_of(graph_of(ops, [weight("w", 4), weight("v", 4)]), "aabb")
+    assert edges(found, "activation") == ["p 0->1", "q 0->1"]
+    assert edges(found, "gradient") == ["q 1->0"]
+
+
+def test_a_stage_whose_values_are_all_detached_has_no_backward() -> None:
+    ops = [linear("p", "x", "w"), detached("d", "p"), linear("q", "d", "v")]
+    graph = graph_of(ops, [weight("w", 4), weight("v", 4)])
+    found = stages_of(graph, "abb")
+    assert edges(found, "gradient") == []
+    assert trained(graph, found.stages) == {1}
+    assert list(holders(graph, found.stages)) == ["v"]
+
+
+def test_a_parameter_is_kept_equal_where_a_stage_only_reads_it() -> None:
+    # b uses w, too, but gives it no gradient: without a's it would keep the first step's numbers
+    ops = [linear("p", "x", "w"), linear("t", "x", "w"), detached("d", "t"), add("r", "p", "d")]
+    graph = graph_of(ops, [weight("w", 4)])
+    found = stages_of(graph, "abbb")
+    assert [stage.index for stage in holders(graph, found.stages)["w"]] == [0, 1]
+    assert edges(found, "tied") == ["w 0->1"]
+
+
+def test_a_gradient_reaches_what_was_written_into() -> None:
+    written = op("c", "aten.copy_.default", Ref("v"), Ref("s"), mutates=("p",), view_of="p")
+    view = op("v", "aten.select.int", Ref("p"), view_of="p")
+    ops = [linear("s", "x", "u"), linear("p", "x", "w"), view, written, add("r", "p")]
+    graph = graph_of(ops, [weight("w", 4), weight("u", 4)])
+    assert {"s", "c", "v", "p", "r"} <= graph.graded

@@ -26,7 +26,7 @@ def layer(name: str, path: str, kind: str = "torch.nn.modules.linear.Linear") ->
 
 
 def named(*ops: Op) -> list[str]:
-    found = value_names(graph_of(ops))
+    found = value_names(graph_of(ops)).names
     return [found[entry.name] for entry in ops]
 
 
@@ -38,10 +38,14 @@ def named(*ops: Op) -> list[str]:
         ("hidden += x", "hidden"),
         ("sum = x + 1", "sum_"),
         ("match = x + 1", "match_"),
-        ("self.hidden = x", "relu"),
+        ("self.hidden = x", "hidden"),
+        ('out["hidden"] = x', "hidden"),
+        ("skips.append(F.relu(x))", "skip"),
         ("return F.relu(x)", "relu"),
         ("x = f(", "relu"),
-        ("a, b = f(x)", "relu"),
+        ("a, b = f(x)", "a"),
+        ("_, b = f(x)", "b"),
+        ("a, b, c = f(x)", "relu"),
         ("字 = f(x)", "value"),
         ("", "relu"),
     ],

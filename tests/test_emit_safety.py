@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bigbrain_fx.emit.calls import is_allowed_call
+from bigbrain_fx.emit.layers import RULES
 from tests import samples
 
 CELLS = [
@@ -17,6 +18,7 @@ CELLS = [
 ]
 FORBIDDEN = {"eval", "exec", "open", "compile", "__import__", "globals", "locals", "input"}
 MANAGERS = {"torch.no_grad", "torch.enable_grad", "torch.autocast"}  # of regions
+LAYERS = {f"nn.{name}" for name in (*RULES, "Sequential", "ModuleList", "Parameter")}
 OURS = {"runtime", "training", "functions", "pathlib", "math", "__future__"}
 
 
@@ -97,7 +99,20 @@ def is_allowed(call: ast.Call, known: set[str]) -> bool:
         )
     if ast.unparse(function) in MANAGERS | {"super().__init__", "getattr(self, action)"}:
         return True
+    if root(function) == "nn":
+        return ast.unparse(function) in LAYERS or _is_frozen(call)
     return root(function) == "self" or is_allowed_call(function)
+
+
+def _is_frozen(call: ast.Call) -> bool:
+    """Whether it is `nn.Linear(...).requires_grad_(False)`."""
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr == "requires_grad_"
+        and isinstance(function.value, ast.Call)
+        and ast.unparse(function.value.func) in LAYERS
+    )
 
 
 def is_getattr(call: ast.Call) -> bool:
@@ -121,6 +136,8 @@ def root(node: ast.expr) -> str:
         "x.__class__()",
         "torch.hub.load(x)",
         "m()",
+        "nn.Module()",
+        "nn.init.zeros_(x)",
     ],
 )
 def test_the_check_sees_what_is_not_allowed(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the emitter writes, byte for byte, for three models; `pytest --update-golden` rewrites it.
+"""What the emitter writes, byte for byte, for four models; `pytest --update-golden` rewrites it.
 
 Left out: the plan's key and the forecast, which change with every change of an estimate.
 """
@@ -18,6 +18,7 @@ CELLS = {
     "gpt": ("naive", 2, "1f1b", 4),
     "unet": ("naive", 3, "gpipe", 4),
     "encdec": ("naive", 2, "1f1b", 8),
+    "llama": ("chain-dp", 2, "1f1b", 4),
 }
 
 

@@ -51,9 +51,26 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_ours_are_there() -> None:
-    assert plugins.names("partitioner") == ("chain-dp", "naive", "scattered")
+    assert plugins.names("partitioner") == (
+        "chain-dp",
+        "ideal-dp",
+        "m-etf",
+        "m-sct",
+        "m-topo",
+        "naive",
+        "scattered",
+    )
     assert plugins.names("estimator") == ("analytical",)
-    assert plugins.names() == ("analytical", "chain-dp", "naive", "scattered")
+    assert plugins.names() == (
+        "analytical",
+        "chain-dp",
+        "ideal-dp",
+        "m-etf",
+        "m-sct",
+        "m-topo",
+        "naive",
+        "scattered",
+    )
 
 
 def test_a_name_and_options_make_one() -> None:

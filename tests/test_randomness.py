@@ -61,7 +61,7 @@ def test_the_runtime_builds_the_same_text(
     monkeypatch.setattr(modules.active, "key", (0, 0, 0))
     region = Region()
     region.path, region.call = path, call
-    with region.key(name, index, of):
+    with region.seeded(name, index, of):
         pass
     full = ".".join(part for part in (path, name) if part)
     assert drawn == [expected] == [place_name(full, call * of + index)]
@@ -71,7 +71,7 @@ def test_with_no_key_the_generator_goes_on() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    with Region().key("drop"):
+    with Region().seeded("drop"):
         assert torch.equal(torch.rand(3), expected)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shutil
+import subprocess
+import sys
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +68,80 @@ def test_layers_are_one_class_in_a_loop() -> None:
     texts = bundle_texts(samples.planned(gpt(24), "naive", 4, "1f1b", 8))
     for number in (1, 2):
         text = texts[f"device_{number}.py"]
-        assert text.count("class Block(Region):") == 1
+        assert text.count("class Block(") == 1
         assert text.count("        for i in range(") + text.count("        for block in ") == 1
     assert "# gpt.py:" in texts["device_0.py"]
+
+
+# --------------------------------------------------------------------------- as a person writes
+
+MODELS = ["gpt", "unet", "encdec", "resnet", "llama", "moe"]
+NUMBERED = 0.2  # share of local names that end in a number of ours
+
+
+def device_files(model: str) -> list[str]:
+    return [text for name, text in samples.texts(model).items() if name.startswith("device_")]
+
+
+def forwards(text: str) -> list[ast.FunctionDef]:
+    """Return the forwards of blocks and stages."""
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return [
+        node
+        for each in classes
+        for node in each.body
+        if isinstance(node, ast.FunctionDef) and node.name == "forward"
+    ]
+
+
+def stored(function: ast.FunctionDef) -> set[str]:
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_computed_in_vain(model: str) -> None:
+    """Every variable of a forward is read, every argument too; nothing is imported in vain."""
+    for text in device_files(model):
+        for function in forwards(text):
+            names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+            given = {argument.arg for argument in function.args.args}
+            assert stored(function) - read <= {"_"}, ast.unparse(function)
+            assert given - read <= {"self"}, ast.unparse(function)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_names_are_words(model: str) -> None:
+    """`x_2` beside `x` is a number of ours; `down_0` is what `self.down[0]` gives."""
+    found = [stored(function) for text in device_files(model) for function in forwards(text)]
+    names = [name for each in found for name in each]
+    numbered = [n for each in found for n in each if re.sub(r"_\d+$", "", n) in each - {n}]
+    assert len(numbered) <= NUMBERED * len(names), sorted(numbered)
+    for text in device_files(model):
+        assert "_guards" not in text
+        assert "_tensor_constant" not in text
+        assert "getattr(self." not in text
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_classes_have_the_names_of_the_model(model: str) -> None:
+    tree = ast.parse((samples.ROOT / "models" / f"{model}.py").read_text())
+    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    for text in device_files(model):
+        found = [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+        blocks = {re.sub(r"_\d+$", "", n) for n in found if not re.match(r"(Stage|Device)\d", n)}
+        assert blocks <= own
+
+
+def test_a_linter_finds_nothing(tmp_path: Path) -> None:
+    """No unused import or variable, no unknown name: ruff's rules F."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    for model in MODELS:
+        for number, text in enumerate(device_files(model)):
+            (tmp_path / f"{model}_{number}.py").write_text(text)
+    command = [ruff, "check", "--isolated", "--select", "F", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout

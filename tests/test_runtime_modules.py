@@ -32,9 +32,9 @@ def key(seed: int = 0, step: int = 0, micro: int = 0) -> Iterator[None]:
 
 class Block(Region):
     def forward(self, x: Tensor) -> Tensor:
-        with self.key("drop", 0, 2):
+        with self.seeded("drop", 0, 2):
             x = F.dropout(x, 0.5)
-        with self.key("drop", 1, 2):
+        with self.seeded("drop", 1, 2):
             return F.dropout(x, 0.5)
 
 
@@ -88,7 +88,7 @@ def test_masks_differ_by_seed_step_micro_batch_block_call_and_draw() -> None:
     for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         with key(*place):
             masks += [first(ONES), second.nth(0)(ONES), second.nth(1)(ONES)]
-    with key(), first.key("drop", 1, 2):
+    with key(), first.seeded("drop", 1, 2):
         masks.append(F.dropout(ONES, 0.5))
     assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
 
@@ -97,9 +97,9 @@ def test_an_ordinal_counts_calls_and_draws() -> None:
     """The third draw of a module is one place, whether by its second call or by a plain index."""
     stage = Whole().place()
     with key():
-        with block(stage, 1).nth(1).key("drop", 0, 2):
+        with block(stage, 1).nth(1).seeded("drop", 0, 2):
             one = torch.rand(4)
-        with stage.key("blocks.1.drop", 2):
+        with stage.seeded("blocks.1.drop", 2):
             other = torch.rand(4)
     assert torch.equal(one, other)
 

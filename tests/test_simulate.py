@@ -75,7 +75,22 @@ def drawn(done: Forecast) -> list[str]:
 # ------------------------------------------------------------------------------- closed forms
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+TRAINING = [name for name in SCHEDULES if name != "forward"]
+
+
+@pytest.mark.parametrize("p", range(1, 6))
+def test_a_forward_only_batch_takes_m_plus_p_minus_1_forwards(p: int) -> None:
+    stages, costs = chain(p), even_costs(p, f=3.0)
+    for m in range(1, 10):
+        programs = build("forward", stages, m, costs, frozenset())
+        done = simulate(programs, stages, costs)
+        assert done.step_s == (m + p - 1) * 3.0
+        for entry in done.devices:
+            assert entry.busy_s == m * 3.0
+            assert (entry.gradients_bytes, entry.optimizer_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("p", range(1, 6))
 def test_a_step_takes_m_plus_p_minus_1_rounds(name: str, p: int) -> None:
     for m in range(1, 10):
@@ -310,7 +325,7 @@ def test_a_deadlock_is_an_error_that_shows_the_programs() -> None:
     assert any("[r1>0.0]" in note for note in caught.value.notes)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", TRAINING)
 def test_64_stages_and_64_micro_batches_take_about_a_second(name: str) -> None:
     stages, costs = chain(64, nbytes=1), even_costs(64, Link(0.1, 1.0))
     start_s = time.process_time()

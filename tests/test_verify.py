@@ -71,7 +71,11 @@ def test_a_changed_weight_is_found(bundle: Path, tmp_path: Path) -> None:
 def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
     """Another epsilon in one layer norm: too small a change for a curve of losses to show."""
     copy = copied(bundle, tmp_path)
-    edit(copy / "device_1.py", "self.norm.bias)", "self.norm.bias, 2e-5)")
+    edit(
+        copy / "device_1.py",
+        "self.norm = nn.LayerNorm(16)",
+        "self.norm = nn.LayerNorm(16, eps=2e-5)",
+    )
     found = checked(copy, processes=True)
     assert failed(found) == list(LINKS[3:])
     with pytest.raises(VerificationError, match="reference = bundle, losses") as error:
@@ -82,7 +86,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit(copy / "device_0.py", "self.key(", "self.key('other' + ")
+    edit(copy / "device_0.py", "self.seeded(", "self.seeded('other' + ")
     assert failed(checked(copy)) == list(LINKS[3:])
 
 

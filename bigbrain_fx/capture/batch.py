@@ -52,6 +52,13 @@ class Batch:
             for entry in self.entries
         }
 
+    def last(self, rows: int) -> dict[str, Tensor]:
+        """Return the tensors with the last rows of the example, as the last micro-batch has."""
+        return {
+            entry.name: entry.tensor[-rows:].clone() if entry.batched else entry.tensor
+            for entry in self.entries
+        }
+
 
 def _sized(tensor: Tensor, rows: int) -> Tensor:
     have = tensor.shape[0]
@@ -189,14 +196,24 @@ def to_meta(batch: object) -> object:
     return batch
 
 
+def named_tensors(value: object, name: str = "") -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a model's output with the keys that lead to them: "states.2".
+
+    In order, from dicts, sequences and dataclasses; a lone tensor is called "output".
+    """
+    if isinstance(value, Tensor):
+        return [(name or "output", value)]
+    if isinstance(value, Mapping):
+        parts = list(value.items())
+    elif isinstance(value, tuple | list):
+        parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    else:
+        fields = getattr(value, "__dataclass_fields__", ())
+        parts = [(field, getattr(value, field)) for field in fields]
+    before = f"{name}." if name else ""
+    return [pair for key, part in parts for pair in named_tensors(part, f"{before}{key}")]
+
+
 def tensors_in(value: object) -> list[torch.Tensor]:
     """Return the tensors of a model's output, in order, from dicts, sequences and dataclasses."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in tensors_in(item)]
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    if hasattr(value, "__dataclass_fields__"):
-        return [t for name in value.__dataclass_fields__ for t in tensors_in(getattr(value, name))]
-    return []
+    return [tensor for _, tensor in named_tensors(value)]

@@ -93,7 +93,8 @@ class _Service:
 
         location, seed = str(wanted["location"]), cast("int", wanted["seed"])
         self.meta = bool(wanted["meta"])
-        self.file = load_model_file(location, seed=seed, meta=self.meta)
+        blank = bool(wanted["blank"])
+        self.file = load_model_file(location, seed=seed, meta=self.meta, blank=blank)
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.captured = _capture(self.file, wanted)
         _write_graph(self.captured, Path(str(wanted["graph"])))
@@ -103,7 +104,7 @@ class _Service:
         """Say what was captured; the graph itself is in its file."""
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         facts = {
-            "path": str(file.path),
+            "path": file.location if file.is_data else str(file.path),
             "name": file.name,
             "module": _module_name(file),
             "has_loss": file.loss is not None,
@@ -124,23 +125,36 @@ class _Service:
             self.write_weights(Path(str(request["folder"])), files)
         elif request["do"] == "batch":
             self.write_batch(Path(str(request["path"])))
+        elif request["do"] == "convert":
+            return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
         else:
-            raise InputError(f"expected the request weights or batch, found {request['do']!r}")
+            raise InputError(f"expected weights, batch or convert, found {request['do']!r}")
         return {"done": request["do"]}
 
     def write_weights(self, folder: Path, files: Mapping[str, list[str]]) -> None:
         """Write the named tensors to safetensors files."""
         from safetensors.torch import save_file
 
-        if self.meta:
-            raise InputError(
-                "the model was captured without weights", help="capture it with meta=False"
-            )
+        from bigbrain_fx.capture.blank import is_blank
+
         for file, names in files.items():
+            tensors = self.captured.tensors
+            if self.meta or any(is_blank(tensors[name]) for name in names if name in tensors):
+                raise InputError(
+                    "the model was captured without weights", help="capture it with meta=False"
+                )
             unknown = [name for name in names if name not in self.captured.tensors]
             if unknown:
                 raise InputError(f"the model has no tensors {', '.join(unknown)}", at=file)
             save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
+
+    def convert(self, path: str, folder: Path) -> Mapping[str, tuple[str, str]]:
+        """Return the file and key of each tensor of a checkpoint, by the model's names."""
+        from bigbrain_fx.capture.hf_weights import converted
+        from bigbrain_fx.weights import read_checkpoint
+
+        found = converted(self.file.model, read_checkpoint(path), folder)
+        return {name: (str(stored.file), stored.key) for name, stored in found.items()}
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
@@ -163,11 +177,15 @@ def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         training=bool(wanted["training"]),
         name=type(file.model).__name__,
         micro_batch=cast("int | None", wanted["micro_batch"]),
+        assume=cast("Mapping[str, bool]", wanted["assume"]),
+        leaves=(*file.leaves, *cast("list[str]", wanted["leaves"])),
         autocast=file.autocast,
     )
 
 
 def _module_name(file: ModelFile) -> str:
+    if file.is_data:
+        return ""  # no module of the user's
     named = [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(file.path)]
     return named[0] if named else file.path.stem
 

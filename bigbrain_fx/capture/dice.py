@@ -11,14 +11,23 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeAlias
 
 from bigbrain_fx.capture.sources import is_users
 
+_Follow: TypeAlias = Callable[[FrameType, str, Any], Any]
 
-def _states() -> dict[str, str]:
+
+_States: TypeAlias = dict[str, object]
+
+
+def _states() -> _States:
     numpy_random = sys.modules.get("numpy.random")
-    states = {"random": repr(random.getstate())}
-    return states | ({"numpy": repr(numpy_random.get_state())} if numpy_random else {})
+    states: _States = {"random": random.getstate()}
+    if numpy_random is not None:
+        name, keys, *rest = numpy_random.get_state()
+        states["numpy"] = (name, keys.tobytes(), *rest)
+    return states
 
 
 @contextlib.contextmanager
@@ -45,30 +54,43 @@ def rolls() -> Iterator[list[bool]]:
     found.extend(True for name in sorted(before) if before[name] != after[name])
 
 
-def where_rolled(run: Callable[[], None]) -> str | None:
+def where_rolled(run: Callable[[], object]) -> str | None:
     """Run forward once more and return the first line that uses such a generator: "model.py:88"."""
-    found: list[str] = []
-
-    def watch(frame: FrameType, event: str, arg: object) -> None:
-        if event == "c_call" and not found and _is_generator(getattr(arg, "__self__", None)):
-            found.append(_user_line(frame))
-
+    watch = _Watch(_states())
     with random_state_kept(), contextlib.suppress(Exception):
-        previous = sys.getprofile()
-        sys.setprofile(watch)
+        previous = sys.gettrace()
+        sys.settrace(watch.enter)
         try:
             run()
         finally:
-            sys.setprofile(previous)
-    return found[0] if found else None
+            sys.settrace(previous)
+    return watch.found
 
 
-def _is_generator(owner: object) -> bool:
-    name = f"{type(owner).__module__}.{type(owner).__name__}"
-    return isinstance(owner, random.Random) or name.startswith("numpy.random.")
+class _Watch:
+    """Follows the user's lines until one has changed the state of a generator.
 
+    NumPy's own functions are compiled in a way that a profiler does not see.
+    """
 
-def _user_line(frame: FrameType | None) -> str:
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "forward"
+    def __init__(self, before: _States) -> None:
+        self.found: str | None = None
+        self._state = before
+        self._last: dict[FrameType, int] = {}
+
+    def enter(self, frame: FrameType, _event: str, _arg: object, /) -> _Follow | None:
+        """Follow a call of the user's; torch's own are left alone."""
+        if self.found is not None or not is_users(frame.f_code.co_filename):
+            return None
+        return self.line
+
+    def line(self, frame: FrameType, event: str, _arg: object, /) -> _Follow | None:
+        """Compare the state before a line is run, and when a function ends."""
+        if self.found is None and _states() != self._state:
+            number = self._last.get(frame, frame.f_lineno)
+            self.found = f"{Path(frame.f_code.co_filename).name}:{number}"
+        if event == "return":
+            self._last.pop(frame, None)
+        else:
+            self._last[frame] = frame.f_lineno
+        return None if self.found else self.line

@@ -21,29 +21,31 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
 
 from bigbrain_fx.capture import step as step_file
-from bigbrain_fx.capture.sources import is_users, where
-from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.capture.casts import idle_casts
+from bigbrain_fx.capture.lines import trail
+from bigbrain_fx.errors import CaptureError
 
 _STEP = step_file.__file__
-_READS_A_VALUE = (
-    "GuardOnDataDependentSymNode",
-    "Could not guard on data-dependent",
-    "Could not extract",
-)
 
 
 def export_step(
-    step: nn.Module, tensors: Sequence[Tensor], batched: Sequence[bool], autocast: str | None
+    step: nn.Module,
+    tensors: Sequence[Tensor],
+    batched: Sequence[bool],
+    autocast: str | None,
+    *,
+    strict: bool = False,
 ) -> ExportedProgram:
-    """Export a step non-strictly; dimension 0 of `batched` tensors stays free.
+    """Export a step; dimension 0 of `batched` tensors stays free.
 
     Raises:
         Exception: whatever torch.export raises; also when the batch turned out not to be free.
     """
     sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
-    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors):
+    alike = contextlib.nullcontext() if strict else idle_casts()  # dynamo follows them itself
+    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors), alike:
         program = torch.export.export(
-            step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=False
+            step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=strict
         )
     free = [node.meta["val"].shape[0] for node, is_free in _inputs(program, batched) if is_free]
     if any(isinstance(size, int) for size in free):
@@ -120,8 +122,7 @@ def _users_lines() -> Iterator[None]:
 
 def _innermost(_tracer: TracerBase, stack: traceback.StackSummary) -> traceback.StackSummary:
     ours = max((i for i, frame in enumerate(stack) if frame.filename == _STEP), default=-1)
-    frames = [frame for frame in stack[ours + 1 :] if is_users(frame.filename)]
-    return traceback.StackSummary.from_list(frames[-1:])
+    return trail(stack[ours + 1 :])
 
 
 @contextlib.contextmanager
@@ -134,25 +135,3 @@ def without_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def explain(error: Exception) -> BigBrainError:
-    """Turn an error of torch.export into one that names the user's line and the edit."""
-    if isinstance(error, BigBrainError):
-        error.at = error.at or where(error)
-        return error
-    at, text = where(error), f"{type(error).__name__}: {error}"
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if any(mark in text for mark in _READS_A_VALUE):
-        return CaptureError(
-            "the model reads a tensor's value in Python, so its path depends on data",
-            at=at,
-            notes=(first[:200],),
-            help="decide with torch.where instead of if, drop checks such as "
-            "`if not isfinite(x).all()` from forward, and keep values in tensors (no .item())",
-        )
-    return CaptureError(
-        f"torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
-        at=at,
-        help="rewrite that line with tensor operations, or move it out of forward",
-    )

@@ -10,10 +10,15 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bigbrain_fx.capture import oracle
+from bigbrain_fx.capture.kept import LEAF, LOSS
+from bigbrain_fx.capture.leaf import run_leaf
+from bigbrain_fx.capture.nests import decode
 from bigbrain_fx.capture.opaque import PREFIX, function_of
 from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
 from bigbrain_fx.errors import InputError
@@ -31,7 +36,7 @@ def run_graph(
     leaf: Leaf | None = None,
     key: Key | None = None,
     values: Iterable[str] | None = None,
-    functions: Mapping[str, type] | None = None,
+    functions: Mapping[str, object] | None = None,
     device: torch.device | str = "cpu",
 ) -> dict[str, object]:
     """Run a graph and return the values asked for.
@@ -64,7 +69,8 @@ def run_graph(
     )
     ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
     machine = _Machine(tensors, leaf, functions or {}, torch.device(device))
-    missing = [entry.name for entry in graph.inputs if entry.name not in inputs]
+    read = {name for op in ops for name in op.refs}.union(wanted)
+    missing = [e.name for e in graph.inputs if e.name not in inputs and e.name in read]
     if missing:
         raise InputError(f"the graph needs inputs {', '.join(missing)}, found {', '.join(inputs)}")
     with _autocast(graph.autocast, machine.device):
@@ -84,7 +90,7 @@ class _Machine:
         self,
         tensors: Mapping[str, Tensor],
         leaf: Leaf | None,
-        functions: Mapping[str, type],
+        functions: Mapping[str, object],
         device: torch.device,
     ) -> None:
         self.tensors = tensors
@@ -114,12 +120,27 @@ class _Machine:
         """Run one op and return its value."""
         if op.body is not None:
             return self._region(op, env, reader)
+        if op.target.startswith(LEAF) or op.target == LOSS:
+            return self._kept(op, env, reader)
         args = [self._value(arg, env, reader) for arg in op.args]
         kwargs = {name: self._value(arg, env, reader) for name, arg in op.kwargs}
+        if op.target.startswith(oracle.PREFIX):
+            oracle.check(op, args[0])
+            return None
         if op.target.startswith(PREFIX):
             function = self.functions.get(op.target) or function_of(op.target)
             return function.apply(*args)  # type: ignore[attr-defined]  # an autograd.Function
         return resolve(op.target)(*args, **kwargs)
+
+    def _kept(self, op: Op, env: Mapping[str, object], reader: str) -> object:
+        """Call the user's own Python: a leaf module, a loss."""
+        own = self.functions.get(op.target)
+        if not callable(own):
+            raise InputError(f"op {op.name} needs the user's own {op.target}, found none")
+        given = decode(op.args[0], lambda arg: self._value(arg, env, reader))
+        if isinstance(own, nn.Module):
+            return run_leaf(own, [self._value(arg, env, reader) for arg in op.args[1:]], given)
+        return own(*cast("tuple[object, ...]", given))
 
     def _region(self, op: Op, env: Mapping[str, object], reader: str) -> object:
         body = op.body
@@ -168,6 +189,10 @@ def resolve(target: str) -> Callable[..., object]:
         InputError: this torch has no such operator.
     """
     space, _, rest = target.partition(".")
+    if space == "library":  # see `rules.target_name`; its module registers it
+        space, name, overload, *place = rest.split(".")
+        importlib.import_module(".".join(place[:-1]))
+        rest = f"{name}.{overload}"
     if space in ("operator", "math", "torch"):
         found = getattr(importlib.import_module(space), rest, None)
     else:

@@ -1,14 +1,193 @@
-"""Where a model is: "path/model.py" or "path/model.py:name". Imports no torch."""
+"""Where a model is: "path/model.py", "path/model.py:name", "hf:path", "path/m.onnx". No torch here.
+
+hf:path/to/config.json            a Hugging Face model, from its configuration alone
+hf:path/to/folder?batch=4&seq=64  the folder with that file; rows and length of the example
+path/to/m.onnx?batch=4&seq=64     an ONNX file; likewise for sizes that it leaves free
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from bigbrain_fx.errors import InputError
 
+HF = "hf:"
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class HfLocation:
+    """A Hugging Face configuration, and what the user chose beside it.
+
+    Attributes:
+        path: config.json, absolute.
+        batch: rows of the example batch; None for the default.
+        seq: tokens of a row; None for the default.
+        dtype: element type of the weights; None for the configuration's.
+    """
+
+    path: Path
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+
+    def __str__(self) -> str:
+        chosen = {"batch": self.batch, "seq": self.seq, "dtype": self.dtype}
+        words = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+        return f"{HF}{self.path}" + (f"?{'&'.join(words)}" if words else "")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxLocation:
+    """An ONNX file, and the sizes chosen for what it leaves free.
+
+    Attributes:
+        path: the file, absolute.
+        batch: rows of the example batch; None for the default.
+        seq: any other free size; None for the default.
+    """
+
+    path: Path
+    batch: int | None = None
+    seq: int | None = None
+
+    def __str__(self) -> str:
+        chosen = {"batch": self.batch, "seq": self.seq}
+        words = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+        return f"{self.path}" + (f"?{'&'.join(words)}" if words else "")
+
+
+def is_onnx(location: str | Path) -> bool:
+    """Whether a location names an ONNX file."""
+    return str(location).partition("?")[0].endswith(".onnx") and not is_hf(location)
+
+
+def onnx_location(text: str) -> OnnxLocation:
+    """Read "path/m.onnx?batch=4&seq=64".
+
+    Raises:
+        InputError: there is no such file, or a word after the question mark is unknown.
+    """
+    place, _, query = text.partition("?")
+    if not Path(place).is_file():
+        raise InputError(
+            f"expected an ONNX file at {place}, found nothing",
+            at=place,
+            help="give the path of an .onnx file, or of a model file",
+        )
+    words = dict(parse_qsl(query, keep_blank_values=True))
+    return _sized(OnnxLocation(Path(place).resolve()), words, text)
+
+
+def _sized(found: OnnxLocation, words: Mapping[str, str], at: str) -> OnnxLocation:
+    for key, value in words.items():
+        match key:
+            case "batch":
+                found = replace(found, batch=_number(key, value, at))
+            case "seq":
+                found = replace(found, seq=_number(key, value, at))
+            case _:
+                raise InputError(f"{key!r} is neither batch nor seq", at=at)
+    return found
+
+
+def is_hf(location: str | Path) -> bool:
+    """Whether a location names a Hugging Face configuration."""
+    return str(location).startswith(HF)
+
+
+def resolved(
+    location: str | Path,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+) -> tuple[Path, str]:
+    """Return the file that a location names, and the location with an absolute path.
+
+    Args:
+        location: of a model.
+        batch: rows of the example batch, instead of the location's own.
+        seq: length of its rows, likewise.
+        dtype: element type of the weights, likewise.
+
+    Raises:
+        InputError: there is no such file; or batch, seq and dtype are given for a model file, which
+            says them itself.
+    """
+    given = {k: v for k, v in (("batch", batch), ("seq", seq), ("dtype", dtype)) if v is not None}
+    if is_hf(location):
+        found = hf_location(str(location))
+        found = _chosen(found, {key: str(value) for key, value in given.items()}, str(location))
+        return found.path, str(found)
+    if is_onnx(location):
+        words = {key: str(value) for key, value in given.items()}
+        sized = _sized(onnx_location(str(location)), words, str(location))
+        return sized.path, str(sized)
+    if given:
+        raise InputError(
+            f"--{next(iter(given))} is for hf:config.json and ONNX files, "
+            f"and {location} is a model file",
+            help="write it into example_batch() or model() of the model file",
+        )
+    path, name = split_location(location)
+    return path, f"{path}:{name}" if name else str(path)
+
+
+def hf_location(text: str) -> HfLocation:
+    """Read "hf:path?batch=4&seq=64&dtype=float32".
+
+    Raises:
+        InputError: there is no config.json, or a word after the question mark is unknown.
+    """
+    place, _, query = text.removeprefix(HF).partition("?")
+    words = dict(parse_qsl(query, keep_blank_values=True))
+    return _chosen(HfLocation(_config(Path(place))), words, text)
+
+
+def _chosen(found: HfLocation, words: Mapping[str, str], at: str) -> HfLocation:
+    """Return the location with these words in place of its own."""
+    for key, value in words.items():
+        match key:
+            case "batch":
+                found = replace(found, batch=_number(key, value, at))
+            case "seq":
+                found = replace(found, seq=_number(key, value, at))
+            case "dtype":
+                found = replace(found, dtype=_float(value, at))
+            case _:
+                raise InputError(f"{key!r} is none of batch, seq and dtype", at=at)
+    return found
+
+
+def _number(key: str, value: str, at: str) -> int:
+    if value.isdecimal() and int(value) > 0:
+        return int(value)
+    raise InputError(f"expected {key} to be a number above 0, found {value!r}", at=at)
+
+
+def _float(value: str, at: str) -> str:
+    if value in FLOATS:
+        return value
+    raise InputError(f"expected dtype to be one of {', '.join(FLOATS)}, found {value!r}", at=at)
+
+
+def _config(place: Path) -> Path:
+    path = place / "config.json" if place.is_dir() else place
+    if not path.is_file():
+        raise InputError(
+            f"expected a Hugging Face configuration at {path}, found nothing",
+            at=str(place),
+            notes=("models are not downloaded: this is a path on this machine",),
+            help="give a config.json, or a folder that has one: hf:path/to/config.json",
+        )
+    return path.resolve()
+
 
 def split_location(location: str | Path) -> tuple[Path, str | None]:
-    """Return the file, resolved, and the name behind the colon (None without one).
+    """Return the model file, resolved, and the name behind the colon (None without one).
 
     Raises:
         InputError: there is no such file, or the name is no Python name.

@@ -18,7 +18,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.location import split_location
+from bigbrain_fx.capture.blank import reserve, unmade
+from bigbrain_fx.capture.location import (
+    hf_location,
+    is_hf,
+    is_onnx,
+    onnx_location,
+    split_location,
+)
 from bigbrain_fx.capture.sources import where
 from bigbrain_fx.capture.step import Loss
 from bigbrain_fx.errors import InputError
@@ -31,9 +38,9 @@ class ModelFile:
     """What a model file defines; None for what it leaves out.
 
     Attributes:
-        path: the file.
+        path: the file; of a Hugging Face model its config.json, or the ONNX file.
         name: the object that made the model ("model" unless the user said otherwise).
-        model: built under the given seed, on the meta device when only shapes are wanted.
+        model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
     """
 
@@ -47,26 +54,42 @@ class ModelFile:
     lr_scale: Callable[[int], float] | None = None
     clip_norm: float | None = None
     autocast: str | None = None
+    leaves: tuple[str, ...] = ()
+    location: str = ""
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is no Python: a Hugging Face configuration, an ONNX file."""
+        return is_hf(self.location) or is_onnx(self.location)
 
 
-def load_model_file(location: str | Path, *, seed: int = 0, meta: bool = False) -> ModelFile:
-    """Run a model file and build its model and example batch.
+def load_model_file(
+    location: str | Path, *, seed: int = 0, meta: bool = False, blank: bool = False
+) -> ModelFile:
+    """Run a model file, or read a Hugging Face configuration; build the model and a batch.
 
     Args:
-        location: "model.py" or "model.py:name".
+        location: "model.py", "model.py:name", "hf:config.json", or "model.onnx".
         seed: given to `torch.manual_seed` before the file runs and before the model is built.
-        meta: build the model on the meta device: shapes without weights.
+        meta: build the model from shapes alone: no tensor has numbers.
+        blank: leave the parameters without numbers and make all else: weights come later.
 
     Raises:
         InputError: the file cannot be used; names its line, and the candidates for the model.
     """
+    if is_hf(location):
+        return _of_hf(str(location), seed, meta, blank)
+    if is_onnx(location):
+        return _of_onnx(str(location), seed, blank)
     path, name = split_location(location)
     with users_folder(path.parent):
-        module = _run(path, seed)
+        with unmade() if blank else contextlib.nullcontext():
+            module = _run(path, seed)
         name = name or _only_model(module, path)
-        with torch.device("meta") if meta else contextlib.nullcontext():
+        with _building(meta, blank):
             model = _build(module, path, name, seed)
         batch = _example(module, path, seed)
+    _reserve(model, meta, blank)
     return ModelFile(
         path,
         name,
@@ -75,7 +98,49 @@ def load_model_file(location: str | Path, *, seed: int = 0, meta: bool = False) 
         **cast("Mapping[str, None]", _functions(module, path)),
         clip_norm=_clip_norm(module, path),
         autocast=_autocast(module, path),
+        leaves=_leaves(module, path),
+        location=str(path) if name == "model" else f"{path}:{name}",
     )
+
+
+def _of_hf(location: str, seed: int, meta: bool, blank: bool) -> ModelFile:
+    from bigbrain_fx.capture.hf import load_hf
+
+    at = hf_location(location)
+    with _building(meta, blank):
+        model, batch = load_hf(at, seed)
+    _reserve(model, meta, blank)
+    return ModelFile(at.path, "model", model, batch, location=str(at))
+
+
+def _of_onnx(location: str, seed: int, blank: bool) -> ModelFile:
+    from bigbrain_fx.onnx_in import example_inputs, load_onnx
+
+    at = onnx_location(location)
+    if blank:
+        raise InputError(
+            "an ONNX file holds its weights itself", at=at.path.name, help="leave --weights out"
+        )
+    model = load_onnx(at.path)
+    batch = example_inputs(model, at.batch or 8, at.seq or 16, seed)
+    return ModelFile(at.path, "model", model, batch, location=str(at))
+
+
+def _building(meta: bool, blank: bool) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which a model is built."""
+    if meta:
+        return torch.device("meta")
+    return unmade() if blank else contextlib.nullcontext()
+
+
+def _reserve(model: nn.Module, meta: bool, blank: bool) -> None:
+    """Let tensors without numbers be CPU tensors: then the trace is that of the whole model."""
+    if (meta or blank) and not reserve(model) and blank:
+        raise InputError(
+            "this system grants no memory addresses without memory behind them",
+            notes=("vm.overcommit_memory is 2, or the address space is limited",),
+            help="raise `ulimit -v`, or leave --weights out and use `bigbrain-fx load` afterwards",
+        )
 
 
 @contextlib.contextmanager
@@ -296,3 +361,14 @@ def _autocast(module: ModuleType, path: Path) -> str | None:
             help='autocast = "bfloat16"',
         )
     return str(value)
+
+
+def _leaves(module: ModuleType, path: Path) -> tuple[str, ...]:
+    value = getattr(module, "leaves", ())
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise InputError(
+            f"`leaves` must be a list of module paths or class names, found {value!r}",
+            at=path.name,
+            help='leaves = ["blocks.0.experts", "Router"]',
+        )
+    return tuple(value)

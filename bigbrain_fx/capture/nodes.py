@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from bigbrain_fx.capture import rules
+from bigbrain_fx.capture.lines import Lines, lines_of
 from bigbrain_fx.capture.params import dtype_name
 from bigbrain_fx.capture.sizes import UnknownSizeError, dim
 from bigbrain_fx.capture.sources import line_of, module_calls
@@ -26,6 +27,7 @@ class Place(TypedDict):
     modules: tuple[ModuleCall, ...]
     source: str
     code: str
+    lines: Lines
 
 
 def literal(value: object) -> Arg:
@@ -100,11 +102,13 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
         )
     except UnknownSizeError as error:
         at, code = line_of(node.meta.get("stack_trace"))
+        what = code or rules.target_name(node.target)
         raise CaptureError(
-            f"the shape of a result depends on data: {code or rules.target_name(node.target)}",
+            f"BX0130: the shape of a result depends on data: {what}",
             at=at or None,
             notes=(str(error),),
-            help="use a mask and torch.where instead of selecting rows: shapes must be fixed",
+            help="use a mask and torch.where instead of selecting rows: shapes must be fixed; or "
+            "keep the module that selects and uses them whole: --leaf with its class",
         ) from None
 
 
@@ -115,8 +119,14 @@ def kept_kwargs(node: fx.Node) -> list[tuple[str, object]]:
 
 def place_of(node: fx.Node) -> Place:
     """Return the modules and the user's line that a node belongs to."""
-    source, code = line_of(node.meta.get("stack_trace"))
-    return {"modules": module_calls(node), "source": source, "code": code}
+    trace = node.meta.get("stack_trace")
+    source, code = line_of(trace)
+    return {
+        "modules": module_calls(node),
+        "source": source,
+        "code": code,
+        "lines": lines_of(trace),
+    }
 
 
 def name_of(arg: Arg) -> str | None:

@@ -90,7 +90,7 @@ def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
     return _learn(_active[-1].calls[key], list(tensors))
 
 
-class _Dice(TorchDispatchMode):
+class Dice(TorchDispatchMode):
     """Notice whether an op draws random numbers."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
     args = tuple(_unplace(arg, tensors) for arg in call.args)
     ctx = torch.autograd.function.FunctionCtx()
     ctx.needs_input_grad = tuple(isinstance(arg, Tensor) for arg in args)  # type: ignore[attr-defined]
-    with torch.no_grad(), _Dice() as dice:
+    with torch.no_grad(), Dice() as dice:
         result = _run_forward(call.function, ctx, args)
     if getattr(ctx, "dirty_tensors", None):
         raise CaptureError(

@@ -110,6 +110,7 @@ def _region_op(
         modules=place_of(node)["modules"],
         source=first.source if first else "",
         code=first.code if first else "",
+        lines=first.lines if first else (),
         random=any(op.random for op in ops),
         mutates=tuple(dict.fromkeys(n for op in ops for n in op.mutates if n not in here)),
         flops=plus(*[op.flops for op in ops]),
@@ -139,17 +140,18 @@ def _take(scope: Scope, region: str, index: int, value: str, ops: Sequence[Op]) 
             modules=op.modules,
             source=op.source,
             code=op.code,
+            lines=op.lines,
             view_of=region if root in here else root,
         )
     )
 
 
 def without_dead(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
-    """Drop ops that nobody reads; dice and writes stay: the random stream is the model's."""
+    """Drop ops that nobody reads; checks, random draws and writes stay."""
     live = set(wanted)
     kept = []
     for op in reversed(ops):
-        if op.name in live or op.mutates or op.random:
+        if op.name in live or op.mutates or op.random or op.checks:
             live.update(op.refs)
             kept.append(op)
     return kept[::-1]

@@ -5,10 +5,12 @@ This file knows torch's operators; it knows nothing of the graph that is being m
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
+from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 _DROPPED = ("_assert", "sym_constrain_range", "_guard", "_make_dep_token")
@@ -108,12 +110,31 @@ def _names(target: OpOverload) -> tuple[str, str]:
 
 
 def target_name(target: object) -> str:
-    """Return the name that the graph keeps: "aten.linear.default", "operator.mul"."""
+    """Return the name that the graph keeps: "aten.linear.default", "operator.mul".
+
+    An op that a Python library made with `torch.library.custom_op` is named with the function that
+    makes it: "library.<namespace>.<op>.<overload>.<module>.<function>".
+    """
     if isinstance(target, OpOverload):
-        return _names(target)[0]
+        return _library_name(target) or _names(target)[0]
     module = getattr(target, "__module__", "").removeprefix("_")
     name = getattr(target, "__name__", str(target))
     return f"{'torch' if module.startswith('torch') else module}.{name}"
+
+
+@lru_cache(maxsize=4096)
+def _library_name(target: OpOverload) -> str | None:
+    made = None if target.namespace == "aten" else OPDEFS.get(target._schema.name)
+    if made is None:
+        return None
+    module, name = made._init_fn.__module__, made._init_fn.__name__
+    home = sys.modules.get(module)
+    is_the_model_file = hasattr(home, "__bigbrain_fx__")  # a bundle has no import of it
+    return (
+        None
+        if is_the_model_file or not hasattr(home, name)
+        else (f"library.{target}.{module}.{name}")
+    )
 
 
 def is_dropped(target: object) -> bool:

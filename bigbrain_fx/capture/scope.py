@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from bigbrain_fx.capture import regions, rules
 from bigbrain_fx.capture.batch import unique
 from bigbrain_fx.capture.costs import flops, moved
+from bigbrain_fx.capture.kept import KEPT, KeptCall, translate_kept
 from bigbrain_fx.capture.nodes import (
     kept_kwargs,
     literal,
@@ -28,7 +29,9 @@ from bigbrain_fx.capture.nodes import (
     storage,
     tidy,
 )
+from bigbrain_fx.capture.numbers import translate_number
 from bigbrain_fx.capture.opaque import Call, Place
+from bigbrain_fx.capture.oracle import ASSUME, translate_assumption
 from bigbrain_fx.capture.params import Store
 from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
 
@@ -48,7 +51,8 @@ class World:
     """What all scopes of one trace share.
 
     Attributes:
-        store: the model's tensors. calls: its custom functions' calls.
+        store: the model's tensors. calls: its custom functions' calls. kept: its leaves' calls.
+        numbers: values that stand for numbers that Python read from tensors.
         written: storages that some call writes into.
         names: names taken so far. specs: the tensors of each value, None for an entry that is none.
         root: the value or param that owns each value's storage.
@@ -61,6 +65,8 @@ class World:
     specs: dict[str, tuple[TensorSpec | None, ...]] = field(default_factory=dict)
     root: dict[str, str] = field(default_factory=dict)
     grown: set[str] = field(default_factory=set)
+    kept: Mapping[str, KeptCall] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
 
     def needs_gradient(self, arg: Arg) -> bool:
         """Whether a gradient flows through an argument."""
@@ -90,7 +96,7 @@ class Scope:
     fresh: set[str] = field(default_factory=set)
     viewed: set[str] = field(default_factory=set)
     renamed: dict[str, str] = field(default_factory=dict)
-    opaque: dict[fx.Node, tuple[str, Call]] = field(default_factory=dict)
+    opaque: dict[fx.Node, tuple[str, Call | KeptCall]] = field(default_factory=dict)
 
     def run(self, nodes: Iterable[fx.Node]) -> None:
         """Translate nodes in order."""
@@ -125,8 +131,14 @@ class Scope:
             regions.translate_region(self, node)
         elif str(target) == _OPAQUE:
             self._opaque(node)
+        elif str(target) == ASSUME:
+            translate_assumption(self, node)
+        elif str(target) == KEPT:
+            translate_kept(self, node)
         elif target is operator.getitem:
             self._getitem(node)
+        elif translate_number(self, node):
+            return
         elif (same := self._does_nothing(node)) is not None:
             self.env[node] = same
         else:
@@ -143,7 +155,8 @@ class Scope:
         if str(node.target) == "aten.detach_.default":
             arg = self.arg(source)
             return None if self.world.needs_gradient(arg) else arg
-        nothing = rules.may_do_nothing(node.target) and same_tensor(node, source)
+        writes = bool(rules.written_arguments(node))  # dropout_ hands back what it wrote into
+        nothing = not writes and rules.may_do_nothing(node.target) and same_tensor(node, source)
         return self.arg(source) if nothing or rules.is_idle_dropout(node) else None
 
     def _getitem(self, node: fx.Node) -> None:

@@ -24,9 +24,10 @@ from typing import cast
 from pydantic import TypeAdapter
 
 from bigbrain_fx import errors
-from bigbrain_fx.capture.location import split_location
+from bigbrain_fx.capture.location import resolved
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.weights import Checkpoint, read_header
 
 Message = dict[str, object]
 
@@ -36,7 +37,7 @@ class ModelFacts:
     """What a model file defines, without its code.
 
     Attributes:
-        path: the file, absolute.
+        path: the location that was captured, its file absolute: model.py, or hf:config.json.
         name: the object that made the model.
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
@@ -92,6 +93,24 @@ class CaptureSession:
         """Write the example batch: tensors by name to `path`, its structure to `path`.json."""
         self._child.ask({"do": "batch", "path": str(path.resolve())})
 
+    def converted(self, checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+        """Return a checkpoint by the names of the model, where its library publishes other ones.
+
+        Args:
+            checkpoint: as the user gave it.
+            folder: where tensors go that the library joins from several; keep it while they are
+                needed.
+        """
+        place = {"path": str(checkpoint.path), "folder": str(folder.resolve())}
+        answer = self._child.ask({"do": "convert", **place})
+        places = cast("Mapping[str, tuple[str, str]]", answer["tensors"])
+        new = {file for file, _ in places.values() if Path(file).parent == folder.resolve()}
+        made = {(file, s.key): s for file in new for s in read_header(Path(file)).values()}
+        own = {(str(s.file), s.key): s for s in checkpoint.tensors.values()}
+        return Checkpoint(
+            checkpoint.path, {name: (made | own)[file, key] for name, (file, key) in places.items()}
+        )
+
     def close(self) -> None:
         """End the child process."""
         self._child.close()
@@ -115,34 +134,42 @@ def capture_file(
     *,
     time_limit_s: float = 600.0,
     meta: bool = False,
+    blank: bool = False,
     training: bool = True,
     seed: int = 0,
     micro_batch: int | None = None,
+    assume: Mapping[str, bool] | None = None,
+    leaves: Sequence[str] = (),
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
     Args:
-        path: "model.py" or "model.py:name".
+        path: "model.py", "model.py:name", or "hf:config.json".
         time_limit_s: seconds for loading, capturing, and for each later request.
         meta: shapes only: the model is built without weights.
+        blank: the parameters have no numbers, all else has: weights come from elsewhere.
         training: as in `capture`.
         seed: of the model's weights and the example batch.
         micro_batch: as in `capture`.
+        assume: as in `capture`.
+        leaves: as in `capture`; added to those that the model file names.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
         CaptureError: torch.export cannot follow the model.
     """
-    file, name = split_location(path)
-    location = f"{file}:{name}" if name else str(file)
+    file, location = resolved(path)
     with tempfile.TemporaryDirectory(prefix="bigbrain-fx-") as folder:
         wanted = {
             "location": location,
             "graph": f"{folder}/graph.json",
             "meta": meta,
+            "blank": blank,
             "training": training,
             "seed": seed,
             "micro_batch": micro_batch,
+            "assume": dict(assume or {}),
+            "leaves": list(leaves),
         }
         child = _Child(file, wanted, time_limit_s)
         try:

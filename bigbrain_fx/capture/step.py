@@ -6,13 +6,15 @@ This file knows how a batch reaches a model; it knows nothing of tracing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.batch import Batch, Key, fill, tensors_in
+from bigbrain_fx.capture.batch import Batch, Key, fill, named_tensors
 from bigbrain_fx.errors import CaptureError, InputError
 
 Loss = Callable[[Any, Any], Tensor]  # (output, batch), of whatever kinds the user has
@@ -146,38 +148,119 @@ def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
     return {(i,): name for i, name in enumerate(names[: how.positions])}
 
 
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Keep torch's fused inference kernel for transformer layers out: it rounds differently.
+
+    `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` take it in eval mode without gradients,
+    but not in a trace; `torch.backends.mha.set_fastpath_enabled(False)` is the user's switch.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 class Seen:
     """What a call of the step showed; an object of its own, as torch.export undoes attributes."""
 
     has_loss = False
+    output_names: tuple[str, ...] = ()
+    part: Literal["model", "loss", "done"] = "model"
+
+
+@dataclass
+class Watch:
+    """What goes along with calls of a step: who listens, and who stands in for the loss."""
+
+    listening: Callable[[], AbstractContextManager[object]] = nullcontext
+    loss: Loss | None = None
+    tracing: bool = False
 
 
 class Step(nn.Module):
     """Call the model on tensors of the batch; return the loss (when there is one) and the outputs.
 
-    `seen.has_loss` says after a call whether there was a loss.
+    `seen` says after a call whether there was a loss, and what the outputs are called. Without
+    `training` there is no loss: one that the model returns itself is left out of the outputs, with
+    the labels that only it reads, unless it is all that the model returns.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss | None, batch: Batch, how: Route) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None,
+        batch: Batch,
+        how: Route,
+        training: bool = True,
+    ) -> None:
         super().__init__()
         self.model = model
         self.seen = Seen()
+        self.watch = Watch()
+        self._trains = training
         self._loss = loss
         self._names = [entry.name for entry in batch.entries]
         self._template = batch.template
         self._how = how
 
+    @property
+    def own_loss(self) -> Loss | None:
+        """The user's loss function."""
+        return self._loss if self._trains else None
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return (loss, *outputs), or the outputs alone."""
+        self.seen.part = "model"
+        buffers = _buffers(self.model) if self.watch.tracing else []
+        with self.watch.listening():
+            found = self._run(*tensors)
+        _write_back(buffers)
+        self.seen.part = "done"
+        return found
+
+    def _run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         batch = fill(self._template, dict(zip(self._names, tensors, strict=True)))
         output = self._how.call(self.model, batch)
-        loss = self._loss(output, batch) if self._loss else _own_loss(output)
+        found = named_tensors(output)
+        if not self._trains:
+            return self._outputs(found, _own_loss(output) if len(found) > 1 else None)
+        self.seen.part = "loss"
+        compute = self.watch.loss or self._loss
+        loss = compute(output, batch) if compute else _own_loss(output)
         self.seen.has_loss = loss is not None
-        outputs = [tensor for tensor in tensors_in(output) if tensor is not loss]
+        outputs = self._outputs(found, loss)
         if loss is None:
-            return tuple(outputs)
+            return outputs
         _check_loss(loss)
         return (loss, *outputs)
+
+    def _outputs(self, found: list[tuple[str, Tensor]], loss: Tensor | None) -> tuple[Tensor, ...]:
+        """Return what the model returns beside the loss; note the names."""
+        kept = [(name, tensor) for name, tensor in found if tensor is not loss]
+        self.seen.output_names = tuple(name for name, _ in kept)
+        return tuple(tensor for _, tensor in kept)
+
+
+def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """List every buffer with its owner and its name there."""
+    return [
+        (part, name, tensor)
+        for part in model.modules()
+        for name, tensor in part._buffers.items()
+        if tensor is not None
+    ]
+
+
+def _write_back(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
+    """Write what forward assigned to a buffer into it: torch.export forgets such assignments."""
+    for part, name, tensor in buffers:
+        now = part._buffers.get(name)
+        if now is not None and now is not tensor:
+            tensor.copy_(now.detach())
+            part._buffers[name] = tensor
 
 
 def _own_loss(output: object) -> Tensor | None:

@@ -5,6 +5,7 @@ This file puts the pieces together; `scope` translates the calls.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -15,11 +16,13 @@ from torch.export.graph_signature import InputKind
 
 from bigbrain_fx.capture import rules
 from bigbrain_fx.capture.batch import Batch, unique
+from bigbrain_fx.capture.kept import KeptCall
 from bigbrain_fx.capture.nodes import spec_of, storage
 from bigbrain_fx.capture.opaque import Call
 from bigbrain_fx.capture.params import Store, store, tensor_names
 from bigbrain_fx.capture.regions import without_dead
 from bigbrain_fx.capture.scope import Scope, World
+from bigbrain_fx.capture.simplify import without_empty_parts
 from bigbrain_fx.capture.sources import inside
 from bigbrain_fx.core import Arg, Graph, Input, Op, ParamRef, Ref
 from bigbrain_fx.errors import CaptureError
@@ -40,6 +43,7 @@ class Labels:
     autocast: str | None
     static_rows: int | None = None
     has_loss: bool = False
+    output_names: tuple[str, ...] = ()
 
 
 def translate(
@@ -48,6 +52,7 @@ def translate(
     batch: Batch,
     calls: Mapping[str, Call],
     labels: Labels,
+    whole: Mapping[str, KeptCall] | None = None,
 ) -> tuple[Graph, Store]:
     """Translate an exported step.
 
@@ -57,6 +62,7 @@ def translate(
         batch: the example batch, whose entries are the step's arguments in order.
         calls: the custom functions' calls, by the key in the trace.
         labels: what the graph is called and made for.
+        whole: calls of the user's own Python that are kept whole, likewise.
 
     Raises:
         CaptureError: the trace holds what no graph can: shapes that depend on data, control flow of
@@ -66,7 +72,9 @@ def translate(
     names = _tensor_names(program, taken)
     kept = store(model, _constants(program, names))
     nodes = list(program.graph.nodes)
+    without_empty_parts(nodes, _written(nodes))
     world = World(kept, calls, _written(nodes), {param.name for param in kept.params})
+    world.kept = whole or {}
     scope = Scope(world, grad=labels.training, autocast=labels.autocast is not None)
     inputs = _bind(scope, program, names, batch)
     scope.run(nodes)
@@ -80,12 +88,13 @@ def translate(
         tuple(ops),
         inputs,
         kept.params,
-        tuple(dict.fromkeys(outputs)),
+        tuple(outputs),
         loss,
         batch=labels.rows,
         static_batch=labels.static_rows,
         training=labels.training,
         autocast=labels.autocast,
+        output_names=tuple(zip(labels.output_names, outputs, strict=False)),
     )
     return graph, kept
 
@@ -98,8 +107,13 @@ def _tensor_names(program: ExportedProgram, taken: set[str]) -> dict[str, str]:
             continue
         name = inside(str(spec.target))
         constant = spec.kind is InputKind.CONSTANT_TENSOR
-        names[spec.arg.name] = unique(name, taken) if constant else name
+        names[spec.arg.name] = unique(_constant(name), taken) if constant else name
     return names
+
+
+def _constant(name: str) -> str:
+    """Name a constant that torch numbers over the whole model: equal layers have equal names."""
+    return re.sub(r"(lifted_tensor|_tensor_constant)_?\d+$", "constant", name)
 
 
 def _constants(program: ExportedProgram, names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ machine that has neither a model nor a GPU.
 from bigbrain_fx.core.cluster import Cluster, Device, Link
 from bigbrain_fx.core.graph import (
     Arg,
+    CallArguments,
     Const,
     Graph,
     Input,
@@ -40,6 +41,7 @@ __all__ = [
     "DTYPE_BYTES",
     "Arg",
     "Backward",
+    "CallArguments",
     "Cluster",
     "Const",
     "Costs",

@@ -91,18 +91,34 @@ class ModuleCall:
 
 
 @dataclass(frozen=True, slots=True)
+class CallArguments:
+    """What a call of a module was given: (parameter of its `forward`, value), tensors only.
+
+    `results` are the values that it returned, in order.
+    """
+
+    path: str
+    call: int
+    names: tuple[tuple[str, str], ...]
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One call in the graph; its name is also the name of its value.
 
     Attributes:
         target: `aten.linear.default`, `operator.getitem`, `operator.mul`, ...; a region kept whole
             is `region.no_grad`, `region.enable_grad` or `region.autocast` (args: the region's
-            arguments, `body`: its ops); a user's custom function is `opaque.<qualified name>`.
+            arguments, `body`: its ops); a user's custom function is `opaque.<qualified name>`;
+            `assume.true` and `assume.false` check their argument's truth and compute nothing.
         outputs: specs of its tensors, in order; empty for an op whose value is a number (a size).
         is_tuple: whether the value is a tuple or list (then `operator.getitem` ops take it apart).
         modules: the module calls it belongs to, outermost first.
         source: the user's line, "gpt.py:31"; empty when unknown.
         code: the text of that line, stripped; empty when unknown.
+        lines: the user's lines that led here, outermost first: one list for what is outside all
+            modules and one for each of `modules`; empty when unknown.
         random: draws random numbers (tagged nondeterministic_seeded).
         mutates: names of params or values that it writes into, in place.
         view_of: name of the value or param whose storage its output shares; None for a fresh one.
@@ -126,6 +142,7 @@ class Op:
     reads_bytes: Dim = 0
     writes_bytes: Dim = 0
     body: Graph | None = None
+    lines: tuple[tuple[str, ...], ...] = ()
 
     @property
     def module_path(self) -> str:
@@ -145,6 +162,12 @@ class Op:
         own = [ref.param for ref in leaves(self._all_args()) if isinstance(ref, ParamRef)]
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
+
+    @property
+    def checks(self) -> bool:
+        """Whether it (or its body) checks an assumption, so that it runs though nobody reads it."""
+        inner = self.body.ops if self.body else ()
+        return self.target.startswith("assume.") or any(op.checks for op in inner)
 
     @property
     def requires_grad(self) -> bool:
@@ -219,6 +242,10 @@ class Graph:
         params: every parameter and buffer, in the order of the user's model.
         training: whether the model was traced in training mode.
         autocast: "bfloat16" when the whole step runs under torch.autocast.
+        arguments: what calls of the user's modules were given.
+        statements: (line as in `Op.lines`, the statement there); hints for names, nothing more.
+        output_names: (name, value) for each tensor that the model returns, the loss left out: the
+            keys that lead to it ("logits", "hidden_states.2"), or "output" for a lone one.
     """
 
     name: str
@@ -231,6 +258,9 @@ class Graph:
     static_batch: int | None = None
     training: bool = True
     autocast: str | None = None
+    arguments: tuple[CallArguments, ...] = ()
+    statements: tuple[tuple[str, str], ...] = ()
+    output_names: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def op(self) -> Mapping[str, Op]:
@@ -246,6 +276,27 @@ class Graph:
     def input(self) -> Mapping[str, Input]:
         """Model input by name."""
         return {entry.name: entry for entry in self.inputs}
+
+    @cached_property
+    def graded(self) -> frozenset[str]:
+        """Values and ops that the loss's gradient reaches; what others made is detached.
+
+        Of a value that is written into, and of its views, all are reached when one of them is.
+        """
+        written = {name for op in self.ops for name in op.mutates}
+        root: dict[str, str] = {}
+        for op in self.ops:
+            root[op.name] = root.get(op.view_of, op.view_of) if op.view_of else op.name
+
+        def family(name: str) -> str:
+            return root.get(name, name) if root.get(name, name) in written else name
+
+        reached, found = {family(self.loss)} if self.loss else set(), set()
+        for op in reversed(self.ops):
+            if op.requires_grad and not reached.isdisjoint(map(family, (op.name, *op.mutates))):
+                found.add(op.name)
+                reached.update(family(ref) for ref in op.refs)
+        return frozenset(found)
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[str, ...]]:

@@ -4,6 +4,16 @@ This room knows the plan and how code is written. It imports no torch and knows 
 """
 
 from bigbrain_fx.emit.bundle import check_out, write_bundle
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.classes import StageText
+from bigbrain_fx.emit.outputs import output_dims
+from bigbrain_fx.emit.texts import bundle_texts, stage_texts, weight_files
 
-__all__ = ["bundle_texts", "check_out", "write_bundle"]
+__all__ = [
+    "StageText",
+    "bundle_texts",
+    "check_out",
+    "output_dims",
+    "stage_texts",
+    "weight_files",
+    "write_bundle",
+]

@@ -1,230 +1,333 @@
-"""Find the blocks that repeat: one class for all layers that do the same, as their author wrote it.
+"""Which calls get a class: what repeats, and what its author wrote as a module of its own.
 
-    stage ops ──by module call──▶ candidates ──equal signature──▶ Template, used by some Instances
+    Body of each stage ──equal key──▶ Template, one class ──numbers that differ──▶ its arguments
 
-Two module calls are the same block when they run the same calls on the same wiring. Where only
-numbers differ (channels, strides), the numbers become arguments of the class.
+Two calls share a class when they are of one type and run the same calls on the same wiring. Where
+only numbers differ (channels, strides), the numbers become arguments of the class.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Const, Dim, Graph, ModuleCall, Op, ParamRef, Ref
-from bigbrain_fx.emit.scope import Scope, make_scope
-from bigbrain_fx.units import is_size
+from bigbrain_fx.core import Arg, Const, Dim, Graph, ModuleCall, Op, ParamRef, Ref, Stage
+from bigbrain_fx.emit.items import (
+    BlockCall,
+    Body,
+    Item,
+    LayerCall,
+    SequentialCall,
+    Signature,
+    all_blocks,
+    blocks_in,
+    gives_of,
+    is_below,
+    layers_in,
+)
+from bigbrain_fx.emit.nesting import Facts, Nesting, gather_facts
+from bigbrain_fx.emit.scope import make_body, with_sizes
 
-MIN_OPS = 3  # a class for less would be longer than what it replaces
+MIN_OPS_ONCE = 3  # what occurs once and is shorter is written where it is called
+MAX_TRIES = 4  # each bans modules that cannot be written in one way
 Where: TypeAlias = tuple[str | int, ...]
-"""The place of a number: (op's index, argument path ...) or ("param", name)."""
+"""The place of a number: (item's index, argument path ...) or ("param", name)."""
 Number: TypeAlias = int | float | tuple[Dim, ...]
 """What may vary between uses of a class: a literal, or the shape of a parameter."""
-Signature: TypeAlias = tuple[object, ...]
-"""What the uses of one class have in common: nested tuples, only ever compared."""
+
+
+@dataclass
+class Keys:
+    """Keys of bodies: equal for those that can share a class."""
+
+    graph: Graph
+    known: dict[object, int] = field(default_factory=dict)
+    items: dict[int, list[Item]] = field(default_factory=dict)
+    kept: list[Body] = field(default_factory=list)
+
+    def key(self, body: Body, module: ModuleCall) -> Signature:
+        """Return the key of a body: all but its numbers."""
+        structure = (module.type, *self._structure(body))
+        return (module.type, self.known.setdefault(structure, len(self.known)))
+
+    def full(self, body: Body) -> list[Item]:
+        """Return a body's items with the sizes it reads."""
+        if id(body) not in self.items:
+            self.items[id(body)] = with_sizes(self.graph, body)
+            self.kept.append(body)  # so that no other body gets its id
+        return self.items[id(body)]
+
+    def _structure(self, body: Body) -> tuple[object, ...]:
+        items = self.full(body)
+        labels: dict[str, object] = {name: ("outside", i) for i, name in enumerate(body.takes)}
+        for i, item in enumerate(items):
+            labels.update({name: (i, j) for j, name in enumerate(gives_of(item))})
+        writer = _Skeleton(self.graph, body, labels)
+        calls = tuple(writer.item(item) for item in items)
+        gives = tuple(labels[name] for name in body.gives)
+        return calls, len(body.takes), len(body.outer_params), gives
 
 
 @dataclass(frozen=True)
-class Instance:
-    """One module call in one stage that may become a call of a class."""
+class _Skeleton:
+    """Write items without names and numbers; `exact` keeps the numbers, which then cannot vary."""
 
-    stage: int
-    module: str
-    scope: Scope
-    names: frozenset[str]
+    graph: Graph
+    body: Body
+    labels: Mapping[str, object]
+    exact: bool = False
+
+    def item(self, item: Item) -> object:
+        match item:
+            case Op():
+                return self.op(item)
+            case LayerCall():
+                layer = item.layer
+                words = tuple((n, _word(v)) for n, v in (*layer.args, *layer.options))
+                given = tuple(self.arg(arg) for arg in item.inputs)
+                path = self.body.relative(item.module.path)
+                return "layer", path, layer.name, words, layer.frozen, given, item.op.random
+            case BlockCall():
+                path = self.body.relative(item.module.path)
+                outer = tuple(self.param(name) for name in item.body.outer_params)
+                return "block", path, item.key, tuple(self.labels[n] for n in item.takes), outer
+        return "sequence", *(self.step(step) for step in item.steps), self.labels[item.takes[0]]
+
+    def step(self, step: LayerCall | BlockCall) -> object:
+        if isinstance(step, BlockCall):
+            return step.key
+        words = tuple((n, _word(v)) for n, v in (*step.layer.args, *step.layer.options))
+        return step.layer.name, words, step.layer.frozen
+
+    def op(self, op: Op) -> object:
+        kwargs = tuple((name, self.arg(value)) for name, value in op.kwargs)
+        inner = self.region(op.body) if op.body else None
+        return op.target, tuple(self.arg(arg) for arg in op.args), kwargs, op.random, inner
+
+    def region(self, body: Graph) -> object:
+        own = {op.name: ("inner", i) for i, op in enumerate(body.ops)}
+        inside = replace(self, labels={**self.labels, **own}, exact=True)
+        outputs = tuple(inside.labels.get(name, name) for name in body.outputs)
+        return tuple(inside.op(op) for op in body.ops), outputs
+
+    def arg(self, arg: Arg) -> object:
+        match arg:
+            case Ref(value=value):
+                return self.labels.get(value, value)
+            case ParamRef(param=name):
+                return self.param(name)
+            case Const(const=const):
+                return "const", const
+            case tuple():
+                return tuple(self.arg(item) for item in arg)
+            case bool() | str() | None:
+                return "literal", arg
+        return ("number", repr(arg)) if self.exact else ("number",)
+
+    def param(self, name: str) -> object:
+        param = self.graph.param[name]
+        kind = param.kind, param.spec.dtype, param.spec.requires_grad, len(param.spec.shape)
+        if is_below(name, self.body.path):
+            return "param", self.body.relative(name), kind
+        return "outer", self.body.outer_params.index(name), kind
+
+
+def _word(value: Arg) -> object:
+    """Return a constructor's argument without its numbers."""
+    if isinstance(value, tuple):
+        return tuple(map(_word, value))
+    return value if isinstance(value, bool | str | Const) or value is None else "number"
 
 
 @dataclass(frozen=True)
 class Template:
-    """One class of the bundle: the instance it is written from, and the numbers that vary.
+    """One class of the bundle: the call it is written from, and the numbers that vary.
 
     `varying` groups the places that hold equal numbers in every use: they share an argument.
     """
 
-    module: str
-    model: Instance
+    key: Signature
+    model: BlockCall
     varying: tuple[tuple[Where, ...], ...]
+    is_shared: bool
+    uses: tuple[BlockCall, ...]
+
+    @property
+    def module(self) -> str:
+        """The qualified name of the user's class."""
+        return self.model.module.type
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """All templates of a bundle, in order of first use.
+    """The forward of every stage, and the classes that they call, in order of first use.
 
-    `instances` and their template's key are found by (stage, path, call).
+    Inner classes come before the classes that use them.
     """
 
+    bodies: tuple[Body, ...]
     templates: Mapping[Signature, Template]
-    instances: Mapping[tuple[int, str, int], Instance]
-    key_of: Mapping[tuple[int, str, int], Signature]
+    keys: Keys
+
+    def used(self, body: Body) -> list[Signature]:
+        """Return the keys of all classes that a body needs, inner ones first."""
+        found = {block.key for block in all_blocks(body.items)}
+        return [key for key in self.templates if key in found]
 
 
 def find_blocks(
     graph: Graph,
-    stages: Sequence[tuple[Op, ...]],
-    gives: Sequence[frozenset[str]],
-    keys: Mapping[str, tuple[str, int]],
+    stages: Sequence[Stage],
+    results: Sequence[Sequence[str]],
+    places: Mapping[str, tuple[str, int]],
 ) -> Blocks:
-    """Find the blocks that occur at least twice among all stages.
+    """Nest every stage and decide which calls get a class.
 
     Args:
         graph: as captured.
-        stages: each stage's ops.
-        gives: each stage's values that other stages or the caller use.
-        keys: random op -> (module path, how many draws of that module came before).
+        stages: all of them.
+        results: each stage's values that other stages or the caller use.
+        places: random op -> (module path, how many draws of that module came before).
     """
-    found: dict[Signature, list[Instance]] = defaultdict(list)
-    for number, ops in enumerate(stages):
-        for instance in _candidates(graph, number, ops, gives[number]):
-            if _keys_agree(instance.scope, keys):
-                found[signature(graph, instance.scope)].append(instance)
-    repeated = {key: same for key, same in found.items() if len(same) > 1}
-    templates = {
-        key: Template(same[0].module, same[0], _varying(graph, same))
-        for key, same in repeated.items()
-    }
-    instances = {_place(i): i for same in repeated.values() for i in same}
-    key_of = {_place(i): key for key, same in repeated.items() for i in same}
-    return Blocks(templates, instances, key_of)
+    keys, facts = Keys(graph), gather_facts(graph, stages, places)
+    bodies = [
+        _settled(keys, facts, stage, frozenset(given))
+        for stage, given in zip(stages, results, strict=True)
+    ]
+    chosen = _chosen(bodies)
+    bodies = [_kept(graph, keys, body, chosen) for body in bodies]
+    uses: dict[Signature, list[BlockCall]] = defaultdict(list)
+    for body in bodies:
+        for block in all_blocks(body.items):
+            uses[block.key].append(block)
+    templates = {key: _template(keys, key, same) for key, same in uses.items()}
+    return Blocks(tuple(bodies), templates, keys)
 
 
-def _place(instance: Instance) -> tuple[int, str, int]:
-    return instance.stage, instance.scope.path, instance.scope.call
+def _settled(keys: Keys, facts: Facts, stage: Stage, results: frozenset[str]) -> Body:
+    """Nest a stage; a module whose calls differ from each other is written out."""
+    banned: frozenset[str] = frozenset()
+    for _ in range(MAX_TRIES):
+        body = Nesting(facts, stage, results, banned, keys.key).body()
+        clashing = _clashing(keys, body)
+        if not clashing:
+            return body
+        banned |= clashing
+    every = {module.path for name in stage.ops for module in facts.graph.op[name].modules}
+    return Nesting(facts, stage, results, frozenset(every), keys.key).body()
 
 
-def numbers(graph: Graph, scope: Scope) -> dict[Where, Number]:
-    """Return every number in a scope by its place: literals of calls, shapes of parameters."""
-    found: dict[Where, Number] = {}
-    for i, op in enumerate(scope.ops):
-        for path, value in _literals((op.args, tuple(v for _, v in op.kwargs))):
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                found[i, *path] = value
-    for name in scope.params:
-        found["param", scope.relative(name)] = graph.param[name].spec.shape
-    return found
+def _clashing(keys: Keys, body: Body) -> frozenset[str]:
+    """Return the modules that would need to be made in two ways."""
+    ways: dict[str, set[str]] = defaultdict(set)
+    for block in all_blocks(body.items):
+        ways[block.module.path].add(f"{block.key} {list(numbers(keys, block.body).values())}")
+    for item in layers_in(body.items):
+        ways[item.module.path].add(repr(item.layer))
+    return frozenset(path for path, found in ways.items() if len(found) > 1)
 
 
-def signature(graph: Graph, scope: Scope) -> Signature:
-    """Return what two scopes must have in common to share a class: all but numbers."""
-    index = {op.name: i for i, op in enumerate(scope.ops)}
-    outside = {name: i for i, name in enumerate(scope.takes)}
-    outer = {name: i for i, name in enumerate(scope.outer_params)}
-
-    def skeleton(arg: Arg) -> object:
-        match arg:
-            case Ref(value=value) if value in index:
-                return "local", index[value]
-            case Ref(value=value):
-                return "outside", outside.get(value, value)
-            case ParamRef(param=name):
-                return _param_key(graph, scope, name, outer)
-            case Const(const=const):
-                return "const", const
-            case tuple():
-                return tuple(skeleton(item) for item in arg)
-            case bool() | str() | None:
-                return "literal", arg
-        return ("number",)
-
-    calls = tuple(_call_key(op, skeleton) for op in scope.ops)
-    return (
-        calls,
-        len(scope.takes),
-        len(scope.outer_params),
-        tuple(index[name] for name in scope.gives),
+def _chosen(bodies: Sequence[Body]) -> frozenset[Signature]:
+    """Return the keys that get a class: those that repeat, and what occurs once and is no stack."""
+    blocks = [block for body in bodies for block in all_blocks(body.items)]
+    count = Counter(block.key for block in blocks)
+    return frozenset(
+        block.key
+        for block in blocks
+        if count[block.key] > 1
+        or (len(block.body.ops) >= MIN_OPS_ONCE and not _is_stack(block.body))
     )
 
 
-def _call_key(op: Op, skeleton: Callable[[Arg], object]) -> object:
-    body = [(o.name, _call_key(o, skeleton)) for o in op.body.ops] if op.body else []
-    inner = (*body, op.body.outputs) if op.body else None
-    kwargs = tuple((name, skeleton(value)) for name, value in op.kwargs)
-    return op.target, tuple(skeleton(arg) for arg in op.args), kwargs, op.random, inner
-
-
-def _param_key(graph: Graph, scope: Scope, name: str, outer: Mapping[str, int]) -> object:
-    spec = graph.param[name].spec
-    kind = graph.param[name].kind, spec.dtype, spec.requires_grad, len(spec.shape)
-    return ("outer", outer[name], kind) if name in outer else ("param", scope.relative(name), kind)
-
-
-def _candidates(
-    graph: Graph, stage: int, ops: Sequence[Op], gives: frozenset[str], depth: int = 0
-) -> Iterator[Instance]:
-    used_by: dict[str, set[str]] = defaultdict(set)
-    for op in ops:
-        for ref in op.refs:
-            used_by[ref].add(op.name)
-    yield from _at_depth(graph, stage, ops, gives, used_by, depth)
-
-
-def _at_depth(
-    graph: Graph,
-    stage: int,
-    ops: Sequence[Op],
-    gives: frozenset[str],
-    used_by: Mapping[str, set[str]],
-    depth: int,
-) -> Iterator[Instance]:
-    for module, run in runs(ops, depth):
-        if module is None:
-            continue
-        names = frozenset(op.name for op in run)
-        leaves = [name for name in names if name in gives or used_by[name] - names]
-        body = [op for op in run if not is_size(op)]
-        if len(body) >= MIN_OPS and module.path:
-            scope = make_scope(graph, body, set(leaves), path=module.path, call=module.call)
-            if scope.gives and scope.params:
-                yield Instance(stage, module.type, scope, names)
-        yield from _at_depth(graph, stage, run, gives, used_by, depth + 1)
-
-
-def runs(ops: Sequence[Op], depth: int) -> Iterator[tuple[ModuleCall | None, list[Op]]]:
-    """Split ops into runs of one module call at a depth of the module stack; None for ops above it.
-
-    A call whose ops are not together (something else runs in between) is given as runs of None.
-    """
-    pieces: list[tuple[ModuleCall | None, list[Op]]] = []
-    for op in ops:
-        module = op.modules[depth] if len(op.modules) > depth else None
-        if is_size(op) and pieces:
-            module = pieces[-1][0]  # a size belongs to whatever is around it
-        if pieces and pieces[-1][0] == module:
-            pieces[-1][1].append(op)
-        else:
-            pieces.append((module, [op]))
-    seen = Counter(module for module, _ in pieces)
-    for module, run in pieces:
-        yield (module if seen[module] == 1 else None), run
-
-
-def _keys_agree(scope: Scope, keys: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether the draws of a block can be numbered by its call alone."""
-    return all(
-        keys[op.name][1] == scope.call * count + index for index, count, op in draws(scope, keys)
+def _is_stack(body: Body) -> bool:
+    """Whether a module holds layers that repeat: its forward is a part of its stage's."""
+    numbered = Counter(
+        block.key
+        for block in all_blocks(body.items)
+        if block.module.path.rpartition(".")[2].isdigit()
     )
+    return any(times > 1 for times in numbered.values())
 
 
-def draws(scope: Scope, keys: Mapping[str, tuple[str, int]]) -> Iterator[tuple[int, int, Op]]:
-    """Yield each random op with its number among the draws of its module here, and their count."""
-    by_path: dict[str, list[Op]] = defaultdict(list)
-    for op in scope.ops:
-        if op.name in keys:
-            by_path[keys[op.name][0]].append(op)
-    for same in by_path.values():
-        for index, op in enumerate(same):
-            yield index, len(same), op
+def _kept(graph: Graph, keys: Keys, body: Body, chosen: frozenset[Signature]) -> Body:
+    """Write the other calls out in place."""
+    items = tuple(part for item in body.items for part in _inlined(graph, keys, item, chosen))
+    return replace(body, items=items)
 
 
-def _varying(graph: Graph, same: Sequence[Instance]) -> tuple[tuple[Where, ...], ...]:
-    tables = [numbers(graph, instance.scope) for instance in same]
+def _inlined(
+    graph: Graph, keys: Keys, item: Item, chosen: frozenset[Signature]
+) -> tuple[Item, ...]:
+    if isinstance(item, SequentialCall):
+        steps = tuple(part for step in item.steps for part in _inlined(graph, keys, step, chosen))
+        whole = len(steps) == len(item.steps) and not any(isinstance(s, Op) for s in steps)
+        return (SequentialCall(item.module, steps),) if whole else steps  # type: ignore[arg-type]
+    if not isinstance(item, BlockCall):
+        return (item,)
+    body = _kept(graph, keys, item.body, chosen)
+    if item.key not in chosen:
+        return body.items
+    found = make_body(
+        graph,
+        body.items,
+        set(body.gives),
+        path=body.path,
+        call=body.call,
+        depth=body.depth,
+        takes=body.takes,
+    )
+    found = replace(found, gives=body.gives)
+    return (BlockCall(item.module, found, keys.key(found, item.module)),)
+
+
+def _template(keys: Keys, key: Signature, same: Sequence[BlockCall]) -> Template:
+    tables = [numbers(keys, block.body) for block in same]
     columns: dict[tuple[str, ...], list[Where]] = defaultdict(list)
     for where in tables[0]:
         column = tuple(repr(table[where]) for table in tables)
         if len(set(column)) > 1:
             columns[column].append(where)
-    return tuple(tuple(places) for places in columns.values())
+    shared = any(block.module.call for block in same)
+    return Template(key, same[0], tuple(map(tuple, columns.values())), shared, tuple(same))
+
+
+def numbers(keys: Keys, body: Body) -> dict[Where, Number]:
+    """Return every number in a body by its place: literals, shapes, arguments of layers."""
+    found: dict[Where, Number] = {}
+    own: dict[str, None] = {}
+    for i, item in enumerate(keys.full(body)):
+        for where, value in _item_numbers(keys, item):
+            found[i, *where] = value
+        if isinstance(item, Op):
+            own.update(dict.fromkeys(name for name in item.params if is_below(name, body.path)))
+    for name in own:
+        found["param", body.relative(name)] = keys.graph.param[name].spec.shape
+    return found
+
+
+def _item_numbers(keys: Keys, item: Item) -> Iterator[tuple[Where, Number]]:
+    match item:
+        case Op():
+            literals = _literals((item.args, tuple(v for _, v in item.kwargs)))
+        case LayerCall():
+            literals = (
+                ((name, *where), value)
+                for name, arg in (*item.layer.args, *item.layer.options)
+                for where, value in _literals(arg)
+            )
+        case BlockCall():
+            yield from numbers(keys, item.body).items()
+            return
+        case SequentialCall():
+            for i, step in enumerate(item.steps):
+                for where, number in _item_numbers(keys, step):
+                    yield (i, *where), number
+            return
+    for where, value in literals:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield where, value
 
 
 def _literals(arg: Arg, path: Where = ()) -> Iterator[tuple[Where, Arg]]:
@@ -233,3 +336,13 @@ def _literals(arg: Arg, path: Where = ()) -> Iterator[tuple[Where, Arg]]:
             yield from _literals(item, (*path, i))
     else:
         yield path, arg
+
+
+def inner_blocks(body: Body) -> Iterator[tuple[BlockCall, int, int]]:
+    """Yield the calls of classes in a body, each with its number among those of its module."""
+    found = list(blocks_in(body.items))
+    total = Counter(block.module.path for block in found)
+    seen: Counter[str] = Counter()
+    for block in found:
+        yield block, seen[block.module.path], total[block.module.path]
+        seen[block.module.path] += 1

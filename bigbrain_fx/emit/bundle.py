@@ -10,19 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bigbrain_fx.emit.texts import (
-    bundle_texts,
-    functions_slice,
-    training_slice,
-    weight_files,
-    weight_index,
-)
+from bigbrain_fx.emit.model_file import functions_slice, training_slice
+from bigbrain_fx.emit.texts import bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, timeline, to_json
 from bigbrain_fx.report import report
 from bigbrain_fx.simulate import chrome_trace
 
-PARTS = ("plan.json", "train.py", "runtime", "weights")  # what every bundle has
+PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
+ENTRIES = ("train.py", "infer.py")  # and one of these
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 
 
@@ -48,10 +44,15 @@ def check_out(out: Path, *, force: bool) -> None:
         raise InputError(
             f"{out} exists already", help="give another --out, or --force to replace it"
         )
-    if out.exists() and not all((out / name).exists() for name in PARTS):
+    if out.exists() and not _is_bundle(out):
         raise InputError(
             f"{out} is not a bundle: --force replaces bundles only", help="give another --out"
         )
+
+
+def _is_bundle(folder: Path) -> bool:
+    has_entry = any((folder / name).exists() for name in ENTRIES)
+    return has_entry and all((folder / name).exists() for name in PARTS)
 
 
 def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False) -> Path:
@@ -131,7 +132,9 @@ def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) 
         else:
             shutil.copyfile(path, folder / path.name)
     (folder / "weights").mkdir()
-    (folder / "weights" / "index.json").write_text(json.dumps(weight_index(plan), indent=1) + "\n")
+    if plan.mode == "train":
+        index = json.dumps(weight_index(plan), indent=1)
+        (folder / "weights" / "index.json").write_text(index + "\n")
     weights.write_weights(folder / "weights", weight_files(plan))
     if not plan.source.has_batches:
         weights.write_batch(folder / "example.safetensors")

@@ -6,29 +6,38 @@ This room knows stages and blocks; it knows nothing of devices, messages or sche
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bigbrain_fx.core import Graph, Op, Param, Stage
-from bigbrain_fx.emit.blocks import (
-    Blocks,
-    Instance,
-    Number,
+from bigbrain_fx.core import Graph, Op, Stage
+from bigbrain_fx.emit import kept
+from bigbrain_fx.emit.blocks import Blocks, Template, Where, find_blocks, inner_blocks
+from bigbrain_fx.emit.construct import Construct
+from bigbrain_fx.emit.expressions import attribute
+from bigbrain_fx.emit.function import FunctionText
+from bigbrain_fx.emit.hints import hints, value_names
+from bigbrain_fx.emit.items import (
+    BlockCall,
+    Body,
+    Item,
+    LayerCall,
     Signature,
-    Template,
-    Where,
-    draws,
-    find_blocks,
-    numbers,
-    runs,
+    layers_in,
+    ops_of,
 )
-from bigbrain_fx.emit.function import BlockCall, BlockLoop, FunctionText, Item
-from bigbrain_fx.emit.hints import assigned_names, value_names
+from bigbrain_fx.emit.layout import wrapped
 from bigbrain_fx.emit.names import Names, identifier
-from bigbrain_fx.emit.scope import Scope, make_scope, with_sizes
-from bigbrain_fx.emit.tree import Tree, put, super_init
+from bigbrain_fx.emit.rolling import Roller
+from bigbrain_fx.emit.tidy import tidied
+from bigbrain_fx.emit.tree import init_lines, tie_lines, ties
+from bigbrain_fx.emit.writing import Writing
 from bigbrain_fx.randomness import draw_places
-from bigbrain_fx.units import is_size
+
+OURS = (
+    *("Tensors", "Region", "Stage", "Device", "InferenceDevice", "Channel", "buffer", "parameter"),
+    *kept.RUNTIME,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class StageText:
     """One stage, ready to print.
 
     `arguments` maps received values and model inputs to argument names, `results` returned values
-    to public names; `classes` are the keys of the block classes it uses.
+    to public names; `classes` are the keys of the classes it uses, inner ones first.
     """
 
     stage: Stage
@@ -58,108 +67,100 @@ class Classes:
     blocks: Blocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hints = value_names(self.graph)
-        self.variables = frozenset(assigned_names(self.graph))
+        self.graph = tidied(self.graph)
+        self.whole = value_names(self.graph)
+        self.hints = self.whole.names
         self.places = draw_places(self.graph)
-        ops = [tuple(self.graph.op[name] for name in stage.ops) for stage in self.stages]
-        gives = [frozenset(results) for results in self.results]
-        self.blocks = find_blocks(self.graph, ops, gives, self.places)
-        taken = Names(["Tensors", "Region", "Stage", "Device", "Channel", "buffer", "parameter"])
+        self.blocks = find_blocks(self.graph, self.stages, self.results, self.places)
+        self.parameters = {(a.path, a.call): a.names for a in self.graph.arguments}
+        taken = Names(OURS)
         for stage in self.stages:  # as many as devices, or more
             taken.taken |= {f"Stage{stage.index}", f"Device{stage.index}"}
-        used = [key for stage in self.stages for key in self._used(stage)]
-        self.class_names = {
-            key: taken.fresh(identifier(_short(self.blocks.templates[key].module)))
-            for key in dict.fromkeys(used)
+        names = {
+            key: taken.fresh(identifier(_short(template.module)))
+            for key, template in self.blocks.templates.items()
         }
+        self.class_names = names
+        self.construct = Construct(self.graph, self.blocks, names)
 
     # ------------------------------------------------------------------ block classes
 
     def block_lines(self, key: Signature) -> list[str]:
         """Return the class definition of one block."""
         template = self.blocks.templates[key]
-        scope = template.model.scope
-        varying = self._varying_names(template)
-        arguments = self._argument_names(scope)
-        text = FunctionText(
-            self.graph,
-            self.hints,
-            scope.path,
-            {value: arguments[value] for value in scope.takes},
-            scope.gives,
-            {name: arguments[name] for name in scope.outer_params},
-            self._draws(scope),
-            {where: name for where, name in varying.items() if where[0] != "param"},
-            self.variables,
-        )
-        head = [
-            f"class {self.class_names[key]}(Region):",
+        body = template.model.body
+        varying = self.construct.names(template)
+        arguments = self._argument_names(body, template)
+        outer = {name: arguments[name] for name in body.outer_params}
+        takes = {value: arguments[value] for value in body.takes}
+        nth = dict(self._nth(body, template))
+        forward = self._forward(body, takes, outer, varying, nth).lines(8)
+        init = self._block_init(body, varying)
+        shared = template.is_shared and body.has_draws
+        text = "\n".join([*init, *forward])
+        owned = ("self.seeded(", "self.device", "self.call", "self[", "self.hold(")
+        base = "Region" if shared or any(word in text for word in owned) else "nn.Module"
+        signature = ", ".join(["self", *arguments.values()])
+        return [
+            f"class {self.class_names[key]}({base}):",
             f'    """{self._block_doc(template)}"""',
             "",
+            *init,
+            *wrapped(f"def forward({signature}):", 4),
+            *forward,
         ]
-        init = self._block_init(scope, varying)
-        signature = ", ".join(["self", *arguments.values()])
-        return [*head, *init, f"    def forward({signature}):", *text.lines(scope.ops, 8)]
 
-    def _block_init(self, scope: Scope, varying: Mapping[Where, str]) -> list[str]:
-        tree: Tree = {}
-        for name in scope.params:
-            put(tree, scope.relative(name), self._tensor(self.graph.param[name]))
-        for where, name in varying.items():
-            if where[0] == "param":
-                put(tree, str(where[1]), self._varying_tensor(scope, str(where[1]), name))
+    def _block_init(self, body: Body, varying: Mapping[Where, str]) -> list[str]:
+        tree = self.construct.tree(body, body.params, varying)
         names = list(dict.fromkeys(varying.values()))
-        lines = [f"    def __init__({', '.join(['self', *names])}):", *super_init(tree, 8)]
-        kept = dict.fromkeys(name for where, name in varying.items() if where[0] != "param")
-        lines += [f"        self.{name} = {name}" for name in kept]
-        return [*lines, ""]
-
-    def _varying_tensor(self, scope: Scope, relative: str, name: str) -> ast.expr:
-        plain = self._tensor(self.graph.param[f"{scope.path}.{relative}"])
-        if isinstance(plain, ast.Call):
-            plain.args = [ast.Starred(ast.Name(name))]
-            return plain
-        return ast.Name(name)
-
-    def _varying_names(self, template: Template) -> dict[Where, str]:
-        names, scope = Names(), template.model.scope
-        found: dict[Where, str] = {}
-        for places in template.varying:
-            where = places[0]
-            if where[0] == "param":
-                base = identifier(str(where[1]))
-            else:
-                op = scope.ops[int(str(where[0]))]
-                base = identifier(f"{self.hints[op.name]}_{op.target.split('.')[1]}")
-            found.update(dict.fromkeys(places, names.fresh(base)))
-        return found
+        full = self.blocks.keys.full(body)
+        used = {
+            name
+            for where, name in varying.items()
+            if isinstance(where[0], int) and isinstance(full[where[0]], Op)
+        }
+        if not tree and not used:
+            return []
+        start = wrapped(f"def __init__({', '.join(['self', *names])}):", 4)
+        lines = [*start, *init_lines(tree, 8)]
+        return [*lines, *(f"        self.{name} = {name}" for name in names if name in used), ""]
 
     def _block_doc(self, template: Template) -> str:
-        path = template.model.scope.path
-        source = next((op.source for op in template.model.scope.ops if op.source), "")
+        path = template.model.module.path
+        source = next((op.source for op in template.model.ops if op.source), "")
         where = f", first in {source}" if source else ""
-        return _plain(f"{_short(template.module)}, such as `{path}` of the model{where}.")
+        return _plain(f"{_short(template.module)}, such as `{path}`{where}.")
+
+    def _argument_names(self, body: Body, template: Template) -> dict[str, str]:
+        names = Names()
+        found = {
+            value: names.fresh(identifier(self._parameter(template, i) or self.hints[value]))
+            for i, value in enumerate(body.takes)
+        }
+        return found | {
+            name: names.fresh(identifier(name.rpartition(".")[2])) for name in body.outer_params
+        }
+
+    def _parameter(self, template: Template, position: int) -> str | None:
+        """Return what the user's own forward calls an argument, as far as any use tells."""
+        for use in template.uses:
+            value = use.body.takes[position]
+            for name, given in self.parameters.get((use.body.path, use.body.call), ()):
+                if given == value:
+                    return name
+        return None
 
     # ------------------------------------------------------------------ stages
 
     def stage_text(self, stage: Stage) -> StageText:
         """Return one stage's class and how to call it."""
         results = self.results[stage.index]
-        ops = [self.graph.op[name] for name in stage.ops]
-        scope = make_scope(self.graph, ops, set(results), takes=(*stage.receives, *stage.inputs))
+        body = self.blocks.bodies[stage.index]
         names = Names()
-        arguments = {value: names.fresh(self.hints[value]) for value in scope.takes}
+        arguments = {value: names.fresh(self.hints[value]) for value in body.takes}
         public = {value: names.fresh(self.hints[value]) for value in results}
-        items = self._rolled(self._items(stage, scope), stage)
-        text = FunctionText(
-            self.graph,
-            self.hints,
-            "",
-            arguments,
-            results,
-            draws=self._draws(scope),
-            variables=self.variables,
-        )
+        nth = dict(self._nth(body, None))
+        text = self._forward(body, arguments, {}, {}, nth, results)
         name = f"Stage{stage.index}"
         returns = ", ".join(repr(n) for n in public.values()) + ("," if len(public) == 1 else "")
         head = [
@@ -169,19 +170,21 @@ class Classes:
             f"    returns = ({returns})",
             "",
         ]
-        init = self._stage_init(stage)
+        init = self._stage_init(stage, body)
         signature = ", ".join(["self", *arguments.values()])
-        lines = [*head, *init, f"    def forward({signature}):", *self._under_autocast(text, items)]
-        return StageText(stage, name, tuple(lines), arguments, public, tuple(self._used(stage)))
+        start = wrapped(f"def forward({signature}):", 4)
+        lines = [*head, *init, *start, *self._under_autocast(text)]
+        used = tuple(self.blocks.used(body))
+        return StageText(stage, name, tuple(lines), arguments, public, used)
 
-    def _under_autocast(self, text: FunctionText, items: list[Item]) -> list[str]:
+    def _under_autocast(self, text: FunctionText) -> list[str]:
         if self.graph.autocast is None:
-            return text.lines(items, 8)
+            return text.lines(8)
         where = next(iter(text.arguments.values()), "self")
         head = (
             f"        with torch.autocast({where}.device.type, dtype=torch.{self.graph.autocast}):"
         )
-        return [head, *text.lines(items, 12)]
+        return [head, *text.lines(12)]
 
     def _stage_doc(self, stage: Stage) -> str:
         paths = dict.fromkeys(
@@ -193,195 +196,114 @@ class Classes:
         span = f"{names[0]} to {names[-1]}" if len(names) > 1 else (names[0] if names else "values")
         return _plain(f"Stage {stage.index}, for device {stage.device}: {span}.")
 
-    def _stage_init(self, stage: Stage) -> list[str]:
-        tree: Tree = {}
-        inside = {name: i for i in self._instances(stage) for name in i.scope.params}
-        order = {param.name: position for position, param in enumerate(self.graph.params)}
-        ties: list[str] = []
-        first: dict[str, str] = {}
-        for name in sorted(stage.params, key=lambda name: order[name]):
-            param = self.graph.param[name]
-            twin = first.setdefault(param.canonical, name)
-            if twin != name and param.kind == "parameter":
-                ties.append(f"        self.tie({name!r}, {twin!r})")
-            if name in inside:
-                put(tree, inside[name].scope.path, self._construct(inside[name]))
-            else:
-                put(tree, name, self._tensor(param))
-        return ["    def __init__(self):", *super_init(tree, 8), *ties, ""]
-
-    def _construct(self, instance: Instance) -> ast.expr:
-        key = self._key_of(instance)
-        template = self.blocks.templates[key]
-        values = numbers(self.graph, instance.scope)
-        arguments: list[ast.expr] = [_literal(values[places[0]]) for places in template.varying]
-        return ast.Call(ast.Name(self.class_names[key]), arguments, [])
-
-    def _items(self, stage: Stage, scope: Scope) -> list[Item]:
-        """Replace the ops of each block by a call of its class."""
-        starts: dict[str, Instance] = {}
-        inside: set[str] = set()
-        for instance in self._instances(stage):
-            body = [op.name for op in scope.ops if op.name in instance.names and not is_size(op)]
-            starts[body[0]] = instance
-            inside |= {op.name for op in instance.scope.ops}
-        items: list[Op | BlockCall] = []
-        for op in scope.ops:
-            if op.name in starts:
-                items.append(self._call(starts[op.name]))
-            elif op.name not in inside and not is_size(op):
-                items.append(op)
-        return list(with_sizes(self.graph, items, scope.takes))
-
-    def _call(self, instance: Instance) -> BlockCall:
-        scope = instance.scope
-        source = next((op.source for op in scope.ops if op.source), "")
-        return BlockCall(
-            scope.path,
-            scope.call,
-            scope.takes,
-            scope.outer_params,
-            scope.gives,
-            self._key_of(instance),
-            any(op.random for op in scope.ops),
-            "" if source else source,
-        )
-
-    def _rolled(self, items: list[Item], stage: Stage) -> list[Item]:
-        """Turn runs of blocks that feed each other into loops."""
-        rolled: list[Item] = []
-        position = 0
-        while position < len(items):
-            run = _chain(items, position, set(self.results[stage.index]))
-            if len(run) > 1:
-                parent = run[0].path.rpartition(".")[0]
-                carried = run[1].takes.index(run[0].gives[0])
-                whole = self._is_whole(stage, parent, run)
-                rolled.append(BlockLoop(tuple(run), carried, parent, whole))
-                position += len(run)
-            else:
-                rolled.append(items[position])
-                position += 1
-        return rolled
-
-    def _is_whole(self, stage: Stage, parent: str, run: Sequence[BlockCall]) -> bool:
-        below = {
-            name[len(parent) + 1 :].split(".")[0]
-            for name in stage.params
-            if name.startswith(f"{parent}.")
-        }
-        return below == {call.path.rpartition(".")[2] for call in run}
+    def _stage_init(self, stage: Stage, body: Body) -> list[str]:
+        tree = self.construct.tree(body, body.params, {})
+        wanted = set(body.params)
+        found = ties([param for param in self.graph.params if param.name in wanted])
+        lines = ["    def __init__(self):", *init_lines(tree, 8), *tie_lines(found, 8)]
+        if not self.graph.training and any(map(_has_modes, layers_in(body.items))):
+            lines.append("        self.eval()  # as it was traced")
+        return [*lines, ""]
 
     # ------------------------------------------------------------------ shared
 
-    def _instances(self, stage: Stage) -> list[Instance]:
-        """Return the outermost blocks that own all of the stage's tensors below their path."""
-        ops = [self.graph.op[name] for name in stage.ops]
-        return list(self._outermost(stage, ops, 0))
+    def _forward(
+        self,
+        body: Body,
+        arguments: Mapping[str, str],
+        outer: Mapping[str, str],
+        varying: Mapping[Where, str],
+        nth: Mapping[int, ast.expr],
+        results: Sequence[str] | None = None,
+    ) -> FunctionText:
+        full = self.blocks.keys.full(body)
+        places: dict[int, dict[Where, str]] = defaultdict(dict)
+        for where, name in varying.items():
+            if isinstance(where[0], int) and isinstance(full[where[0]], Op):
+                places[id(full[where[0]])][where[1:]] = name
 
-    def _outermost(self, stage: Stage, ops: Sequence[Op], depth: int) -> list[Instance]:
-        chosen: list[Instance] = []
-        for module, run in runs(ops, depth):
-            if module is None:
+        def mark(item: Item) -> object | None:
+            if id(item) in nth or (isinstance(item, LayerCall) and item.op.random):
+                return None
+            key = item.key if isinstance(item, BlockCall) else None
+            return key, tuple(places.get(id(item), {}).items())
+
+        returned = body if results is None else _returning(body, results)
+        steps = Roller(full, frozenset(returned.gives), mark).steps()
+        known = {**arguments, **{name: name for name in outer.values()}}
+        found = hints(self.graph, returned, known, self.whole)
+        writing = Writing(self.graph, body, arguments, outer, places, nth)
+        keys = dict(self._keys(body))
+        users = kept.user_names(self.graph, [op.name for op in body.ops])
+        barred = {*outer.values(), *(name for _, name in users)}
+        whole = self._whole(body)
+        return FunctionText(
+            self.graph, returned, steps, found, arguments, writing, keys, barred, whole
+        )
+
+    def _whole(self, body: Body):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a test
+        """Return a test of whether a module's children in a body are so many."""
+        children: dict[str, set[str]] = defaultdict(set)
+        names = [item.module.path for item in body.items if not isinstance(item, Op)]
+        for path in (*names, *body.params):
+            parts = path.split(".")
+            for i in range(1, len(parts)):
+                children[".".join(parts[:i])].add(parts[i])
+        return lambda path, turns: len(children[path]) == turns
+
+    def _nth(self, body: Body, template: Template | None) -> Iterator[tuple[int, ast.expr]]:
+        """Say for calls of classes that draw which call of their module they are."""
+        for block, number, total in inner_blocks(body):
+            if not block.body.has_draws:
                 continue
-            instance = self.blocks.instances.get((stage.index, module.path, module.call))
-            if instance is not None and self._owns_all(stage, instance):
-                chosen.append(instance)
-            else:
-                chosen += self._outermost(stage, run, depth + 1)
-        return chosen
+            if template is None:
+                if block.module.call or total > 1:
+                    yield id(block), ast.Constant(block.module.call)
+            elif total > 1:
+                yield id(block), _numbered(number, total, template.is_shared)
 
-    def _owns_all(self, stage: Stage, instance: Instance) -> bool:
-        prefix = f"{instance.scope.path}."
-        below = {name for name in stage.params if name.startswith(prefix)}
-        return below == set(instance.scope.params)
-
-    def _used(self, stage: Stage) -> list[Signature]:
-        return list(dict.fromkeys(self._key_of(instance) for instance in self._instances(stage)))
-
-    def _key_of(self, instance: Instance) -> Signature:
-        return self.blocks.key_of[instance.stage, instance.scope.path, instance.scope.call]
-
-    def _argument_names(self, scope: Scope) -> dict[str, str]:
-        names = Names()
-        found = {value: names.fresh(self.hints[value]) for value in scope.takes}
-        return found | {
-            name: names.fresh(identifier(name.rpartition(".")[2])) for name in scope.outer_params
-        }
-
-    def _draws(self, scope: Scope) -> dict[str, tuple[str | int, ...]]:
-        """Return the arguments of `self.key` for each random op of a scope."""
-        found: dict[str, tuple[str | int, ...]] = {}
-        for index, count, op in draws(scope, self.places):
-            path, ordinal = self.places[op.name]
-            relative = scope.relative(path) if path != scope.path else ""
-            if not scope.path:
-                found[op.name] = (relative, ordinal) if ordinal else (relative,)
-            else:
-                found[op.name] = (relative, index, count) if count > 1 else (relative,)
-        return found
-
-    def _tensor(self, param: Param) -> ast.expr:
-        """Return how a tensor is declared: a shape, `buffer(...)` or `parameter(...)`."""
-        spec = param.spec
-        shape = [ast.Constant(size) for size in spec.shape]
-        keywords = []
-        if spec.dtype != "float32":
-            keywords.append(ast.keyword("dtype", ast.Attribute(ast.Name("torch"), spec.dtype)))
-        if param.kind != "parameter":
-            return ast.Call(ast.Name("buffer"), [*shape], keywords)
-        if not spec.requires_grad:
-            keywords.append(ast.keyword("requires_grad", ast.Constant(False)))
-        if keywords:
-            return ast.Call(ast.Name("parameter"), [*shape], keywords)
-        return ast.Tuple([*shape])
+    def _keys(self, body: Body) -> Iterator[tuple[str, ast.expr]]:
+        """Return the `self.seeded(...)` of each op of a body that draws by itself."""
+        by_path: dict[str, list[Op]] = defaultdict(list)
+        own = (item for item in body.items if isinstance(item, Op | LayerCall))
+        for op in (op for item in own for op in ops_of(item)):
+            if op.name in self.places:
+                by_path[self.places[op.name][0]].append(op)
+        for path, ops in by_path.items():
+            relative = body.relative(path) if path != body.path else ""
+            for index, op in enumerate(ops):
+                ordinal = self.places[op.name][1]
+                words: list[str | int] = [relative] if relative else []
+                if not body.path and ordinal:
+                    words = [relative, ordinal]
+                elif body.path and len(ops) > 1:
+                    words = [relative, index, len(ops)]
+                given: list[ast.expr] = [ast.Constant(word) for word in words]
+                yield op.name, ast.Call(attribute(ast.Name("self"), "seeded"), given, [])
 
 
-def _chain(items: Sequence[Item], start: int, results: set[str]) -> list[BlockCall]:
-    """Return the longest run of calls from `start` in which each block only feeds the next."""
-    first = items[start]
-    if not isinstance(first, BlockCall) or len(first.gives) != 1 or not _index(first):
-        return [first] if isinstance(first, BlockCall) else []
-    run, carried = [first], -1
-    for item in items[start + 1 :]:
-        last = run[-1]
-        if not isinstance(item, BlockCall) or not _follows(last, item, items, results):
-            break
-        position = item.takes.index(last.gives[0])
-        if carried not in (-1, position) or not _same_others(run[0], item, position):
-            break
-        carried = position
-        run.append(item)
-    return run
+def _returning(body: Body, results: Sequence[str]) -> Body:
+    """Return a stage's body with its results in the order in which they are sent."""
+    return Body(
+        body.path, body.call, body.depth, body.items, body.takes, body.outer_params, tuple(results)
+    )
 
 
-def _follows(last: BlockCall, item: BlockCall, items: Sequence[Item], results: set[str]) -> bool:
-    value = last.gives[0]
-    readers = [i for i in items if value in (i.refs if isinstance(i, Op) else i.takes)]
-    same_parent = last.path.rpartition(".")[0] == item.path.rpartition(".")[0]
-    in_order = _index(item) is not None and _index(item) == (_index(last) or 0) + 1
-    alike = item.template == last.template and item.call == last.call == 0 and len(item.gives) == 1
-    return readers == [item] and value not in results and same_parent and in_order and alike
+def _numbered(number: int, total: int, shared: bool) -> ast.expr:
+    """Return which call of an inner module it is, counted over all calls of the outer one."""
+    if not shared:
+        return ast.Constant(number)
+    called = ast.BinOp(attribute(ast.Name("self"), "call"), ast.Mult(), ast.Constant(total))
+    return ast.BinOp(called, ast.Add(), ast.Constant(number)) if number else called
 
 
-def _same_others(first: BlockCall, item: BlockCall, position: int) -> bool:
-    if len(first.takes) != len(item.takes) or first.outer_params != item.outer_params:
-        return False
-    pairs = enumerate(zip(first.takes, item.takes, strict=True))
-    return all(a == b for i, (a, b) in pairs if i != position)
-
-
-def _index(call: BlockCall) -> int | None:
-    last = call.path.rpartition(".")[2]
-    return int(last) + 1 if last.isdigit() else None
+def _has_modes(item: LayerCall) -> bool:
+    """Whether a layer computes something else in training."""
+    return item.layer.name.startswith(("BatchNorm", "Dropout"))
 
 
 def _short(qualified: str) -> str:
     return qualified.rpartition(".")[2]
-
-
-def _literal(value: Number) -> ast.expr:
-    return ast.parse(repr(value), mode="eval").body
 
 
 def _plain(text: str) -> str:

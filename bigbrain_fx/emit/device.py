@@ -5,16 +5,18 @@ This room knows which messages a stage needs; what a stage computes is written b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Op, Program, Stages
+from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Program, Stages
 from bigbrain_fx.cut import holders, owners
+from bigbrain_fx.emit import kept
 from bigbrain_fx.emit.classes import Classes, StageText
-from bigbrain_fx.emit.expressions import function_place
 from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
 from bigbrain_fx.emit.names import Names, identifier
+from bigbrain_fx.emit.outputs import collected, output_dims
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
     channels = _Channels(file, {text.stage.index: text for text in own})
     blocks = [line for key in used for line in ("", "", *classes.block_lines(key))]
     bodies = [line for text in own for line in ("", "", *text.lines)]
-    imports = _imports(file, own, [*blocks, *bodies])
+    imports = _imports(file, own, [*blocks, *bodies, *channels.lines()])
     lines = [
         f'"""{_header(file, own)}"""',
         "",
@@ -75,15 +77,16 @@ def _quiet(text: str) -> str:
 
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
-    optional = ("Region", "Tensors", "buffer", "parameter")
-    wanted = [name for name in optional if f"{name}(" in text or f"({name})" in text]
-    names = ["Channel", "Device", "Stage", *wanted]
+    optional = ("Region", "Tensors", "buffer", "parameter", *kept.RUNTIME)
+    wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
+    names = ["Channel", _base_class(file), "Stage", *wanted]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
     ours = {"runtime": listed}
     found = ["import math"] if "math." in text else []
-    found += ["", "import torch"] if found else ["import torch"]
-    if "F." in text:
-        found.append("import torch.nn.functional as F")
+    found += [""] if found else []
+    found += ["import torch"] if "torch." in text else []
+    found += ["import torch.nn.functional as F"] if "F." in text else []
+    found += ["from torch import nn"] if "nn." in text.replace("torch.nn.", "") else []
     for module, classes in sorted(_functions(file, own).items()):
         if module == file.own_module:
             ours["functions"] = ", ".join(classes)
@@ -100,23 +103,13 @@ def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -
 
 
 def _functions(file: DeviceFile, own: Sequence[StageText]) -> dict[str, list[str]]:
-    """Return the user's autograd.Functions that these stages call: module -> top-level classes."""
+    """Return what these stages call of the user's own: module -> its top-level names."""
     found: dict[str, list[str]] = {}
-    for target in opaque_targets(file.graph, [name for text in own for name in text.stage.ops]):
-        module, name = function_place(target)
-        classes = found.setdefault(module, [])
-        classes += [c for c in [name.partition(".")[0]] if c not in classes]
+    ops = [name for text in own for name in text.stage.ops]
+    for module, name in kept.user_names(file.graph, ops):
+        names = found.setdefault(module or file.own_module, [])
+        names += [n for n in [name] if n not in names]
     return found
-
-
-def opaque_targets(graph: Graph, ops: Iterable[str]) -> list[str]:
-    """Return the opaque calls among these ops, in regions too, each once."""
-    calls = [inner for name in ops for inner in _with_inner(graph.op[name])]
-    return list(dict.fromkeys(op.target for op in calls if op.target.startswith("opaque.")))
-
-
-def _with_inner(op: Op) -> list[Op]:
-    return [op, *(inner for o in op.body.ops for inner in _with_inner(o))] if op.body else [op]
 
 
 class _Channels:
@@ -184,12 +177,16 @@ def _value_hints(own: Iterable[StageText]) -> dict[str, str]:
     return hints
 
 
+def _base_class(file: DeviceFile) -> str:
+    return "Device" if file.graph.training else "InferenceDevice"
+
+
 def _device_class(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
     device = file.program.device
+    work = "in one step" if file.graph.training else "with one batch"
     lines = [
-        f"class Device{file.stages.devices.index(device)}(Device):",
-        f'    """What {identifier(device)} does in one step; '
-        '`step_once` at the end is the schedule."""',
+        f"class Device{file.stages.devices.index(device)}({_base_class(file)}):",
+        f'    """What {identifier(device)} does {work}; `step_once` at the end is the schedule."""',
         "",
         *_attributes(file, own, channels),
     ]
@@ -211,12 +208,14 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
     made = {value: (t.stage.index, name) for t in own for value, name in t.results.items()}
     loss = made.get(file.graph.loss) if file.graph.loss else None
+    collects = any(collected(file.graph, file.stages, text.stage) for text in own)
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
         f"micro_batches = {file.micro_batches}",
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([f"loss = {loss!r}"] if loss else []),
+        *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.names.values())}",
         *([f"tied = {tied!r}"] if tied else []),
         *([f"aliases = {aliases!r}"] if aliases else []),
@@ -227,25 +226,41 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
 def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
     stage, stages = text.stage, file.stages
     lines = [f"    def forward_{stage.index}(self, m):"]
+    received = _received_names(text, file)
     for edge in stages.into(stage.index, "activation"):
-        variable, name = text.arguments[edge.value], channels.names[edge]
+        variable, name = received[edge.value], channels.names[edge]
         lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
     lines += [f"        {text.arguments[v]} = self.batch({v!r}, m)" for v in stage.inputs]
     passed = ", ".join(f"{name}={name}" for name in text.arguments.values())
-    results = ", ".join(_result_names(text).values())
+    results = _result_names(text, received)
     call = f"self.forward({stage.index}, m{', ' + passed if passed else ''})"
     sent = stages.out_of(stage.index, "activation")
-    lines += wrapped(f"{results} = {call}" if sent else call, 8)
-    names = {**text.arguments, **_result_names(text)}
+    outputs = collected(file.graph, stages, stage)
+    named = f"{', '.join(results.values())} = " if results and (sent or outputs) else ""
+    lines += wrapped(named + call, 8)
+    names = {**text.arguments, **received, **results}
     for edge in sent:
         call = f"self.send({channels.names[edge]}, m, {names[edge.value]})"
         lines.append(f"        {call}{_far(edge, file, 'to')}")
+    for name, value in outputs:
+        found = names.get(value, f"self.batch({value!r}, m)")  # a model may hand an input through
+        lines.append(f"        self.output({name!r}, m, {found})")
     return lines
 
 
-def _result_names(text: StageText) -> dict[str, str]:
-    """Return variables for a stage's results that do not hide its arguments."""
+def _received_names(text: StageText, file: DeviceFile) -> dict[str, str]:
+    """Return variables for what a stage's device receives before it runs.
+
+    That is its arguments, and outputs of the model that come to be collected only.
+    """
     names = Names(text.arguments.values())
+    values = [edge.value for edge in file.stages.into(text.stage.index, "activation")]
+    return {v: text.arguments.get(v) or names.fresh(identifier(v)) for v in values}
+
+
+def _result_names(text: StageText, received: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a stage's results that do not hide its arguments."""
+    names = Names([*text.arguments.values(), *received.values()])
     return {value: names.fresh(name) for value, name in text.results.items()}
 
 

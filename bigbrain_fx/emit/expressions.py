@@ -6,17 +6,27 @@ This room knows how Python writes a name or a number; it knows nothing of graphs
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bigbrain_fx.core import Arg, Const
 from bigbrain_fx.emit.names import is_attribute
 
 
-def member(path: str) -> ast.expr:
-    """Return `self.blocks[0].attn.weight` for the dotted name `blocks.0.attn.weight`."""
-    expression: ast.expr = ast.Name("self")
-    for part in path.split(".") if path else ():
-        if is_attribute(part):
+def member(
+    path: str, owner: ast.expr | None = None, numbers: Mapping[int, ast.expr] | None = None
+) -> ast.expr:
+    """Return `self.blocks[0].attn.weight` for the dotted name `blocks.0.attn.weight`.
+
+    Args:
+        path: of a module or tensor below the owner.
+        owner: `self` when left out.
+        numbers: components of the path that are an expression instead: `self.blocks[i]`.
+    """
+    expression: ast.expr = owner or ast.Name("self")
+    for i, part in enumerate(path.split(".") if path else ()):
+        if numbers and i in numbers:
+            expression = ast.Subscript(expression, numbers[i])
+        elif is_attribute(part):
             expression = attribute(expression, part)
         else:
             expression = ast.Subscript(expression, ast.Constant(child_key(part)))

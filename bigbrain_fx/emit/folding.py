@@ -14,7 +14,23 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_FOLDED = 72  # characters; longer expressions get a line of their own
+MAX_FOLDED = 88  # characters; longer expressions get a line of their own
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An expression on its way to a statement.
+
+    Attributes:
+        key: the `self.seeded(...)` under which its one own draw stands; None if it draws nothing.
+        draws_inside: it calls classes that draw, under keys of their own.
+        source: the user's line.
+    """
+
+    expression: ast.expr
+    source: str = ""
+    key: ast.expr | None = None
+    draws_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -22,8 +38,7 @@ class Waiting:
     """A value that no statement has named yet."""
 
     value: str
-    expression: ast.expr
-    source: str
+    piece: Piece
 
 
 class Folding:
@@ -31,41 +46,52 @@ class Folding:
 
     def __init__(self) -> None:
         self.stack: list[Waiting] = []
+        self.at_hand: ast.expr | None = None
 
-    def push(self, waiting: Waiting) -> None:
+    def push(self, value: str, piece: Piece) -> None:
         """Let a value wait for its one reader."""
-        self.stack.append(waiting)
+        self.stack.append(Waiting(value, piece))
 
-    def clear(self) -> list[Waiting]:
-        """Return all that wait, in order, to be written as statements."""
-        found, self.stack = self.stack, []
-        return found
+    def take_first(self) -> Waiting | None:
+        """Return the value that waits longest, to be written as a statement; None if none does."""
+        return self.stack.pop(0) if self.stack else None
 
     def stand_in(self, value: str) -> ast.expr | None:
         """Return what stands for a value until `fold`; None if it does not wait."""
         return ast.Name(_mark(value)) if any(w.value == value for w in self.stack) else None
 
-    def fold(self, expression: ast.expr, source: str) -> ast.expr | None:
+    def fold(self, piece: Piece) -> Piece | None:
         """Put waiting values into an expression.
 
         Returns:
-            The expression without stand-ins; None when its values wait in another order, belong to
-            another source line, or would make it too long.
+            The expression without stand-ins; None when its values wait in another order, or when
+            two draws would stand under one key.
         """
-        wanted = [name for name in _names(expression) if name.startswith("<")]
+        wanted = [name for name in _names(piece.expression) if name.startswith("<")]
         if not wanted:
-            return expression
+            return piece
         top = self.stack[-len(wanted) :]
-        if wanted != [_mark(w.value) for w in top] or any(w.source != source for w in top):
+        if wanted != [_mark(w.value) for w in top]:
             return None
-        folded = _Replace({_mark(w.value): w.expression for w in top}).visit(expression)
+        pieces = [*(w.piece for w in top), piece]
+        keys = [p.key for p in pieces if p.key is not None]
+        inside = any(p.draws_inside for p in pieces)
+        if len(keys) > 1 or (keys and inside):
+            return None
+        folded = _Replace({_mark(w.value): w.piece.expression for w in top}).visit(piece.expression)
         assert isinstance(folded, ast.expr)
         del self.stack[-len(wanted) :]
-        return folded
+        return Piece(folded, piece.source, keys[0] if keys else None, inside)
+
+    def hold(self, expression: ast.expr | None) -> None:
+        """Keep the variables of an expression that is about to be written, after all that wait."""
+        self.at_hand = expression
 
     def names(self) -> set[str]:
         """Return the variables that waiting expressions read: they must not be given away."""
-        return {name for waiting in self.stack for name in _names(waiting.expression)}
+        read = [waiting.piece.expression for waiting in self.stack]
+        read += [] if self.at_hand is None else [self.at_hand]
+        return {name for expression in read for name in _names(expression)}
 
 
 def is_short(expression: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""A scope -> the statements of one function: calls as people write them, free names used again.
+"""A body -> the statements of one function: calls as people write them, free names used again.
 
 This room knows one function at a time; it knows nothing of classes, files or schedules.
 """
@@ -6,74 +6,41 @@ This room knows one function at a time; it knows nothing of classes, files or sc
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
-from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref, leaves
-from bigbrain_fx.emit.blocks import Signature, Where
-from bigbrain_fx.emit.calls import call_expression
-from bigbrain_fx.emit.expressions import (
-    attribute,
-    constant,
-    dotted,
-    function_place,
-    member,
-    tuple_of,
-)
-from bigbrain_fx.emit.folding import Folding, Waiting, is_short
+from bigbrain_fx.core import Graph, Op, ParamRef, Ref
+from bigbrain_fx.emit.expressions import member, tuple_of
+from bigbrain_fx.emit.folding import Folding, Piece, is_short
+from bigbrain_fx.emit.hints import Hints, alias
+from bigbrain_fx.emit.items import Body, Item, gives_of, takes_of
 from bigbrain_fx.emit.layout import statement
-from bigbrain_fx.emit.names import RESERVED, identifier
+from bigbrain_fx.emit.names import identifier
+from bigbrain_fx.emit.rolling import Loop, Step
+from bigbrain_fx.emit.variables import Variables, last_uses, places, readers
+from bigbrain_fx.emit.writing import Writing
 from bigbrain_fx.units import is_size
 
 
 @dataclass(frozen=True)
-class BlockCall:
-    """A call of a block's class: which child module, which call of it, arguments and results."""
+class Line:
+    """One statement, or the head of a block with the lines inside it."""
 
-    path: str
-    call: int
-    takes: tuple[str, ...]
-    outer_params: tuple[str, ...]
-    gives: tuple[str, ...]
-    template: Signature
-    has_draws: bool
-    source: str = ""
+    node: ast.stmt | ast.expr | str
+    comment: str = ""
+    key: ast.expr | None = None
+    inside: tuple[Line, ...] = ()
 
-
-@dataclass(frozen=True)
-class BlockLoop:
-    """Calls of consecutive blocks, each fed with the result of the one before.
-
-    Attributes:
-        carried: position of the argument that is the result of the block before.
-        parent: the module whose children the blocks are.
-        whole: whether they are all of its children.
-    """
-
-    calls: tuple[BlockCall, ...]
-    carried: int
-    parent: str
-    whole: bool
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """Values that the loop reads from outside."""
-        return self.calls[0].takes
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """Values that the loop leaves: the last block's."""
-        return self.calls[-1].gives
-
-    @property
-    def source(self) -> str:
-        """The user's line of the first call."""
-        return self.calls[0].source
-
-
-Item: TypeAlias = Op | BlockCall | BlockLoop
+    def text(self, indent: int) -> list[str]:
+        """Return the lines of text."""
+        if self.key is not None:
+            head = ast.unparse(ast.fix_missing_locations(self.key))
+            return [f"{' ' * indent}with {head}:", *replace(self, key=None).text(indent + 4)]
+        if not isinstance(self.node, str):
+            return statement(self.node, indent, self.comment)
+        tail = f"  # {self.comment}" if self.comment else ""
+        head = f"{' ' * indent}{self.node}:{tail}"
+        return [head, *(text for line in self.inside for text in line.text(indent + 4))]
 
 
 @dataclass
@@ -81,282 +48,275 @@ class FunctionText:
     """Write one forward function.
 
     Args:
+        body: what it does; `steps` are its items, with loops and sizes.
         hints: a name for every value.
-        path: what parameter names are relative to.
         arguments: value -> name, as in the signature.
-        results: values that are returned.
-        outer: outer parameter -> argument name.
-        draws: random op -> arguments of `self.key`.
-        varying: place of a number -> attribute that holds it.
-        variables: values that the source assigns to a variable: they keep a line of their own.
-        inner: input of a region -> what it is called with; filled while writing.
-        numbers: stand-in of a varying number -> attribute that holds it; filled while writing.
+        writing: how items are written as expressions.
+        keys: random op -> the expression of its key.
+        barred: names that no local may have.
+        whole: whether a loop runs over all children of the module at a path.
     """
 
     graph: Graph
-    hints: Mapping[str, str]
-    path: str
+    body: Body
+    steps: Sequence[Step]
+    hints: Hints
     arguments: Mapping[str, str]
-    results: Sequence[str]
-    outer: Mapping[str, str] = field(default_factory=dict)
-    draws: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
-    varying: Mapping[Where, str] = field(default_factory=dict)
-    variables: Collection[str] = ()
-    inner: dict[str, Arg] = field(default_factory=dict)
-    numbers: dict[str, str] = field(default_factory=dict)
+    writing: Writing
+    keys: Mapping[str, ast.expr]
+    barred: Collection[str] = ()
+    whole: Callable[[str, int], bool] = lambda _path, _turns: False
+    skipped: set[str] = field(default_factory=set)
+    forced: dict[str, str] = field(default_factory=dict)
 
-    def lines(self, items: Sequence[Item], indent: int) -> list[str]:
+    def lines(self, indent: int) -> list[str]:
         """Return the body of the function, the return statement included."""
-        self.local = dict(self.arguments)
-        self.holder = {name: value for value, name in self.local.items()}
-        self.last_use = _last_uses(items, self.results)
-        self.source = ""
-        self.skipped: set[str] = set()
+        self.at = places(self.steps)
+        last = last_uses(self.steps, self.body.gives)
+        self.variables = Variables(self.arguments, self.barred, last)
+        self.readers = readers(self.steps)
+        self.numbered = dict(_numbered(self.body.items))
         self.folding = Folding()
-        self.readers = _readers(items)
-        written: list[str] = []
-        for position, item in enumerate(items):
-            if isinstance(item, Op) and item.name in self.skipped:
-                continue
-            written += self._item(item, position, items, indent)
-        return self._with_return(written, indent)
+        self.source = ""
+        self.writing.value = self._value
+        written = [line for step in self.steps for line in self._step(step)]
+        written += self._flush()
+        return [text for line in self._with_return(written) for text in line.text(indent)]
 
-    def _with_return(self, written: list[str], indent: int) -> list[str]:
+    def _with_return(self, written: list[Line]) -> list[Line]:
         """Return the last value: `x = f(y)` at the end becomes `return f(y)`."""
-        names = [self.local[name] for name in self.results]
-        last = written[-1] if written else ""
-        start = f"{' ' * indent}{', '.join(names)} = "
-        if len(names) == 1 and last.startswith(start) and not last.endswith(("(", ",")):
-            return [*written[:-1], f"{' ' * indent}return {last.removeprefix(start)}"]
+        names = [self.variables.local[name] for name in self.body.gives]
         values = tuple_of([ast.Name(name) for name in names])
-        return [*written, *statement(ast.Return(values), indent)]
+        last = written[-1] if written else Line("")
+        match last.node:
+            case ast.Assign(targets=[target], value=value):
+                if ast.dump(target) == ast.dump(values):
+                    return [*written[:-1], Line(ast.Return(value), last.comment, last.key)]
+        return [*written, Line(ast.Return(values))]
 
-    # ------------------------------------------------------------------ items
+    # ------------------------------------------------------------------ steps
 
-    def _item(self, item: Item, position: int, items: Sequence[Item], indent: int) -> list[str]:
-        self.position = position
-        if isinstance(item, Op) and item.body is None and item.name not in self.draws:
-            return self._op(self._with_numbers(item, position), items, indent)
-        before = self._flush(indent)
-        match item:
-            case BlockCall():
-                return before + self._block_call(item, position, indent)
-            case BlockLoop():
-                return before + self._loop(item, position, indent)
-        numbered = self._with_numbers(item, position)
-        write = self._op if item.body is None else self._region
-        return before + self._keyed(item, write(numbered, items, indent), indent)
+    def _step(self, step: Step) -> list[Line]:
+        if isinstance(step, Loop):
+            return self._loop(step)
+        return self._item(step)
 
-    def _flush(self, indent: int) -> list[str]:
+    def _item(self, item: Item) -> list[Line]:
+        if isinstance(item, Op) and item.name in self.skipped:
+            return []
+        self.variables.position = self.at[id(item)]
+        if isinstance(item, Op) and item.body is not None:
+            return [*self._flush(before=True), self._region(item)]
+        written: list[Line] = []
+        piece = self.folding.fold(self._piece(item))
+        if piece is None:
+            written = self._flush(before=True)
+            piece = self._piece(item)
+        if self._may_wait(item, piece):
+            self.folding.push(gives_of(item)[0], piece)
+            return written
+        if not (isinstance(item, Op) and is_size(item)):
+            self.folding.hold(piece.expression)
+            written += self._flush(before=True)  # a size draws no line before what comes after
+            self.folding.hold(None)
+        written += [line for value in gives_of(item) for line in self._room_for(value)]
+        return [*written, self._statement(item, piece)]
+
+    def _room_for(self, value: str) -> list[Line]:
+        """Write `residual = x` where a variable is given anew while its value is still needed."""
+        hint = self._hint(value)
+        held = self.variables.holder.get(hint)
+        free = self.variables.free(hint, self.folding.names()) == hint
+        if held is None or free or hint in self.folding.names():
+            return []
+        found = self.readers[held]
+        last = found[-1] if found else None
+        name = alias(self.graph, last, held) if isinstance(last, Op) else None
+        self.variables.position -= 1  # it is written before the item at hand reads what it reads
+        is_free = name is not None and self.variables.free(name, self.folding.names()) == name
+        self.variables.position += 1
+        if name is None or not is_free or name == hint:
+            return []
+        self.variables.hold(held, name)
+        return [Line(ast.Assign([ast.Name(name)], ast.Name(hint), lineno=0))]
+
+    def _piece(self, item: Item) -> Piece:
+        if isinstance(item, Op):
+            key = self.keys.get(item.name)
+            return Piece(self.writing.op(item), item.source, key)
+        key = self.keys.get(item.gives[0])
+        inside = key is None and any(op.random for op in item.ops)
+        return Piece(self.writing.call(item), self._source_of(item), key, inside)
+
+    def _source_of(self, item: Item) -> str:
+        """Return the line of this function that an item stands in."""
+        op = item if isinstance(item, Op) else item.ops[-1]
+        if isinstance(item, Op) or len(op.lines) <= len(op.modules):
+            return op.source
+        own = op.lines[: op.modules.index(item.module) + 1]
+        return next((frames[-1] for frames in reversed(own) if frames), op.source)
+
+    def _flush(self, before: bool = False) -> list[Line]:
         """Write the values that wait as statements of their own."""
-        lines: list[str] = []
-        self.position -= 1  # the item at hand still needs them
-        for waiting in self.folding.clear():
-            name = self._name(waiting.value, self.hints[waiting.value])
-            assign = ast.Assign([ast.Name(name)], waiting.expression, lineno=0)
-            lines += statement(assign, indent, self._comment(waiting.source))
-        self.position += 1
+        lines: list[Line] = []
+        self.variables.position -= before  # the item at hand still needs them
+        while (waiting := self.folding.take_first()) is not None:  # the others keep their variables
+            piece, hint = waiting.piece, self._hint(waiting.value)
+            name = self.variables.give(waiting.value, hint, self.folding.names())
+            assign = ast.Assign([ast.Name(name)], piece.expression, lineno=0)
+            lines.append(Line(assign, self._comment(piece.source), piece.key))
+        self.variables.position += before
         return lines
 
-    def _keyed(self, op: Op, lines: list[str], indent: int) -> list[str]:
-        """Put an op that draws random numbers under its key."""
-        if op.name not in self.draws:
-            return lines
-        arguments: list[ast.expr] = [ast.Constant(a) for a in self.draws[op.name]]
-        key = ast.Call(attribute(ast.Name("self"), "key"), arguments, [])
-        head = ast.unparse(ast.fix_missing_locations(key))
-        return [" " * indent + f"with {head}:", *("    " + line for line in lines)]
-
-    def _op(self, op: Op, items: Sequence[Item], indent: int) -> list[str]:
-        lines: list[str] = []
-        expression = self.folding.fold(self._call(op), op.source)
-        if expression is None:
-            lines = self._flush(indent)
-            expression = self._call(op)
-        if self._may_wait(op, expression):
-            self.folding.push(Waiting(op.name, expression, op.source))
-            return lines
-        if not is_size(op):  # a size draws no line between what was before and what comes after
-            lines += self._flush(indent)
-        return lines + self._statement(op, expression, items, indent)
-
-    def _may_wait(self, op: Op, expression: ast.expr) -> bool:
-        """Whether a value has no name in its source line, and one reader there: a plain op."""
-        if op.is_tuple or not op.outputs or op.mutates or op.name in self.draws:
+    def _may_wait(self, item: Item, piece: Piece) -> bool:
+        """Whether a value has no name in the source, and one reader that may hold it."""
+        gives = gives_of(item)
+        if len(gives) != 1 or gives[0] in self.body.gives or gives[0] in self.hints.assigned:
             return False
-        if op.name in self.results or op.name in self.variables or len(self.readers[op.name]) != 1:
+        if isinstance(item, Op) and (item.is_tuple or item.mutates or item.checks):
             return False
-        reader = self.readers[op.name][0]
-        if not isinstance(reader, Op) or reader.body is not None or reader.name in self.draws:
+        found = self.readers[gives[0]]
+        if len(found) != 1 or isinstance(found[0], Loop):
             return False
-        return reader.source == op.source and is_short(expression)
+        reader = found[0]
+        if isinstance(reader, Op) and reader.body is not None:
+            return False
+        return is_short(piece.expression)
 
-    def _statement(
-        self, op: Op, expression: ast.expr, items: Sequence[Item], indent: int
-    ) -> list[str]:
-        comment = "" if is_size(op) else self._comment(op.source)
+    def _statement(self, item: Item, piece: Piece) -> Line:
+        is_number = isinstance(item, Op) and is_size(item)
+        comment = "" if is_number else self._comment(piece.source)
+        if isinstance(item, Op) and not self._has_value(item):
+            return Line(ast.Expr(piece.expression), comment, piece.key)
+        parts = self._unpacked(item) if isinstance(item, Op) and item.is_tuple else None
+        names = parts or [self._give(value) for value in gives_of(item)]
+        target = tuple_of([ast.Name(name) for name in names])
+        if parts and len(parts) == 1:
+            target = ast.Tuple([target])
+        assign = ast.Assign([target], piece.expression, lineno=0)
+        return Line(assign, comment, piece.key)
+
+    def _has_value(self, op: Op) -> bool:
+        if op.checks and not op.outputs:
+            return False
         if not op.outputs and not op.is_tuple and not is_size(op):
-            return statement(ast.Expr(expression), indent, comment)
-        if op.mutates and not self._is_used(op.name):
-            return statement(ast.Expr(expression), indent, comment)
-        parts = self._unpacked(op, items) if op.is_tuple else None
-        if parts is None:
-            target: ast.expr = ast.Name(self._name(op.name, self.hints[op.name]))
-        else:
-            target = ast.Tuple([ast.Name(name) for name in parts])
-        return statement(ast.Assign([target], expression, lineno=0), indent, comment)
+            return False
+        return self.variables.is_used(op.name) or not op.mutates
 
-    def _unpacked(self, op: Op, items: Sequence[Item]) -> list[str] | None:
+    def _unpacked(self, op: Op) -> list[str] | None:
         """Return names for `a, b = ...` when each part is taken once; None otherwise."""
-        readers = [item for item in items if op.name in _uses(item)]
-        takers = [r for r in readers if isinstance(r, Op) and r.target == "operator.getitem"]
+        found = self.readers[op.name]
+        takers = [r for r in found if isinstance(r, Op) and r.target == "operator.getitem"]
         parts = {taker.args[1]: taker.name for taker in takers}
-        if op.name in self.results or not readers or len(parts) != len(readers):
+        if op.name in self.body.gives or not found or len(parts) != len(found):
             return None
         self.skipped |= set(parts.values())
         return [
-            self._name(parts[i], self.hints[parts[i]]) if i in parts else "_"
+            self._give(parts[i]) if i in parts and self.variables.is_used(parts[i]) else "_"
             for i in range(len(op.outputs))
         ]
 
-    def _region(self, op: Op, items: Sequence[Item], indent: int) -> list[str]:
+    # ------------------------------------------------------------------ blocks of statements
+
+    def _region(self, op: Op) -> Line:
         """Write `with torch.no_grad():` and the like around the region's own ops."""
         body = op.body
         assert body is not None
         for entry, given in zip(body.inputs, op.args, strict=True):
-            self.inner[entry.name] = given
-        head = ast.unparse(ast.fix_missing_locations(self._manager(op)))
-        lines = [" " * indent + f"with {head}:" + self._tail_comment(op.source)]
-        for inner in body.ops:
-            expression = self._call(inner)
-            name = self._name(inner.name, self.hints.get(inner.name) or _plain(inner))
-            self.last_use[inner.name] = self.position + 1  # until the results have their names
-            lines += statement(ast.Assign([ast.Name(name)], expression, lineno=0), indent + 4)
-        parts = [item for item in items if isinstance(item, Op) and op.name in item.refs]
-        for part in parts:  # the region's results are variables already
-            self.local[part.name] = self.local[body.outputs[int(str(part.args[1]))]]
-            self.holder[self.local[part.name]] = part.name
-            self.skipped.add(part.name)
-        return lines
+            self.writing.inner[entry.name] = given
+        head = ast.unparse(ast.fix_missing_locations(self.writing.manager(op)))
+        comment = self._comment(op.source)
+        inside = [line for inner in body.ops for line in self._item(inner)]
+        inside += self._flush()
+        for part in self.readers[op.name]:  # the region's results are variables already
+            if isinstance(part, Op):
+                name = self.variables.local[body.outputs[int(str(part.args[1]))]]
+                self.variables.hold(part.name, name)
+                self.skipped.add(part.name)
+        return Line(f"with {head}", comment, self.keys.get(op.name), tuple(inside))
 
-    def _manager(self, op: Op) -> ast.expr:
-        """Return the context manager of a region op."""
-        torch = ast.Name("torch")
-        if op.target != "region.autocast":
-            return ast.Call(attribute(torch, op.target.removeprefix("region.")), [], [])
-        where = attribute(self._device(), "type")
-        keywords = [ast.keyword(name, constant(value)) for name, value in op.kwargs]
-        return ast.Call(attribute(torch, "autocast"), [where], keywords)
+    def _loop(self, loop: Loop) -> list[Line]:
+        """Write `for block in self.blocks: x = block(x, ...)`."""
+        self.variables.position = self.at[id(loop.turns[0][0])]
+        lines = self._flush(before=True)
+        head = self._head(loop)
+        before = {first: self.variables.local[first] for first, _ in loop.carried}
+        names: list[str] = []
+        for first, made in loop.carried:
+            names.append(self._carrier(first, made, names))
+        lines += _assigned(names, list(before.values()))
+        for name, (first, made) in zip(names, loop.carried, strict=True):
+            read = [self.at[id(item)] for item in loop.turns[0] if first in takes_of(item)]
+            self.variables.lend(first, name, max(read))
+            self.forced[made[0]] = name
+        comment = self._comment(self._source_of(loop.turns[0][0]))
+        inside = [line for item in loop.turns[0] for line in self._item(item)]
+        inside += self._flush()
+        inside += _assigned(names, [self.variables.local[made[0]] for _, made in loop.carried])
+        self.writing.turn = None
+        self.source = ""
+        self.variables.local.update(before)
+        for name, (_, made) in zip(names, loop.carried, strict=True):
+            self.variables.hold(made[-1], name)
+        for early, late in zip(loop.turns[0], loop.turns[-1], strict=True):
+            for a, b in zip(gives_of(early), gives_of(late), strict=True):
+                if b not in self.variables.local and a in self.variables.local:
+                    self.variables.hold(b, self.variables.local[a])
+        return [*lines, Line(head, comment, None, tuple(inside))]
 
-    def _call(self, op: Op) -> ast.expr:
-        """Return the expression of one op; a user's own autograd.Function is called by its name."""
-        if not op.target.startswith("opaque."):
-            return call_expression(op, self._value, self._device())
-        function = dotted(function_place(op.target)[1])
-        return ast.Call(attribute(function, "apply"), [self._argument(arg) for arg in op.args], [])
+    def _carrier(self, first: str, made: Sequence[str], others: Sequence[str]) -> str:
+        """Return the variable that hands a value from turn to turn."""
+        before, hint = self.variables.local[first], self._hint(made[-1])
+        end = self.variables.last_use.get(made[0], -1)
+        is_free = self.variables.last_use.get(first, -1) < end  # `end` is after the loop
+        plain = before == hint or made[-1] not in self.hints.assigned
+        if is_free and plain and before not in others:
+            return before
+        return self.variables.free(hint, others)
 
-    def _argument(self, arg: Arg) -> ast.expr:
-        if isinstance(arg, Ref | ParamRef):
-            return self._value(arg)
-        if isinstance(arg, tuple):
-            return ast.Tuple([self._argument(item) for item in arg])
-        return constant(arg)
-
-    def _block_call(self, item: BlockCall, position: int, indent: int) -> list[str]:
-        self.position = position
-        block: ast.expr = self._module(item.path)
-        if item.has_draws and item.call:
-            block = ast.Call(attribute(block, "nth"), [ast.Constant(item.call)], [])
-        call = ast.Call(block, self._arguments(item), [])
-        names = [self._name(value, self.hints[value]) for value in item.gives]
-        target = tuple_of([ast.Name(name) for name in names])
-        return statement(ast.Assign([target], call, lineno=0), indent, self._comment(item.source))
-
-    def _loop(self, item: BlockLoop, position: int, indent: int) -> list[str]:
-        """Write `for block in self.blocks.children(): x = block(x, ...)`."""
-        self.position = position
-        before, after = item.takes[item.carried], item.gives[0]
-        arguments = self._arguments(item.calls[0])
-        lines = []
-        is_free = self.last_use.get(before, -1) <= position
-        name = self._name(after, self.local[before] if is_free else self.hints[after])
-        if name != self.local[before]:
-            first_value = ast.Name(self.local[before])
-            lines += statement(ast.Assign([ast.Name(name)], first_value, lineno=0), indent)
-        arguments[item.carried] = ast.Name(name)
-        parent = self._module(item.parent)
-        variable = "i" if not item.whole else _free("block", {*self.holder})
-        if item.whole:
-            over: ast.expr = ast.Call(attribute(parent, "children"), [], [])
-            block: ast.expr = ast.Name(variable)
-        else:
-            first, last = (int(c.path.rpartition(".")[2]) for c in (item.calls[0], item.calls[-1]))
-            over = ast.Call(ast.Name("range"), [ast.Constant(first), ast.Constant(last + 1)], [])
-            block = ast.Subscript(parent, ast.Name(variable))
-        head = ast.unparse(ast.fix_missing_locations(over))
-        lines.append(" " * indent + f"for {variable} in {head}:" + self._tail_comment(item.source))
-        call = ast.Call(block, arguments, [])
-        return lines + statement(ast.Assign([ast.Name(name)], call, lineno=0), indent + 4)
-
-    # ------------------------------------------------------------------ expressions
-
-    def _arguments(self, item: BlockCall) -> list[ast.expr]:
-        values: list[ast.expr] = [self._value(Ref(name)) for name in item.takes]
-        return values + [self._value(ParamRef(name)) for name in item.outer_params]
-
-    def _value(self, ref: Ref | ParamRef) -> ast.expr:
-        if isinstance(ref, ParamRef):
-            if ref.param in self.outer:
-                return ast.Name(self.outer[ref.param])
-            return self._module(ref.param)
-        if ref.value in self.numbers:
-            return attribute(ast.Name("self"), self.numbers[ref.value])
-        if ref.value in self.inner and ref.value not in self.local:
-            return self._argument(self.inner[ref.value])
-        return self.folding.stand_in(ref.value) or ast.Name(self.local[ref.value])
-
-    def _module(self, path: str) -> ast.expr:
-        relative = path[len(self.path) + 1 :] if self.path else path
-        return member(relative)
-
-    def _device(self) -> ast.expr:
-        """Return where this function's tensors live: on the device of its first argument."""
-        tensors = (name for value, name in self.arguments.items() if not self._is_size(value))
-        return attribute(ast.Name(next(tensors, "self")), "device")
-
-    def _is_size(self, value: str) -> bool:
-        return value in self.graph.op and is_size(self.graph.op[value])
-
-    def _with_numbers(self, op: Op, position: int) -> Op:
-        """Replace numbers that vary between uses of a class by the attributes that hold them."""
-        mine = {where[1:]: name for where, name in self.varying.items() if where[0] == position}
-        if not mine:
-            return op
-        self.numbers.update({f"self.{name}": name for name in mine.values()})
-        args = tuple(_replaced(arg, mine, (0, i)) for i, arg in enumerate(op.args))
-        values = [_replaced(value, mine, (1, i)) for i, (_, value) in enumerate(op.kwargs)]
-        names = [name for name, _ in op.kwargs]
-        return replace(op, args=args, kwargs=tuple(zip(names, values, strict=True)))
+    def _head(self, loop: Loop) -> str:
+        """Return `for block in self.blocks` or `for i in range(2, 8)`; set how turns look."""
+        varying = [item for item in loop.turns[0] if self.writing.varies(item, loop)]
+        item = varying[0]
+        path = "" if isinstance(item, Op) else item.module.path
+        parent, _, last = path.rpartition(".")
+        single = len(varying) == 1 and last.isdigit() and loop.stride == 1
+        if single and self.whole(parent, len(loop.turns)):
+            words = [word for word in parent.split(".") if not word.isdigit()]
+            base = words[-1][:-1] if words and words[-1].endswith("s") else "block"
+            name = self.variables.free(identifier(base or "block"))
+            self.variables.barred |= {name}
+            self.writing.turn = (loop, path, ast.Name(name))
+            over = member(self.body.relative(parent))
+            return f"for {name} in {ast.unparse(ast.fix_missing_locations(over))}"
+        name = self.variables.free("i")
+        self.variables.barred |= {name}
+        self.writing.turn = (loop, "", ast.Name(name))
+        stop = loop.start + len(loop.turns) * loop.stride
+        bounds = [stop] if not loop.start and loop.stride == 1 else [loop.start, stop]
+        bounds += [loop.stride] if loop.stride != 1 else []
+        return f"for {name} in range({', '.join(map(str, bounds))})"
 
     # ------------------------------------------------------------------ names and comments
 
-    def _name(self, value: str, hint: str) -> str:
-        """Give a value its variable: its hint when nobody needs what that holds now."""
-        name = self._free_name(hint)
-        self.local[value] = name
-        self.holder[name] = value
-        return name
+    def _value(self, ref: Ref | ParamRef) -> ast.expr | None:
+        assert isinstance(ref, Ref)
+        waiting = self.folding.stand_in(ref.value)
+        if waiting is not None:
+            return waiting
+        name = self.variables.local.get(ref.value)
+        return ast.Name(name) if name is not None else None
 
-    def _free_name(self, hint: str) -> str:
-        busy = {
-            name
-            for name, value in self.holder.items()
-            if self.last_use.get(value, -1) > self.position
-        }
-        return _free(hint, busy | set(self.outer.values()) | self.folding.names())
+    def _give(self, value: str) -> str:
+        """Name a value; where its name is in use, after the numbered module that made it."""
+        hint, busy = self._hint(value), self.folding.names()
+        other = self.numbered.get(value)
+        if other and self.variables.free(hint, busy) != hint:
+            hint = other
+        return self.variables.give(value, hint, busy)
 
-    def _is_used(self, value: str) -> bool:
-        return self.last_use.get(value, -1) > self.position
+    def _hint(self, value: str) -> str:
+        return self.forced.get(value) or self.hints.names.get(value) or "size"
 
     def _comment(self, source: str) -> str:
         """Return the source line where it differs from the statement before."""
@@ -365,55 +325,28 @@ class FunctionText:
         self.source = source
         return " ".join(source.split())
 
-    def _tail_comment(self, source: str) -> str:
-        comment = self._comment(source)
-        return f"  # {comment}" if comment else ""
+
+def _assigned(names: Sequence[str], values: Sequence[str]) -> list[Line]:
+    """Return the assignments of variables to others; all at once where one would hide another."""
+    pairs = [(name, value) for name, value in zip(names, values, strict=True) if name != value]
+    hides = {name for name, _ in pairs} & {value for _, value in pairs}
+    groups = [pairs] if hides else [[pair] for pair in pairs]
+    return [
+        Line(
+            ast.Assign(
+                [tuple_of([ast.Name(name) for name, _ in group])],
+                tuple_of([ast.Name(value) for _, value in group]),
+                lineno=0,
+            )
+        )
+        for group in groups
+    ]
 
 
-def _uses(item: Item) -> tuple[str, ...]:
-    return item.refs if isinstance(item, Op) else item.takes
-
-
-def _readers(items: Sequence[Item]) -> Mapping[str, list[Item]]:
-    """Return who reads each value; an item that reads it twice is listed twice."""
-    readers: dict[str, list[Item]] = defaultdict(list)
+def _numbered(items: Iterable[Item]) -> Iterator[tuple[str, str]]:
+    """Yield the results of numbered modules: `down_0` for what `self.down[0](...)` gives."""
     for item in items:
-        for value in item.takes if not isinstance(item, Op) else _references(item):
-            readers[value].append(item)
-    return readers
-
-
-def _references(op: Op) -> list[str]:
-    arguments = (*op.args, *(value for _, value in op.kwargs))
-    return [leaf.value for leaf in leaves(arguments) if isinstance(leaf, Ref)]
-
-
-def _last_uses(items: Sequence[Item], results: Sequence[str]) -> dict[str, int]:
-    """Return the position of the last item that reads each value; results are read at the end."""
-    last = {value: position for position, item in enumerate(items) for value in _uses(item)}
-    for position, item in enumerate(items):  # a tuple lives on in its parts
-        if isinstance(item, Op) and item.target == "operator.getitem":
-            for value in item.refs:
-                last[value] = max(last.get(value, 0), position)
-    return {**last, **dict.fromkeys(results, len(items))}
-
-
-def _free(hint: str, busy: set[str]) -> str:
-    name, number = hint, 1
-    while name in busy or name in RESERVED:
-        number += 1
-        name = f"{hint}_{number}"
-    return name
-
-
-def _plain(op: Op) -> str:
-    return identifier(op.target.split(".")[1] if "." in op.target else op.target)
-
-
-def _replaced(arg: Arg, mine: Mapping[Where, str], path: Where) -> Arg:
-    """Put a reference where a number varies; the shape of nested arguments is kept."""
-    if path in mine:
-        return Ref(f"self.{mine[path]}")
-    if isinstance(arg, tuple):
-        return tuple(_replaced(item, mine, (*path, i)) for i, item in enumerate(arg))
-    return arg
+        gives = gives_of(item)
+        parts = [] if isinstance(item, Op) else item.module.path.split(".")
+        if len(gives) == 1 and len(parts) > 1 and parts[-1].isdigit():
+            yield gives[0], identifier(f"{parts[-2]}_{parts[-1]}")

@@ -14,9 +14,11 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 def statement(node: ast.stmt | ast.expr, indent: int, comment: str = "") -> list[str]:
     """Return the lines of one simple statement, with an optional comment at its end."""
     lines = wrapped(ast.unparse(ast.fix_missing_locations(node)), indent)
-    if comment:
-        lines[-1] = f"{lines[-1]}  # {comment}"
-    return lines
+    if not comment:
+        return lines
+    if len(lines[-1]) + len(comment) + 4 > WIDTH:
+        return [f"{' ' * indent}# {comment}", *lines]
+    return [*lines[:-1], f"{lines[-1]}  # {comment}"]
 
 
 def wrapped(text: str, indent: int) -> list[str]:
@@ -33,6 +35,8 @@ def wrapped(text: str, indent: int) -> list[str]:
         items = _items(inside)
         if not items or len(text) - end > WIDTH // 2:
             continue
+        if end < len(text) - 1 and (bracketed := _bracketed(text, indent)):
+            return bracketed
         joined = ", ".join(items) + ("," if inside.endswith(",") else "")
         if indent + 4 + len(joined) <= WIDTH:
             return [pad + text[: start + 1], f"{pad}    {joined}", pad + text[end:]]
@@ -41,6 +45,18 @@ def wrapped(text: str, indent: int) -> list[str]:
         lines = [line for row in rows for line in wrapped(row, indent + 4)]
         return [pad + text[: start + 1], *lines, pad + text[end:]]
     return [pad + text]
+
+
+def _bracketed(text: str, indent: int) -> list[str] | None:
+    """Put the right side of an assignment on a line of its own, in brackets, if it fits there."""
+    head, sign, value = text.partition(" = ")
+    if not sign and text.startswith("return "):
+        head, sign, value = "return", " ", text.removeprefix("return ")
+    is_plain = bool(sign) and not set(head) & set("([{")
+    if not is_plain or indent + 4 + len(value) > WIDTH:
+        return None
+    pad = " " * indent
+    return [f"{pad}{head}{sign}(", f"{pad}    {value}", f"{pad})"]
 
 
 def double_quoted(text: str) -> str:
@@ -56,7 +72,9 @@ def double_quoted(text: str) -> str:
 
 
 def _openings(text: str) -> list[int]:
-    return [i for i, depth, char in _scan(text) if char in _CLOSING and depth == 0]
+    """Return where brackets open; those of `x[0]` come last: nobody breaks a line there."""
+    found = [i for i, depth, char in _scan(text) if char in _CLOSING and depth == 0]
+    return sorted(found, key=lambda i: text[i] == "[" and text[i - 1 : i].isalnum())
 
 
 def _closing(text: str, start: int) -> int:

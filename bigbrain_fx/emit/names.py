@@ -11,11 +11,27 @@ import re
 from collections.abc import Iterable
 
 RESERVED = frozenset(
-    {"self", "torch", "nn", "F", "math", "m", *dir(builtins), *keyword.kwlist, *keyword.softkwlist}
+    {
+        "self",
+        "torch",
+        "nn",
+        "F",
+        "math",
+        "m",
+        "assume",
+        "assume_not",
+        "flat",
+        "part_of",
+        *dir(builtins),
+        *keyword.kwlist,
+        *keyword.softkwlist,
+    }
 )
 
 
-OWN = frozenset({"call", "device", "hold", "key", "nth", "path", "place", "returns", "tie"})
+OWN = frozenset(
+    {"call", "device", "empty", "hold", "nth", "path", "place", "returns", "seeded", "tie"}
+)
 """What the runtime's modules call their own methods and attributes."""
 
 

@@ -1,80 +1,50 @@
-"""A scope: the ops of one emitted function, what it takes and what it returns.
+"""What a run of items needs from outside, what it leaves, and where its sizes are read.
 
 This room speaks in names of the graph; it knows nothing of the variables that text will use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from bigbrain_fx.core import Graph, Op, Ref, TensorSpec
+from bigbrain_fx.core import Graph, Op, Ref, TensorSpec, size_of
+from bigbrain_fx.emit.items import Body, Item, gives_of, is_below, params_of, takes_of
 from bigbrain_fx.units import is_size
 
-
-class Gives(Protocol):
-    """A call of a block: it makes these values."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        """Names of the values."""
-        ...
-
-
-Step = TypeVar("Step", bound=Op | Gives)
+ROWS = (7, 11, 13)  # batch sizes at which sizes are compared: prime, so that they tell them apart
+ARITHMETIC: Mapping[str, Callable[..., int]] = {
+    "operator.add": operator.add,
+    "operator.sub": operator.sub,
+    "operator.mul": operator.mul,
+    "operator.floordiv": operator.floordiv,
+}
 
 
-@dataclass(frozen=True)
-class Scope:
-    """One function to emit.
-
-    Attributes:
-        path: the module its parameters are named relative to; "" for a stage.
-        call: which call of that module.
-        ops: in order; sizes are read from tensors that the function has.
-        takes: values from outside, in order of first use.
-        outer_params: parameters outside `path`.
-        gives: its values that are used outside.
-    """
-
-    path: str
-    call: int
-    ops: tuple[Op, ...]
-    takes: tuple[str, ...]
-    outer_params: tuple[str, ...]
-    gives: tuple[str, ...]
-
-    @property
-    def params(self) -> tuple[str, ...]:
-        """Names of its own parameters, in order of first use."""
-        outer = set(self.outer_params)
-        return tuple(dict.fromkeys(p for op in self.ops for p in op.params if p not in outer))
-
-    def relative(self, param: str) -> str:
-        """Return a parameter's name below `path`."""
-        return param[len(self.path) + 1 :] if self.path else param
+class NoSizeError(LookupError):
+    """A size is wanted that no tensor in reach has."""
 
 
-def make_scope(
+def make_body(
     graph: Graph,
-    ops: Sequence[Op],
+    items: Sequence[Item],
     gives: Collection[str],
     *,
     path: str = "",
     call: int = 0,
+    depth: int = -1,
     takes: tuple[str, ...] | None = None,
-) -> Scope:
-    """Collect what a run of ops needs; `takes` fixes the arguments where their order is given."""
-    body = [op for op in ops if not is_size(op)]
-    own = {op.name for op in body}
-    refs = dict.fromkeys(ref for op in body for ref in op.refs)
+) -> Body:
+    """Collect what a run of items needs; `takes` fixes the arguments where their order is given."""
+    body = tuple(item for item in items if not (isinstance(item, Op) and is_size(item)))
+    own = {value for item in body for value in gives_of(item)}
+    refs = dict.fromkeys(ref for item in body for ref in takes_of(item))
     outside = tuple(ref for ref in refs if ref not in own and not _is_number(graph, ref))
-    arguments = outside if takes is None else takes
-    params = dict.fromkeys(param for op in body for param in op.params)
-    outer = tuple(p for p in params if path and not p.startswith(f"{path}."))
-    results = tuple(op.name for op in body if op.name in gives)
-    return Scope(path, call, tuple(with_sizes(graph, body, arguments)), arguments, outer, results)
+    params = dict.fromkeys(name for item in body for name in params_of(item))
+    outer = tuple(name for name in params if not is_below(name, path))
+    results = tuple(v for item in body for v in gives_of(item) if v in gives)
+    return Body(path, call, depth, body, outside if takes is None else takes, outer, results)
 
 
 def spec_of(graph: Graph, value: str) -> TensorSpec | None:
@@ -89,42 +59,70 @@ def _is_number(graph: Graph, value: str) -> bool:
     return value in graph.op and is_size(graph.op[value])
 
 
-def with_sizes(graph: Graph, body: Sequence[Step], arguments: Sequence[str]) -> Iterable[Step | Op]:
+def with_sizes(graph: Graph, body: Body) -> list[Item]:
     """Put each size where it is first needed, read from an argument or from a tensor already made.
 
-    Items that are no ops (calls of blocks) need no sizes here, and make what they `give`.
+    Calls of classes read the sizes they need from their own arguments.
+
+    Raises:
+        NoSizeError: no tensor in reach has a size that is needed.
     """
-    made: list[str] = list(arguments)
+    made: list[str] = list(body.takes)
     known: set[str] = set()
-    for item in body:
+    found: list[Item] = []
+    for item in body.items:
         if isinstance(item, Op):
             for ref in item.refs:
-                yield from _size(graph, ref, made, known)
-        yield item
-        made += [item.name] if isinstance(item, Op) else item.gives
+                found += _size(graph, ref, made, known)
+        found.append(item)
+        made += gives_of(item)
+    return found
 
 
-def _size(graph: Graph, name: str, made: Sequence[str], known: set[str]) -> Iterable[Op]:
+def _size(graph: Graph, name: str, made: Sequence[str], known: set[str]) -> Iterator[Op]:
     if name in known or not _is_number(graph, name):
         return
     op = graph.op[name]
     known.add(name)
-    if op.target == "aten.sym_size.int":
-        yield _read_size(graph, op, made)
+    local = _read_size(graph, op, made)
+    if local is not None:
+        yield local
         return
+    if op.target == "aten.sym_size.int":
+        raise NoSizeError(f"no local tensor has the size that {name} reads")
     for ref in op.refs:
         yield from _size(graph, ref, made, known)
     yield op
 
 
-def _read_size(graph: Graph, op: Op, made: Sequence[str]) -> Op:
-    spec = spec_of(graph, op.refs[0])
-    axis = op.args[1]
-    assert spec is not None
-    assert isinstance(axis, int)
-    wanted = spec.shape[axis]
+def _read_size(graph: Graph, op: Op, made: Iterable[str]) -> Op | None:
+    """Return how to read a number off a tensor at hand; None if none has it."""
+    wanted = _values(graph, op)
+    if wanted is None:
+        return None
     for value in made:
-        local = spec_of(graph, value)
-        if local is not None and wanted in local.shape:
-            return replace(op, args=(Ref(value), local.shape.index(wanted)))
-    raise AssertionError(f"no local tensor has the size {wanted} that {op.name} reads")
+        spec = spec_of(graph, value)
+        for axis, dim in enumerate(spec.shape if spec is not None else ()):
+            if tuple(size_of(dim, rows) for rows in ROWS) == wanted:
+                return replace(op, target="aten.sym_size.int", args=(Ref(value), axis), kwargs=())
+    return None
+
+
+def _values(graph: Graph, op: Op) -> tuple[int, ...] | None:
+    """Return what a size is for several batch sizes; None if that is not known."""
+    found = [_value(graph, op.name, rows) for rows in ROWS]
+    known = tuple(value for value in found if value is not None)
+    return known if len(known) == len(found) else None
+
+
+def _value(graph: Graph, name: str, rows: int) -> int | None:
+    op = graph.op[name]
+    if op.target == "aten.sym_size.int":
+        spec, axis = spec_of(graph, op.refs[0]), op.args[1]
+        return size_of(spec.shape[axis], rows) if spec and isinstance(axis, int) else None
+    if op.target not in ARITHMETIC or op.kwargs:  # its arguments need not be sizes
+        return None
+    given = [_value(graph, a.value, rows) if isinstance(a, Ref) else a for a in op.args]
+    if not all(type(a) is int for a in given):
+        return None
+    return ARITHMETIC[op.target](*given)

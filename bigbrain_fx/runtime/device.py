@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .channel import Channel
 from .data import Stream
 from .modules import Stage, active, set_parameter
+from .weights import fill
 
 Optimizer = torch.optim.Optimizer
 Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
@@ -103,7 +104,7 @@ class Device:
         self.device = device
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
-            self.modules[number] = stage().to(device).train().place()
+            self.modules[number] = stage.empty(device).train()
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -127,7 +128,7 @@ class Device:
         """
         self.owner = owner
         for number, module in self.modules.items():
-            module.load_state_dict({name: tensors[name] for name in module.state_dict()})
+            fill(module, tensors)
             self._share(number, module)
         self.parameters = {name: self.parameters[name] for name in owner if name in self.parameters}
         self.held = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -45,7 +45,7 @@ class Tensors(nn.Module):
     """Hold parameters, buffers and further holders under the names they have in the original model.
 
     A value is a shape (a float32 parameter), `buffer(...)`, `parameter(...)`, or a module. Names
-    that are no Python names ("0", "class"), or are those of methods here ("key"), go in the
+    that are no Python names ("0", "class"), or are those of methods here ("seeded"), go in the
     positional mapping and are reached by `holder["0"]`.
     """
 
@@ -72,6 +72,10 @@ class Tensors(nn.Module):
         owner, attribute = owner_of(self, twin)
         set_parameter(self, name, owner._parameters[attribute])
 
+    def __iter__(self) -> Iterator[nn.Module]:
+        """Run over the children, as over those of an nn.ModuleList."""
+        return self.children()
+
     def __getitem__(self, name: str | int) -> Any:  # noqa: ANN401  # as nn.Module's own attributes
         for held in (self._modules, self._parameters, self._buffers):
             if str(name) in held:
@@ -79,10 +83,18 @@ class Tensors(nn.Module):
         raise KeyError(name)
 
 
+def _twins(module: nn.Module) -> list[tuple[str, str]]:
+    """Return (name, first name) for each further name of a parameter."""
+    first: dict[int, str] = {}
+    named = list(module.named_parameters(remove_duplicate=False))
+    found = [(name, first.setdefault(id(parameter), name)) for name, parameter in named]
+    return [(name, twin) for name, twin in found if name != twin]
+
+
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the module that holds the tensor of a dotted name, and the name it has there.
 
-    Unlike `get_submodule` it also finds a child that is called like a method ("key").
+    Unlike `get_submodule` it also finds a child that is called like a method ("seeded").
     """
     *path, attribute = name.split(".")
     for part in path:
@@ -102,7 +114,7 @@ def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) 
 class Region(Tensors):
     """A part of the model with a forward of its own: a stage, or a block that repeats.
 
-    Inside `with self.key("drop"):` the default generator is seeded by (seed, step, micro-batch,
+    Inside `with self.seeded("drop"):` the default generator is seeded by (seed, step, micro-batch,
     place in the model), so that a dropout mask is the same wherever the op runs. With no active key
     (in a foreign training loop) the default generator goes on as it is.
     """
@@ -118,11 +130,13 @@ class Region(Tensors):
 
     def nth(self, call: int) -> Region:
         """Say which call of a shared block the next one is; return the block."""
-        object.__setattr__(self, "call", call)  # a child of the model may be called `call`
+        for module in self.modules():
+            if isinstance(module, Region):  # a child of the model may be called `call`
+                object.__setattr__(module, "call", call)
         return self
 
-    def key(
-        self, name: str, index: int = 0, of: int = 1
+    def seeded(
+        self, name: str = "", index: int = 0, of: int = 1
     ) -> contextlib.AbstractContextManager[None]:
         """Seed the draws in the `with` block; `index` of `of` draws under this name in one call."""
         if active.key is not None:
@@ -136,6 +150,17 @@ class Stage(Region):
     """One stage of the split model; `returns` names what its forward returns, in order."""
 
     returns: tuple[str, ...] = ()
+
+    @classmethod
+    def empty(cls, device: torch.device) -> Stage:
+        """Make the stage without giving its tensors numbers: they are loaded."""
+        with torch.device("meta"):
+            stage = cls()
+        twins = _twins(stage)
+        stage.to_empty(device=device)
+        for name, twin in twins:
+            stage.tie(name, twin)
+        return stage.place()
 
     def place(self) -> Stage:
         """Tell every region its path in the model, part of its random key; return the stage."""

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +20,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-# torch exports these two, but not for mypy
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
 from .data import BatchError, Spec, Stream
 from .device import Device, Training, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
+from .rendezvous import environment_number, join, leave_together, own_device, write_report
+from .weights import OwnWeights
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -65,9 +60,9 @@ def main(bundle: Bundle) -> None:
     if options.in_process:
         run_in_process(bundle, options.steps, seed, _printer(options.json))
         return
-    rank = _environment_number("RANK", options.rank)
+    rank = environment_number("RANK", options.rank)
     torch.set_num_threads(options.threads or bundle.threads[rank])
-    store = _join(bundle, rank, options)
+    store = join(bundle.plan, bundle.kinds, rank, options.deadline)
     try:
         _run(bundle, rank, seed, store, options)
     except BatchError as error:
@@ -105,7 +100,7 @@ def make_device(
     device = cls(transport, stream, seed, where)
     weights = bundle.folder / "weights"
     owner = json.loads((weights / "index.json").read_text())
-    device.load(load_file(weights / f"{cls.name}.safetensors"), owner)
+    device.load(OwnWeights(weights, cls.name), owner)
     device.train_with(bundle.training)
     return device
 
@@ -134,10 +129,7 @@ def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
 
 
 def _run(bundle: Bundle, rank: int, seed: int, store: Store, options: argparse.Namespace) -> None:
-    where = torch.device("cpu")
-    if bundle.kinds[rank] == "cuda":
-        where = torch.device("cuda", _environment_number("LOCAL_RANK", 0))
-        torch.cuda.set_device(where)
+    where = own_device(bundle.kinds[rank])
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     remote = [c for c in bundle.devices[rank].channels if not c.is_local]
     transport = NetworkTransport(ranks, where, options.deadline, store, remote)
@@ -148,72 +140,8 @@ def _run(bundle: Bundle, rank: int, seed: int, store: Store, options: argparse.N
     if options.save:
         _save(device, Path(options.save))
     if options.report:
-        _write_report(device, Path(options.report))
-    _leave_together(store, rank, len(ranks))
-
-
-def _join(bundle: Bundle, rank: int, options: argparse.Namespace) -> Store:
-    """Join the group; refuse a process that runs another plan. Return the store that all share."""
-    world = len(bundle.devices)
-    if _environment_number("WORLD_SIZE", world) != world:
-        raise SystemExit(
-            f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}"
-        )
-    timeout = timedelta(seconds=options.deadline)
-    backend = "nccl" if all(kind == "cuda" for kind in bundle.kinds) else "gloo"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        base = TCPStore(host, port, world, is_master=False, timeout=timeout)
-        # a restart must not read old addresses
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    else:
-        base, attempt = _tcp_store(rank, world, timeout), "0"
-    store = PrefixStore(f"bigbrain/{attempt}", base)
-    store.set(f"plan/{rank}", bundle.plan)
-    for other in range(world):
-        found = store.get(f"plan/{other}").decode()
-        if found != bundle.plan:
-            raise SystemExit(
-                f"rank {other} runs plan {found}, this process runs {bundle.plan}: "
-                "copy one bundle to all hosts"
-            )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-    return store
-
-
-def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
-    """Open the rendezvous on MASTER_ADDR only: torch's own listener would take every interface."""
-    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    port = _environment_number("MASTER_PORT", 29500)
-    if host == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if rank != 0:
-        return TCPStore(host, port, world, is_master=False, timeout=timeout)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT"
-        ) from error
-    listener.listen(128)
-    return TCPStore(
-        host,
-        port,
-        world,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _leave_together(store: Store, rank: int, world: int) -> None:
-    """Rank 0 holds the store: it leaves last."""
-    store.set(f"done/{rank}", "1")
-    if rank == 0:
-        store.wait([f"done/{other}" for other in range(world)])
+        write_report(device.name, Path(options.report))
+    leave_together(store, rank, len(ranks))
 
 
 def _save(device: Device, folder: Path) -> None:
@@ -231,28 +159,12 @@ def _save_first_gradients(folder: Path, device: Device, step: int) -> None:
         save_file(gradients, folder / f"{device.name}.safetensors")
 
 
-def _write_report(device: Device, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    text = json.dumps({"device": device.name, "max_rss_bytes": peak})
-    (folder / f"{device.name}.json").write_text(text + "\n")
-
-
 def _printer(as_json: bool) -> Report:
     def show(step: int, loss: float, step_s: float) -> None:
         line = json.dumps({"step": step, "loss": loss, "step_s": round(step_s, 6)})
         print(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s", flush=True)
 
     return show
-
-
-def _environment_number(name: str, default: int | None) -> int:
-    text = os.environ.get(name)
-    if text is None and default is None:
-        raise SystemExit(
-            f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank"
-        )
-    return int(text) if text is not None else int(default or 0)
 
 
 def _parser(bundle: Bundle) -> argparse.ArgumentParser:

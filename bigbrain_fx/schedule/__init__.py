@@ -27,6 +27,7 @@ from bigbrain_fx.schedule.faults import (
     UnmatchedRecv,
     UnmatchedSend,
 )
+from bigbrain_fx.schedule.forward import ForwardOnly
 from bigbrain_fx.schedule.gpipe import GPipe
 from bigbrain_fx.schedule.in_flight import in_flight_to_fill
 from bigbrain_fx.schedule.list_scheduler import ListScheduler
@@ -41,6 +42,7 @@ __all__ = [
     "Deadlock",
     "DuplicateMessage",
     "Finding",
+    "ForwardOnly",
     "GPipe",
     "Held",
     "ListScheduler",
@@ -88,8 +90,9 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     GPipe.name: GPipe,
     OneForwardOneBackward.name: OneForwardOneBackward,
     ListScheduler.name: ListScheduler,
+    ForwardOnly.name: ForwardOnly,
 }
-"""Every schedule by its name; each takes `in_flight`."""
+"""Every schedule by its name; each takes `in_flight`. All but "forward" train."""
 
 
 def build(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Cluster, Costs, Dim, Edge, Graph, Op, Param, Stage, Stages
@@ -66,7 +66,12 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
 
 
 def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
-    """Return the most that one running op holds besides what is saved: result and workspace."""
+    """Return the most that one running op holds besides what is saved: result and workspace.
+
+    Without a loss nothing is saved: all values that a later op of the stage reads count instead.
+    """
+    if graph.loss is None:
+        return max(_live_bytes(graph, stage, costs), default=0)
     return max(
         (
             _number(graph.op[name].writes_bytes, graph.op[name])
@@ -75,6 +80,30 @@ def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
         ),
         default=0,
     )
+
+
+def _live_bytes(graph: Graph, stage: Stage, costs: Costs) -> Iterator[int]:
+    """Yield what is held while each op runs: values made here, until their last reader is done.
+
+    What the stage sends is counted as a message, from when the stage ends; until then it is here.
+    """
+    own = set(stage.ops)
+    storage = {name: name for name in stage.ops}
+    for name in stage.ops:  # a view keeps its base
+        storage[name] = storage.get(graph.op[name].view_of or name, name)
+    last = {storage[ref]: i for i, op in enumerate(stage.ops) for ref in _read(graph, op, own)}
+    kept = {storage[name] for name in (*stage.sends, *graph.outputs) if name in own}
+    held: dict[str, int] = {}
+    for i, name in enumerate(stage.ops):
+        op = graph.op[name]
+        if storage[name] == name:
+            held[name] = _number(op.writes_bytes, op)
+        yield sum(held.values()) + costs.op_cost(name, stage.device).workspace_bytes
+        held = {n: size for n, size in held.items() if last.get(n, -1) > i or n in kept}
+
+
+def _read(graph: Graph, name: str, own: set[str]) -> Iterator[str]:
+    return (ref for ref in graph.op[name].refs if ref in own)
 
 
 def _number(size: Dim, op: Op) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from bigbrain_fx import errors
 from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
 from bigbrain_fx.launch import RunOptions, run
-from bigbrain_fx.plan import read_plan
+from bigbrain_fx.plan import Plan, read_plan
 
 TIME_LIMIT_S = 900.0
 
@@ -80,7 +80,7 @@ def verify(
     Args:
         bundle: the folder that `split` wrote.
         steps: training steps: compared are the losses of all, the gradients of the first, and every
-            tensor at the end.
+            tensor at the end. For inference batches: compared are all outputs.
         model: the model file, when it has moved.
         processes: run the bundle as real processes over gloo; else all devices in one process.
         time_limit_s: how long the child process may take.
@@ -100,7 +100,7 @@ def verify(
             "model": model,
             "steps": steps,
             "answer": f"{scratch}/answer.json",
-            "processes": _run_processes(folder, steps, Path(scratch)) if processes else None,
+            "processes": _run_processes(plan, folder, steps, Path(scratch)) if processes else None,
         }
         message = _ask_child(wanted, time_limit_s)
     if "internal" in message:
@@ -110,7 +110,11 @@ def verify(
     return Verification(tuple(Check(**check) for check in message["checks"]))
 
 
-def _run_processes(bundle: Path, steps: int, scratch: Path) -> dict[str, Any]:
+def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[str, Any]:
+    if plan.mode == "eval":
+        folder = scratch / "outputs"
+        run(bundle, RunOptions(steps, threads=1, logs=scratch / "logs", outputs=folder))
+        return {"outputs": str(folder)}
     options = RunOptions(
         steps=steps,
         save=scratch / "tensors",

@@ -22,19 +22,26 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigbrain_fx.capture.batch import graph_inputs
+from bigbrain_fx.capture.check import unit_of
+from bigbrain_fx.capture.filled import fill
+from bigbrain_fx.capture.leaf import leaf_paths
 from bigbrain_fx.capture.modelfile import ModelFile, load_model_file
+from bigbrain_fx.capture.oracle import answers_in
+from bigbrain_fx.capture.rounding import allowed
 from bigbrain_fx.capture.trace import Captured, capture
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.verify.module import SEEDS, TOLERANCE, differences, equal, relative_error
+from bigbrain_fx.runtime.weights import OwnWeights
+from bigbrain_fx.verify.inference import inference_checks
+from bigbrain_fx.verify.module import SEEDS, differences, equal, relative_error
+from bigbrain_fx.verify.module import link as _check
 from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+from bigbrain_fx.weights import source_of_weights
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime.data import Stream
     from bigbrain_fx.runtime.device import Device
-
-SHOWN = 5  # a broken bundle differs everywhere: the first few lines say enough
 
 
 def main() -> None:
@@ -55,9 +62,55 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     """Run all checks in this process."""
     folder = Path(wanted["bundle"])
     plan = read_plan(folder)
-    file = load_model_file(wanted["model"] or plan.source.path, seed=plan.seed)
+    checkpoint = source_of_weights(folder / "weights")
+    location = wanted["model"] or plan.source.path
+    file = load_model_file(location, seed=plan.seed, blank=checkpoint is not None)
     sys.path.insert(0, str(file.path.parent))
-    captured = _captured(file, plan)
+    captured, processes, steps = _captured(file, plan), wanted["processes"], wanted["steps"]
+    if checkpoint is not None:  # not before: `split` had no numbers either when it decided
+        fill(file.model, checkpoint)
+    if plan.mode == "eval":
+        outputs = Path(processes["outputs"]) if processes else None
+        return inference_chain(file, captured, plan, folder, steps, outputs)
+    trained = _processes(processes) if processes else None
+    return chain(file, captured, plan, folder, steps, trained)
+
+
+def inference_chain(
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    outputs: Path | None = None,
+) -> list[dict[str, object]]:
+    """Compare module, captured graph and a bundle for inference; as `chain` does for training."""
+    bundle, weights = import_bundle(folder), weights_of(folder, plan)
+    same = _same_weights(captured, weights, plan)
+    return [
+        same,
+        *inference_checks(file, captured, plan, bundle, weights, steps, outputs),
+    ]
+
+
+def chain(
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    trained: Trace | None = None,
+) -> list[dict[str, object]]:
+    """Compare module, captured graph, reference and bundle; a `passed` and a `detail` per link.
+
+    Args:
+        file: the model file, loaded here.
+        captured: its capture, of which the plan was made.
+        plan: what the bundle runs.
+        folder: the bundle; imported here.
+        steps: training steps.
+        trained: what real processes made of them; else the bundle is run in this process.
+    """
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
     checks = [_same_module(file, captured, plan), _same_weights(captured, weights, plan)]
@@ -65,7 +118,6 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     stream = batches_of(bundle, plan)
     plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
     checks.append(_same_grouping(reference, plain, stream(0), plan.seed))
-    steps, seed = wanted["steps"], plan.seed
     training = bundle.BUNDLE.training
     expected = train_reference(
         Reference(plan.graph, plan.stages, weights, captured.functions),
@@ -74,25 +126,21 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
         training.lr_scale,
         training.clip_norm,
         steps,
-        seed,
+        plan.seed,
     )
-    actual = _actual(wanted["processes"], bundle, plan, steps)
+    actual = trained or run_bundle(bundle, plan, steps, plan.seed)
     return [*checks, *same_training(plan, expected, actual)]
 
 
-def _actual(
-    processes: Mapping[str, Any] | None, bundle: ModuleType, plan: Plan, steps: int
-) -> Trace:
-    if processes is None:
-        return run_bundle(bundle, plan, steps, plan.seed)
-    folders = Path(processes["gradients"]), Path(processes["tensors"])
-    return trace_of_processes(processes["losses"], *folders)
+def _processes(found: Mapping[str, Any]) -> Trace:
+    folders = Path(found["gradients"]), Path(found["tensors"])
+    return trace_of_processes(found["losses"], *folders)
 
 
 def import_bundle(folder: Path) -> ModuleType:
-    """Import the bundle's train.py with its own runtime."""
+    """Import the bundle's train.py, or infer.py, with its own runtime."""
     sys.path.insert(0, str(folder.resolve()))
-    return importlib.import_module("train")
+    return importlib.import_module("train" if (folder / "train.py").is_file() else "infer")
 
 
 def _captured(file: ModelFile, plan: Plan) -> Captured:
@@ -103,6 +151,8 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
         training=plan.graph.training,
         name=plan.graph.name,
         micro_batch=plan.graph.static_batch,
+        assume=answers_in(plan.graph),
+        leaves=leaf_paths(plan.graph),
         autocast=file.autocast,
     )
     if _unplaced(captured.graph) != _unplaced(plan.graph):
@@ -116,19 +166,21 @@ def _captured(file: ModelFile, plan: Plan) -> Captured:
 
 def _unplaced(graph: Graph) -> Graph:
     """Leave out where the code stands: a file may be moved, renamed, and given comments."""
-    return replace(graph, ops=tuple(_unplaced_op(op) for op in graph.ops))
+    ops = tuple(_unplaced_op(op) for op in graph.ops)
+    return replace(graph, ops=ops, statements=())
 
 
 def _unplaced_op(op: Op) -> Op:
     calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
-    return replace(op, modules=tuple(calls), source="")
+    body = _unplaced(op.body) if op.body else None
+    return replace(op, modules=tuple(calls), source="", lines=(), body=body)
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
     """Read a bundle's weights, under every name of the model that the plan knows."""
     found: dict[str, Tensor] = {}
     for device in plan.stages.devices:
-        found.update(load_file(folder / "weights" / f"{device}.safetensors"))
+        found.update(OwnWeights(folder / "weights", device))
     for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
         if param.canonical in found or param.name in found:
             twin = found.get(param.name, found.get(param.canonical))
@@ -136,8 +188,9 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
             found.setdefault(param.canonical, twin)
             found.setdefault(param.name, twin)
     for param in plan.graph.params:
-        shape = [int(dim) for dim in param.spec.shape]
+        shape, dtype = [int(dim) for dim in param.spec.shape], getattr(torch, param.spec.dtype)
         found.setdefault(param.name, torch.zeros(shape))  # nothing reads it
+        found[param.name] = found[param.name].to(dtype)  # a checkpoint may have another type
     return found
 
 
@@ -180,7 +233,8 @@ def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, o
     elif captured.graph.static_batch is None:
         batches.append(captured.inputs(rows + 1))
     found = differences(file, captured, batches)
-    compared = f"loss, outputs, buffers bitwise; gradients to {TOLERANCE:g}"
+    limit = allowed(unit_of(captured.graph, captured.tensors))
+    compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"
     what = f"{len(batches)} batches, {len(SEEDS)} seeds: {compared}"
     return _check("your module = captured graph", found, what)
 
@@ -206,9 +260,10 @@ def _same_grouping(
     _, expected = plain.gradients(list(micro_batches), seed, 0)
     _, actual = reference.gradients(list(micro_batches), seed, 0)
     errors = {name: relative_error(actual.get(name), want) for name, want in expected.items()}
-    found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > TOLERANCE]
+    limit = allowed(unit_of(plain.graph, plain.tensors))
+    found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limit]
     worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
-    what = f"{len(expected)} gradients of step 0, {worst} (allowed {TOLERANCE:g})"
+    what = f"{len(expected)} gradients of step 0, {worst} (allowed {limit:g})"
     return _check("captured graph = reference", found, what)
 
 
@@ -246,12 +301,6 @@ def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, 
 
 def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
     return name in found and equal(found[name], want)
-
-
-def _check(name: str, found: list[str], detail: str) -> dict[str, object]:
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    shown = "; ".join([*found[:SHOWN], *more])
-    return {"name": name, "passed": not found, "detail": shown if found else detail}
 
 
 # --------------------------------------------------------------------------- the bundle

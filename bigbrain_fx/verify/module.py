@@ -1,8 +1,8 @@
 """First link of the chain: the captured graph computes what the user's module computes.
 
-Both run on the same batch under the same global seed: loss and outputs bit for bit, gradients to
-1e-6 of each tensor's largest, buffers bit for bit; two batches, two seeds. This room knows capture;
-it knows nothing of stages or bundles.
+Both run on the same batch under the same global seed: loss and outputs bit for bit, gradients but
+for rounding (1e-6 of each tensor's largest in float32), buffers bit for bit; two batches, two
+seeds. This room knows capture; it knows nothing of stages or bundles.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.capture import rounding
+from bigbrain_fx.capture.check import unit_of
 from bigbrain_fx.capture.export import ambient
 from bigbrain_fx.capture.interpret import run_graph
 from bigbrain_fx.capture.modelfile import ModelFile
+from bigbrain_fx.capture.rounding import Gradients
 from bigbrain_fx.capture.step import Step, route
 from bigbrain_fx.capture.trace import Captured
 from bigbrain_fx.core import Graph
 
-TOLERANCE = 1e-6  # of each gradient's largest entry: sums may be grouped differently
 SEEDS = (0, 1)
+SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -38,28 +41,30 @@ def differences(
     file: ModelFile, captured: Captured, batches: Sequence[Mapping[str, Tensor]]
 ) -> list[str]:
     """Return where graph and module differ, one line each; none when they agree."""
-    found = []
+    found, unit = [], unit_of(captured.graph, captured.tensors)
     for number, inputs in enumerate(batches):
         for seed in SEEDS:
             expected = _with_state_kept(captured, partial(_eager, file, captured, inputs), seed)
             actual = _with_state_kept(captured, partial(_captured, captured, inputs), seed)
-            found += [f"batch {number}, seed {seed}: {line}" for line in compare(expected, actual)]
+            exact = partial(_exact, file, captured, inputs, list(expected.gradients), seed)
+            lines = compare(expected, actual, unit, exact)
+            found += [f"batch {number}, seed {seed}: {line}" for line in lines]
     return found
 
 
-def compare(expected: Outcome, actual: Outcome) -> list[str]:
-    """List what differs between two outcomes."""
+def compare(
+    expected: Outcome,
+    actual: Outcome,
+    unit: float,
+    exact: Callable[[], Gradients | None],
+) -> list[str]:
+    """List what differs between two outcomes; for `unit` and `exact` see `capture.rounding`."""
     lines = [
         f"{name} differs"
         for name, want in expected.values.items()
         if not equal(actual.values[name], want)
     ]
-    for name, want in expected.gradients.items():
-        error = relative_error(actual.gradients.get(name), want)
-        if error > TOLERANCE:
-            lines.append(
-                f"gradient of {name} differs by {error:.1e} of its largest (allowed {TOLERANCE:g})"
-            )
+    lines += rounding.differences(expected.gradients, actual.gradients, unit, exact)
     lines += [
         f"buffer {name} differs"
         for name, want in expected.buffers.items()
@@ -77,6 +82,16 @@ def equal(found: Tensor, want: Tensor) -> bool:
     )
 
 
+def link(name: str, found: list[str], detail: str) -> dict[str, object]:
+    """Return one link of the chain: it holds when nothing was found; else the first few findings.
+
+    A broken bundle differs everywhere: the first few lines say enough.
+    """
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    shown = "; ".join([*found[:SHOWN], *more])
+    return {"name": name, "passed": not found, "detail": shown if found else detail}
+
+
 def relative_error(found: Tensor | None, want: Tensor) -> float:
     """Return the largest difference as a share of the largest entry; a missing gradient is zero."""
     other = torch.zeros_like(want) if found is None else found
@@ -87,24 +102,46 @@ def relative_error(found: Tensor | None, want: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+def _step(file: ModelFile, captured: Captured) -> Step:
     how = route(file.model, file.example_batch, file.loss is not None)
-    step = Step(file.model, file.loss, captured.batch, how)
+    return Step(file.model, file.loss, captured.batch, how)
+
+
+def _exact(
+    file: ModelFile,
+    captured: Captured,
+    inputs: Mapping[str, Tensor],
+    names: Sequence[str],
+    seed: int,
+) -> Gradients | None:
+    tensors = [inputs[entry.name] for entry in captured.graph.inputs]
+    return rounding.exact_gradients(_step(file, captured), file.model, tensors, names, seed)
+
+
+def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+    step = _step(file, captured)
     tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
-    with ambient(captured.graph.autocast, tensors):
-        values = step(*tensors)
-    return _outcome(captured, dict(zip(_names(captured.graph), values, strict=True)))
+    held = [(part, dict(part._buffers)) for part in file.model.modules()]
+    try:
+        with ambient(captured.graph.autocast, tensors):
+            values = step(*tensors)
+        buffers = dict(file.model.named_buffers(remove_duplicate=False))
+    finally:  # forward may have given a buffer a new tensor instead of writing into it
+        for part, kept in held:
+            part._buffers.update(kept)
+    return _outcome(captured, dict(zip(_names(captured.graph), values, strict=True)), buffers)
 
 
 def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
     cloned = {name: tensor.clone() for name, tensor in inputs.items()}
     found = run_graph(captured.graph, captured.tensors, cloned, functions=captured.functions)
-    return _outcome(
-        captured, {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    )
+    values = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    return _outcome(captured, values, captured.tensors)
 
 
-def _outcome(captured: Captured, values: Mapping[str, Tensor]) -> Outcome:
+def _outcome(
+    captured: Captured, values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> Outcome:
     graph = captured.graph
     wanted = {
         p.name: captured.tensors[p.name]
@@ -118,7 +155,9 @@ def _outcome(captured: Captured, values: Mapping[str, Tensor]) -> Outcome:
         )
         gradients = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
     buffers = {
-        p.name: captured.tensors[p.name].clone() for p in graph.params if p.kind != "parameter"
+        p.name: tensors.get(p.name, captured.tensors[p.name]).clone()
+        for p in graph.params
+        if p.kind != "parameter"
     }
     return Outcome({name: value.detach() for name, value in values.items()}, gradients, buffers)
 

@@ -43,7 +43,7 @@ class Reference:
     graph: Graph
     stages: Stages
     tensors: Mapping[str, Tensor]
-    functions: Mapping[str, type]
+    functions: Mapping[str, object]
     leaves_per_stage: bool = True
 
     def __post_init__(self) -> None:

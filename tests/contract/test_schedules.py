@@ -36,6 +36,8 @@ from bigbrain_fx.schedule import SCHEDULES, Deadlock, StageCosts, build, check, 
 from bigbrain_fx.schedule.greedy import play
 from bigbrain_fx.simulate import simulate
 
+TRAINING = [name for name in SCHEDULES if name != "forward"]
+
 
 def random_stages(seed: int, count: int, devices: int) -> Stages:
     """Draw an acyclic stage graph: values with several readers, relayed gradients, ties, norms."""
@@ -131,7 +133,7 @@ def assert_happens_before(programs: tuple[Program, ...], stages: Stages, costs: 
             assert reader.start_s >= bars[what].end_s + crossing_s - 1e-9
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", TRAINING)
 @settings(max_examples=60, deadline=None)
 @given(case=cases(chain=True))
 def test_chains(name: str, case: tuple[Stages, StageCosts, int]) -> None:
@@ -230,7 +232,31 @@ def test_inference_has_only_forwards(name: str, devices: int) -> None:
     assert len(forwards) == 3 * devices
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+def forward_only(stages: Stages) -> Stages:
+    """Leave out what only training sends."""
+    return replace(stages, edges=tuple(e for e in stages.edges if e.kind == "activation"))
+
+
+@pytest.mark.parametrize("name", ["forward", "list"])
+@settings(max_examples=100, deadline=None)
+@given(case=cases(chain=False))
+def test_inference_runs_on_any_stage_graph(name: str, case: tuple[Stages, StageCosts, int]) -> None:
+    stages, costs, micro_batches = forward_only(case[0]), case[1], case[2]
+    programs = build(name, stages, micro_batches, costs, frozenset())
+    assert check(programs, stages, trained=frozenset(), costs=costs) == []
+    assert_every_message_once(programs, stages, micro_batches)
+    assert_happens_before(programs, stages, costs)
+
+
+def test_forward_only_does_not_train() -> None:
+    stages = random_stages(1, 2, 2)
+    with pytest.raises(InputError, match="has no backward, and this plan trains"):
+        build("forward", stages, 4, random_costs(1, stages), all_of(stages))
+    with pytest.raises(InputError, match="takes no in_flight"):
+        build("forward", stages, 4, random_costs(1, stages), frozenset(), (1, 1))
+
+
+@pytest.mark.parametrize("name", TRAINING)
 def test_a_frozen_head_has_no_backward(name: str) -> None:
     """Stage 0 is frozen: values go on from it, gradients do not come back."""
     stages = Stages(
@@ -279,7 +305,8 @@ def fingerprint() -> str:
     for name in SCHEDULES:
         for stages in (chain, scattered) if name == "list" else (chain,):
             costs = random_costs(9, stages)
-            programs = build(name, stages, 5, costs, all_of(stages))
+            trained = all_of(stages) if name in TRAINING else frozenset[int]()
+            programs = build(name, stages, 5, costs, trained)
             digest.update(repr((programs, simulate(programs, stages, costs))).encode())
     return digest.hexdigest()
 

@@ -7,73 +7,39 @@ Written by bigbrain-fx; needs torch only.
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
-    from .runtime import Channel, Device, Region, Stage, Tensors
+    from .runtime import Channel, Device, Stage, Tensors
 else:
-    from runtime import Channel, Device, Region, Stage, Tensors
+    from runtime import Channel, Device, Stage, Tensors
 
 
-class DoubleConv(Region):
-    """DoubleConv, such as `inlet` of the model, first in unet.py:36."""
+class DoubleConv(nn.Module):
+    """DoubleConv, such as `inlet`, first in unet.py:36."""
 
-    def __init__(self, conv1_weight, conv1_bias, conv2_weight):
-        super().__init__(
-            conv1=Tensors(weight=conv1_weight, bias=conv1_bias),
-            norm1=Tensors(weight=conv1_bias, bias=conv1_bias),
-            conv2=Tensors(weight=conv2_weight, bias=conv1_bias),
-            norm2=Tensors(weight=conv1_bias, bias=conv1_bias),
-        )
+    def __init__(self, in_channels, channels):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
+        self.norm1 = nn.GroupNorm(4, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(4, channels)
 
-    def forward(self, image):
-        norm1 = F.group_norm(
-            F.conv2d(image, self.conv1.weight, self.conv1.bias, padding=1),
-            4,
-            self.norm1.weight,
-            self.norm1.bias,
-        )  # unet.py:36
-        x = F.relu(norm1)
-        norm2 = F.group_norm(
-            F.conv2d(x, self.conv2.weight, self.conv2.bias, padding=1),
-            4,
-            self.norm2.weight,
-            self.norm2.bias,
-        )  # unet.py:37
-        return F.relu(norm2)
+    def forward(self, x):
+        x = F.relu(self.norm1(self.conv1(x)))  # unet.py:36
+        return F.relu(self.norm2(self.conv2(x)))  # unet.py:37
 
 
-class Up(Region):
-    """Up, such as `up.0` of the model, first in unet.py:50."""
+class Up(nn.Module):
+    """Up, such as `up.0`, first in unet.py:50."""
 
-    def __init__(self, grow_weight, grow_bias, conv_conv1_weight, conv_conv2_weight):
-        super().__init__(
-            grow=Tensors(weight=grow_weight, bias=grow_bias),
-            conv=Tensors(
-                conv1=Tensors(weight=conv_conv1_weight, bias=grow_bias),
-                norm1=Tensors(weight=grow_bias, bias=grow_bias),
-                conv2=Tensors(weight=conv_conv2_weight, bias=grow_bias),
-                norm2=Tensors(weight=grow_bias, bias=grow_bias),
-            ),
-        )
+    def __init__(self, in_channels, channels):
+        super().__init__()
+        self.grow = nn.ConvTranspose2d(in_channels, channels, 2, stride=2)
+        self.conv = DoubleConv(in_channels, channels)
 
-    def forward(self, relu, relu_2):
-        cat = torch.cat(
-            [relu_2, F.conv_transpose2d(relu, self.grow.weight, self.grow.bias, stride=2)], dim=1
-        )  # unet.py:50
-        norm1 = F.group_norm(
-            F.conv2d(cat, self.conv.conv1.weight, self.conv.conv1.bias, padding=1),
-            4,
-            self.conv.norm1.weight,
-            self.conv.norm1.bias,
-        )  # unet.py:36
-        x = F.relu(norm1)
-        norm2 = F.group_norm(
-            F.conv2d(x, self.conv.conv2.weight, self.conv.conv2.bias, padding=1),
-            4,
-            self.conv.norm2.weight,
-            self.conv.norm2.bias,
-        )  # unet.py:37
-        return F.relu(norm2)
+    def forward(self, x, skip):
+        return self.conv(torch.cat([skip, self.grow(x)], dim=1))  # unet.py:50
 
 
 class Stage1(Stage):
@@ -82,28 +48,15 @@ class Stage1(Stage):
     returns = ("grow",)
 
     def __init__(self):
-        super().__init__(
-            down=Tensors(
-                {
-                    1: Tensors(norm2=Tensors(weight=(32,), bias=(32,))),
-                    2: DoubleConv((64, 32, 3, 3), (64,), (64, 64, 3, 3)),
-                },
-            ),
-            up=Tensors(
-                {
-                    0: Up((64, 32, 2, 2), (32,), (32, 64, 3, 3), (32, 32, 3, 3)),
-                    1: Tensors(grow=Tensors(weight=(32, 16, 2, 2), bias=(16,))),
-                },
-            ),
-        )
+        super().__init__()
+        self.down = Tensors({1: Tensors(norm2=nn.GroupNorm(4, 32)), 2: DoubleConv(32, 64)})
+        self.up = nn.ModuleList([Up(64, 32), Tensors(grow=nn.ConvTranspose2d(32, 16, 2, stride=2))])
 
     def forward(self, conv2):
-        norm2 = F.group_norm(conv2, 4, self.down[1].norm2.weight, self.down[1].norm2.bias)  # unet.py:37
-        relu = F.relu(norm2)
-        x = F.max_pool2d(relu, 2)  # unet.py:70
-        relu_2 = self.down[2](x)
-        relu = self.up[0](relu_2, relu)
-        return F.conv_transpose2d(relu, self.up[1].grow.weight, self.up[1].grow.bias, stride=2)  # unet.py:50
+        relu = F.relu(self.down[1].norm2(conv2))  # unet.py:37
+        x = self.down[2](F.max_pool2d(relu, 2))  # unet.py:70
+        x = self.up[0](x, relu)  # unet.py:72
+        return self.up[1].grow(x)  # unet.py:50
 
 
 # Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)

@@ -1,0 +1,174 @@
+"""Calls of the user's own Python that are kept whole: leaf modules, a loss that cannot be traced.
+
+While a trace records, such a call becomes one node `bigbrain_fx::kept`; the graph's op calls the
+user's code again, so values and gradients are the user's. This file knows nodes and ops; it knows
+nothing of what is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, fx
+
+from bigbrain_fx.capture.batch import unique
+from bigbrain_fx.capture.nests import decode, encode, plain_value
+from bigbrain_fx.capture.nodes import name_of, place_of, spec_of
+from bigbrain_fx.capture.opaque import Place
+from bigbrain_fx.capture.sizes import product, times
+from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref
+from bigbrain_fx.errors import CaptureError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.capture.scope import Scope
+
+KEPT = "bigbrain_fx.kept.default"
+LEAF = "leaf."
+LOSS = "user.loss"
+
+
+@dataclass
+class KeptCall:
+    """One call of the user's own Python.
+
+    Attributes:
+        target: "leaf.blocks.0.experts", "user.loss". name: a name for its value.
+        args: what it was given, encoded, a `Place` for each tensor.
+        params: names in the model of the tensors that it owns; they follow its other tensors.
+        shapes: given the tensors, what comes out of it: fake tensors, and what it learnt.
+        result: what came out, encoded, a `Place` for each tensor.
+        outputs: number of tensors in `result`.
+        random: draws random numbers. mutates: names of those of `params` that it writes into.
+        views: for each output tensor the number of the given one whose storage it shares, or None.
+        fixed: numbers of output tensors that carry no gradient.
+    """
+
+    target: str
+    name: str
+    args: Arg
+    params: tuple[str, ...]
+    shapes: Callable[[KeptCall, list[Tensor]], list[Tensor]]
+    result: Arg = None
+    outputs: int = 0
+    random: bool = False
+    mutates: tuple[str, ...] = ()
+    views: tuple[int | None, ...] = ()
+    fixed: frozenset[int] = frozenset()
+
+    @property
+    def single(self) -> bool:
+        """Whether its result is one tensor."""
+        return isinstance(self.result, Place)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Numbers of its output tensors; a tuple of them is what its op gives."""
+        return tuple(range(self.outputs))
+
+
+@dataclass
+class Keeper:
+    """The calls kept during one trace, by the key that their node carries."""
+
+    calls: dict[str, KeptCall] = field(default_factory=dict)
+
+    def call(self, call: KeptCall, tensors: Sequence[Tensor]) -> object:
+        """Record one call and return its result as the traced node gives it."""
+        key = f"kept_{len(self.calls)}"
+        self.calls[key] = call
+        found = torch.ops.bigbrain_fx.kept.default(list(tensors), key)
+        return decode(call.result, lambda arg: placed(arg, found))
+
+
+_active: list[Keeper] = []
+
+
+@torch.library.custom_op(
+    "bigbrain_fx::kept", mutates_args=(), schema="(Tensor[] tensors, str key) -> Tensor[]"
+)
+def _kept(tensors: list[Tensor], key: str) -> list[Tensor]:
+    raise CaptureError(f"kept call {key} exists in a trace only; run the captured graph instead")
+
+
+@_kept.register_fake
+def _(tensors: Sequence[Tensor], key: str) -> list[Tensor]:
+    call = _active[-1].calls[key]
+    with torch._C.DisableTorchFunction():
+        return call.shapes(call, list(tensors))
+
+
+@contextmanager
+def keeping() -> Iterator[Keeper]:
+    """Record the calls that are kept whole meanwhile."""
+    keeper = Keeper()
+    _active.append(keeper)
+    try:
+        yield keeper
+    finally:
+        _active.pop()
+
+
+def place(value: object, tensors: list[Tensor], *, lenient: bool = False) -> Arg:
+    """Encode what a call is given; its tensors are added to the list."""
+
+    def leaf(tensor: Tensor) -> Arg:
+        tensors.append(tensor)
+        return cast("Arg", Place(len(tensors) - 1))
+
+    return encode(value, leaf, lenient=lenient)
+
+
+def placed(arg: object, tensors: Sequence[object]) -> object:
+    """Return what stands at a leaf: the tensor of a `Place`, else the literal itself."""
+    return tensors[arg.index] if isinstance(arg, Place) else plain_value(cast("Arg", arg))
+
+
+def translate_kept(scope: Scope, node: fx.Node) -> None:
+    """Add the op of a kept call; parts of its result are then known to `scope`."""
+    tensors, key = cast("tuple[list[fx.Node], str]", node.args)
+    call = scope.world.kept[key]
+    nest = _with_values(call.args, [scope.arg(tensor) for tensor in tensors])
+    args = (nest, *(ParamRef(name) for name in call.params))
+    needs = scope.grad and any(scope.world.needs_gradient(arg) for arg in args)
+    specs = [
+        spec_of(tensor, needs and i not in call.fixed)
+        for i, tensor in enumerate(cast("list[Tensor]", node.meta["val"]))
+    ]
+    owner = next((scope.arg(tensors[i]) for i in call.views if i is not None), None)
+    cost = scope._cost(call.target, args, specs, owner is not None)
+    op = Op(
+        unique(call.name, scope.world.names),
+        call.target,
+        args,
+        outputs=tuple(specs),
+        is_tuple=not call.single,
+        random=call.random,
+        mutates=call.mutates,
+        view_of=name_of(owner),
+        flops=_work(scope, call, args),
+        reads_bytes=cost["reads_bytes"],
+        writes_bytes=cost["writes_bytes"],
+        **place_of(node),
+    )
+    scope.opaque[node] = (scope.add(op), call)
+    scope.env[node] = Ref(op.name)
+
+
+def _with_values(arg: object, values: Sequence[Arg]) -> Arg:
+    if isinstance(arg, Place):
+        return values[arg.index]
+    if isinstance(arg, tuple):
+        return tuple(_with_values(item, values) for item in arg)
+    return cast("Arg", arg)
+
+
+def _work(scope: Scope, call: KeptCall, args: tuple[Arg, ...]) -> Dim:
+    """Estimate a leaf's work: every number of its parameters once for each row of its input."""
+    given = scope._specs_of(args[0])
+    weights = [scope.world.store.spec(name) for name in call.params]
+    count = sum(spec.numel for spec in weights if spec.requires_grad)
+    return times(2, count, product(given[0].shape[:-1])) if given and count else 0

@@ -1,0 +1,110 @@
+"""A loss that cannot be traced, kept whole: the last device calls the user's function as it is.
+
+A plain run shows which tensors of the output and of the batch the loss reads; the op is given those
+alone. Gradients through it are ordinary autograd. This file knows losses; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bigbrain_fx.capture.kept import LOSS, Keeper, KeptCall, place
+from bigbrain_fx.capture.nests import replaced
+from bigbrain_fx.capture.opaque import Dice, Place
+from bigbrain_fx.capture.step import Loss
+from bigbrain_fx.core import Arg
+from bigbrain_fx.errors import CaptureError
+
+
+@dataclass
+class KeptLoss:
+    """The user's loss, and what plain runs showed of it.
+
+    Attributes:
+        reads: numbers of the tensors in (output, batch) that it reads; None when nothing was run.
+        dtype: of the loss. random: it draws random numbers.
+    """
+
+    loss: Loss
+    reads: set[int] | None = None
+    dtype: torch.dtype = torch.float32
+    random: bool = False
+
+    def observed(self, output: object, batch: object) -> Tensor:
+        """Compute the loss and note what it reads; takes the place of the loss in a plain run."""
+        given: list[Tensor] = []
+        place((output, batch), given, lenient=True)
+        with _Reads() as touched, Dice() as dice:
+            found = self.loss(output, batch)
+        numbers = {i for i, tensor in enumerate(given) if id(tensor) in touched.seen}
+        self.reads = (self.reads or set()) | numbers
+        self.random |= dice.thrown
+        if isinstance(found, Tensor):
+            self.dtype = found.dtype
+        return found
+
+    def traced(self, keeper: Keeper) -> Loss:
+        """Return what stands in for the loss in a trace: one node."""
+
+        def stand_in(output: object, batch: object) -> Tensor:
+            given: list[Tensor] = []
+            nest = place((output, batch), given, lenient=True)
+            kept = [t for i, t in enumerate(given) if self.reads is None or i in self.reads]
+            if not kept:
+                raise CaptureError(
+                    "BX0150: the loss reads no tensor", help="let it read the output"
+                )
+            numbers = [i for i in range(len(given)) if self.reads is None or i in self.reads]
+            places = {old: Place(new) for new, old in enumerate(numbers)}
+            nest = replaced(nest, lambda leaf: _moved(leaf, places))
+            call = KeptCall(LOSS, "loss", nest, (), self._shapes)
+            found = keeper.call(call, kept)
+            assert isinstance(found, Tensor)
+            return found
+
+        return stand_in
+
+    def _shapes(self, call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
+        call.result, call.outputs, call.random = cast("Arg", Place(0)), 1, self.random
+        call.views = (None,)
+        return [torch.empty((), dtype=self.dtype, device=tensors[0].device)]
+
+
+def _moved(leaf: object, places: Mapping[int, Place]) -> object:
+    """Give a tensor its number among those that are read; what is not read becomes None."""
+    return places.get(leaf.index) if isinstance(leaf, Place) else leaf
+
+
+class _Reads(TorchFunctionMode):
+    """Note every tensor that a function or attribute of torch is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        self.seen.update(id(tensor) for tensor in _tensors((args, kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)

@@ -1,0 +1,225 @@
+"""What to try when a trace fails: answers from plain runs, a loss kept whole, torch's strict one.
+
+    non-strict export ─▶ yes and no from plain runs ─▶ the user's loss as one op ─▶ strict export
+
+Each rung is tried only when the error asks for it, so a model that exports pays for none of them.
+This file knows what helps; `trace` knows how to trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from bigbrain_fx.capture import oracle as questions
+from bigbrain_fx.capture.batch import Batch
+from bigbrain_fx.capture.check import same_numbers
+from bigbrain_fx.capture.dice import where_rolled
+from bigbrain_fx.capture.kept import LEAF, LOSS, Keeper, keeping
+from bigbrain_fx.capture.kept_loss import KeptLoss
+from bigbrain_fx.capture.leaf_trace import Leaves
+from bigbrain_fx.capture.opaque import Recorder
+from bigbrain_fx.capture.oracle import Oracle
+from bigbrain_fx.capture.plain import Plain, another
+from bigbrain_fx.capture.refusals import (
+    baked_dice,
+    is_about_size,
+    is_broken,
+    is_final,
+    place,
+    reads_a_value,
+)
+from bigbrain_fx.capture.step import Step
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError
+
+_LISTEN_S = 2.0  # more plain runs than two are made for so long
+_MOST_RUNS = 8
+_Found = TypeVar("_Found")
+
+
+@dataclass
+class Ladder:
+    """The rungs climbed so far in one capture.
+
+    Attributes:
+        has_numbers: the model has weights, so that it can be run.
+        strict: trace with dynamo.
+    """
+
+    step: Step
+    batch: Batch
+    plain: Plain
+    has_numbers: bool
+    oracle: Oracle = field(default_factory=Oracle)
+    leaves: Leaves = field(default_factory=lambda: Leaves({}))
+    strict: bool = False
+    listened: bool = False
+    loss: KeptLoss | None = None
+    recorder: Recorder | None = None
+    why: tuple[str | None, str] = (None, "")
+
+    def climb(self, attempt: Callable[[], _Found]) -> _Found:
+        """Make an attempt, with more help as long as its error says what would help.
+
+        Raises:
+            Exception: whatever the last attempt raised.
+        """
+        try:
+            return attempt()
+        except Exception as error:
+            if self._hear(error):
+                return self.climb(attempt)
+            if not self._keep_loss(error):
+                raise
+            try:
+                return attempt()
+            except Exception:
+                self.loss = None  # it was not the loss
+                raise error from None
+
+    @contextlib.contextmanager
+    def helping(self, rows: int, free: bool) -> Iterator[Keeper]:
+        """Help the calls of the step that are traced meanwhile; yield who keeps calls whole."""
+        sizes = self._run_leaves((rows, rows + 1, rows + 3) if free else (rows,))
+        with keeping() as keeper, self.leaves.stood_in(keeper, sizes):
+            watch = self.step.watch
+            watch.listening = contextlib.nullcontext if self.strict else self.oracle.replaying
+            watch.loss = self.loss.traced(keeper) if self.loss else None
+            watch.tracing = not self.strict  # dynamo notes assignments itself
+            try:
+                yield keeper
+            finally:
+                watch.listening, watch.loss = contextlib.nullcontext, None
+                watch.tracing = False
+
+    def kept_functions(self) -> dict[str, object]:
+        """Return the user's own Python behind the targets of kept calls."""
+        found: dict[str, object] = {f"{LEAF}{p}": m for p, m in self.leaves.modules.items()}
+        return found | ({LOSS: self.loss.loss} if self.loss else {})
+
+    def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Learn what leaves give at these batch sizes; return those at which the model runs."""
+        if not self.leaves.modules or not self.has_numbers:
+            return ()
+        for rows in sizes:
+            if rows in self.leaves.known:
+                continue
+            started_s = time.perf_counter()
+            for seed in range(_MOST_RUNS):
+                tensors = list(self.batch.sized(rows).values())
+                tensors = another(self.batch, rows, seed) if seed else tensors
+                if seed >= 2 and time.perf_counter() - started_s > _LISTEN_S / len(sizes):
+                    break
+                refusal = contextlib.suppress(RuntimeError, ValueError, IndexError)
+                with refusal, self.leaves.observed(rows):
+                    self.plain.run(tensors, seed)
+        return tuple(rows for rows in sizes if rows in self.leaves.known)
+
+    def _hear(self, error: Exception) -> bool:
+        """Ask plain runs for yes and no, when that is what a trace lacks."""
+        if not reads_a_value(error) or not self.has_numbers or self.listened:
+            return False
+        self._listen()
+        return True
+
+    def _keep_loss(self, error: Exception) -> bool:
+        """Keep the user's loss whole, when the trace came as far as that."""
+        own, part = self.step.own_loss, self.step.seen.part
+        if own is None or self.loss is not None or part == "model" or is_about_size(error):
+            return False
+        self.loss, self.why = KeptLoss(own), place(error)
+        if self.has_numbers:
+            rows = max(2, self.batch.rows)
+            watch = self.step.watch
+            watch.loss = self.loss.observed
+            try:
+                for seed in range(2):
+                    self.plain.run(list(self.batch.sized(rows).values()), seed)
+            except Exception:
+                self.loss = None  # it cannot be run at all
+            finally:
+                watch.loss = None
+        return self.loss is not None
+
+    def _listen(self) -> None:
+        """Run the model under two seeds or more, on two batches, and write down yes and no."""
+        self.listened = True
+        rows = max(2, self.batch.rows)
+        example = list(self.batch.sized(rows).values())
+        watch, started_s = self.step.watch, time.perf_counter()
+        try:
+            for run in range(_MOST_RUNS):
+                if run >= 2 and time.perf_counter() - started_s > _LISTEN_S:
+                    break
+                watch.listening = partial(self.oracle.recording, run)
+                with contextlib.suppress(Exception):  # `trace` says what is wrong with the example
+                    self.plain.run(another(self.batch, rows, run) if run % 2 else example, run)
+        finally:
+            watch.listening = contextlib.nullcontext
+
+    def judge_dice(
+        self, tensors: Sequence[Tensor], walk: Callable[[Sequence[Tensor]], object]
+    ) -> str | None:
+        """Say what random numbers of Python and NumPy do: refuse them where they count.
+
+        Args:
+            tensors: of the example batch.
+            walk: runs through the model's lines, numbers or not.
+
+        Returns:
+            A sentence for the user; None when no line of the model draws any.
+
+        Raises:
+            CaptureError: runs that differ in their seed alone give other numbers.
+        """
+        at = where_rolled(lambda: walk(tensors))
+        if at is None:
+            return None  # not the user's: an import that seeds something, say
+        if not self.has_numbers:
+            return f"{at} draws random numbers with Python or NumPy: the trace keeps one draw"
+        started_s, first = time.perf_counter(), self.plain.run(tensors, 0, 0)
+        for seed in range(1, _MOST_RUNS):
+            other = self.plain.run(tensors, 0, seed)
+            if not all(map(same_numbers, first, other)) or len(first) != len(other):
+                raise baked_dice(at)
+            if time.perf_counter() - started_s > _LISTEN_S:
+                break
+        return f"{at} draws random numbers with Python or NumPy; they changed nothing when tried"
+
+    def remarks(self, graph: Graph) -> Iterator[str]:
+        """Yield what the user should know about the rungs taken, a sentence each."""
+        yield from questions.remarks(graph)
+        if self.strict:
+            yield "traced with torch's strict tracer (dynamo): the other could not follow the model"
+        if self.recorder is not None:
+            names = dict.fromkeys(
+                c.target.removeprefix("opaque.") for c in self.recorder.calls.values()
+            )
+            for name in names:
+                yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
+        if self.loss is not None:
+            at, code = self.why
+            yield (
+                f"BX0150: the loss cannot be traced ({at}: {code}): it is kept whole, and the "
+                "device that has the output calls loss(output, batch) of the model file"
+            )
+        for given in self.oracle.unused():
+            yield f"--assume {given}: no tensor is asked for yes or no there"
+
+    def may_be_strict(self, error: BigBrainError) -> bool:
+        """Whether torch's strict tracer may follow what the other cannot.
+
+        It forgets which parameters are tied, runs through a custom Function's forward alone, and
+        knows nothing of what is kept whole; a final refusal would only come again.
+        """
+        parameters = list(self.step.model.named_parameters(remove_duplicate=False))
+        tied = len({id(p) for _, p in parameters}) < len(parameters)
+        whole = self.leaves.modules or self.loss or (self.recorder and self.recorder.calls)
+        return not (self.strict or tied or whole or is_final(error) or is_broken(error))

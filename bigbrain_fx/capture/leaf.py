@@ -1,0 +1,104 @@
+"""Leaf modules: kept whole by the user's wish, neither traced nor cut.
+
+A leaf may run any Python (loops over experts, decisions that depend on data). Its call is one op
+that takes its tensors beside its arguments; the graph calls the user's own module again. This file
+knows modules; `leaf_trace` knows traces.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.capture.kept import LEAF, place
+from bigbrain_fx.capture.opaque import Place
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import InputError
+
+MARK = "bigbrain_fx_leaf"
+_Module = TypeVar("_Module")
+
+
+def leaf(module: _Module) -> _Module:
+    """Mark a module, or a class of modules, to be kept whole; return it.
+
+    Use it as a decorator of the class, or on an instance while the model is built.
+    """
+    setattr(module, MARK, True)
+    return module
+
+
+def find_leaves(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Return the modules that are marked or named, outermost ones only, by path.
+
+    Args:
+        model: the user's.
+        names: paths ("blocks.0.experts") or class names ("Experts").
+
+    Raises:
+        InputError: a name fits no module, or the whole model.
+    """
+    found: dict[str, nn.Module] = {}
+    fitting: set[str] = set()
+    for path, part in model.named_modules():
+        fits = {name for name in names if name in (path, type(part).__name__) and path}
+        fitting |= fits
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if path and not inside and (fits or getattr(part, MARK, False)):
+            found[path] = part
+    missing = [name for name in names if name not in fitting]
+    if missing:
+        raise _no_such_leaf(model, missing[0])
+    return found
+
+
+def _no_such_leaf(model: nn.Module, name: str) -> InputError:
+    known = {key for path, part in model.named_modules() for key in (path, type(part).__name__)}
+    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+    return InputError(
+        f"BX0140: no module inside the model has the path or class name {name!r}",
+        help=f"did you mean {' or '.join(close)}?" if close else "see model.named_modules()",
+    )
+
+
+def leaf_paths(graph: Graph) -> tuple[str, ...]:
+    """Return the paths of the modules that a graph keeps whole."""
+    targets = dict.fromkeys(op.target for op in graph.ops if op.target.startswith(LEAF))
+    return tuple(target.removeprefix(LEAF) for target in targets)
+
+
+# --------------------------------------------------------------------------- calls of a leaf
+
+
+def call_leaf(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> object:
+    """Call a user's module with other tensors in the place of its own, hooks and all."""
+    return torch.func.functional_call(module, dict(tensors), args, dict(kwargs))
+
+
+def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
+    """Run a leaf's op: return its tensor, or the tensors of its result in order.
+
+    Args:
+        module: the user's.
+        args: its own tensors, as named by `own_tensors`.
+        nest: what it is given: (positional, keyword) arguments.
+    """
+    tensors = dict(zip(own_tensors(module), cast("Sequence[Tensor]", args), strict=True))
+    positional, named = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
+    found: list[Tensor] = []
+    result: object = place(call_leaf(module, tensors, positional, named), found)
+    return found[0] if isinstance(result, Place) else found
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

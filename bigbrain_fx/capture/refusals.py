@@ -1,0 +1,243 @@
+"""What capture refuses, in the user's words: a short code, the line, and an edit that helps.
+
+    BX0101 a branch that depends on data      BX0120 random numbers of Python that are baked in
+    BX0110 a custom autograd.Function         BX0130 a tensor's number read in Python
+    BX0140 a leaf module                      BX0150 a loss that cannot be traced
+    BX0199 anything else that torch.export cannot follow
+
+This file knows errors; it knows nothing of how a trace is made.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from bigbrain_fx.capture.sources import is_users
+from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+
+_READS_A_VALUE = (
+    "GuardOnDataDependentSymNode",
+    "Could not guard on data-dependent",
+    "Could not extract",
+    "DataDependentOutputException",
+    "data-dependent",
+    "an op takes a SymBool",
+)
+_BOTH_WAYS = "true in one run and false in another"
+_FINAL = (_BOTH_WAYS, "gives other shapes for other data")
+_ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
+_UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
+_READS_A_NUMBER = re.compile(
+    r"\.item\(|\.tolist\(|\.numpy\(|\b(int|float|range|len|round)\(|Could not extract"
+)
+
+
+def reads_a_value(error: BaseException) -> bool:
+    """Whether an error of torch.export says that Python asked for a tensor's value."""
+    texts = [f"{type(cause).__name__}: {cause}" for cause in _chain(error)]
+    return any(mark in text for text in texts for mark in _READS_A_VALUE)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error is a refusal that no other batch size or tracer would take back."""
+    causes = [cause for cause in _chain(error) if isinstance(cause, CaptureError)]
+    return any(mark in cause.what for cause in causes for mark in ("BX0120", *_FINAL))
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether an error says that a graph was made, and computes something else."""
+    return isinstance(error, CaptureError) and error.what.startswith("BX0201")
+
+
+def is_about_size(error: BaseException) -> bool:
+    """Whether an error says that the batch size cannot stay free, and nothing else."""
+    return any(mark in str(cause) for cause in _chain(error) for mark in _ABOUT_SIZE)
+
+
+def explain(error: BaseException, model: str = "") -> BigBrainError:
+    """Turn an error of torch.export into one that names the user's line and the edit.
+
+    Args:
+        error: whatever was raised.
+        model: class of the whole model, which cannot be kept whole itself.
+    """
+    at, code = place(error)
+    module = owner(error)
+    module = None if module == model else module
+    for cause in _chain(error):
+        if isinstance(cause, BigBrainError):
+            cause.at = cause.at or at
+            return cause
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if _UNKNOWN_SIZE.search(str(error)):
+        return size_read(at, code, module)
+    if reads_a_value(error):
+        yes_or_no = re.search(r"Eq\(u\d+, 1\)", first)  # what torch asks of a tensor of type bool
+        reads_number = not yes_or_no and _READS_A_NUMBER.search(f"{code} {first}")
+        if reads_number:
+            return number_read(at, code, first, module)
+        return branch(at, code, first)
+    return CaptureError(
+        f"BX0199: torch.export cannot follow the model: {type(error).__name__}: {first[:300]}",
+        at=at,
+        notes=(code,) if code else (),
+        help="rewrite that line with tensor operations, move it into loss(output, batch), or "
+        f"{_whole(module)}",
+    )
+
+
+def branch(at: str | None, code: str, note: str = "") -> CaptureError:
+    """Refuse a branch whose side no plain run could tell."""
+    there = at or "model.py:31"
+    return CaptureError(
+        f"BX0101: the model reads a tensor's value in Python, so its path depends on data: {code}",
+        at=at,
+        notes=(note[:200],) if note else (),
+        help=f"say which way it goes with --assume {there}=false (or =true; the bundle checks it), "
+        "or decide with torch.where instead of if",
+    )
+
+
+def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
+    """Refuse a branch that goes both ways: from one seed to the next, or one batch to another."""
+    if by_dice:
+        return CaptureError(
+            f"BX0120: random numbers decide which way the model goes: {code}",
+            at=at,
+            help="switch that off (layerdrop=0), or use torch.where; --assume "
+            f"{at}=false (or =true) keeps one side, and whoever runs the bundle is told where it "
+            "does not hold",
+        )
+    return CaptureError(
+        f"BX0101: the model reads a tensor's value in Python, and its path depends on it: it is "
+        f"{_BOTH_WAYS}: {code}",
+        at=at,
+        help=f"decide with torch.where instead of if, or keep one side with --assume {at}=false "
+        "(or =true): whoever runs the bundle is told where it does not hold",
+    )
+
+
+def with_loss_remedy(error: BigBrainError, names: Sequence[str]) -> BigBrainError:
+    """Say how to take the loss out of forward, when it may be what cannot be traced.
+
+    Args:
+        error: a refusal; changed.
+        names: entries of the batch that forward gets.
+    """
+    labels = [name for name in names if "label" in name or "target" in name]
+    elsewhere = error.what.startswith(("BX0101", "BX0120"))  # --assume and a seed help there
+    if labels and isinstance(error, CaptureError) and not elsewhere:
+        error.help = (
+            f"if that line belongs to the loss: call {labels[0]!r} otherwise in example_batch() "
+            f'("answers"), so that forward does not get it, and define loss(output, batch) in the '
+            f"model file; else: {error.help}"
+        )
+    return error
+
+
+def may_be_loss(error: BaseException, model: str) -> bool:
+    """Whether the line that an error passed through may compute the loss of a model of this class.
+
+    Libraries of models compute it in the whole model's forward, or in functions named after it.
+    """
+    frames = [f.f_code for f in _frames(error)]
+    named = any("loss" in f"{Path(c.co_filename).name} {c.co_name}".lower() for c in frames)
+    return named or owner(error) in (None, model)
+
+
+def owner(error: BaseException) -> str | None:
+    """Return the class of the module whose line an error passed through, the innermost one's."""
+    for frame in reversed(_frames(error)):
+        module = frame.f_locals.get("self")
+        if hasattr(module, "named_parameters"):
+            return type(module).__name__
+    return None
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """Return the user's frames that an error passed through, outermost first."""
+    for cause in reversed(list(_chain(error))):
+        walked = traceback.walk_tb(cause.__traceback__)
+        found = [frame for frame, _ in walked if is_users(frame.f_code.co_filename)]
+        if found:
+            return found
+    return []
+
+
+def size_read(at: str | None, code: str, module: str | None) -> CaptureError:
+    """Refuse a question about the size of a tensor that data decide: rows selected by value."""
+    return CaptureError(
+        f"BX0130: data decide how many rows a tensor has, and the model asks for it: {code}",
+        at=at,
+        help="use a mask and torch.where instead of selecting rows (x[x > 0], nonzero()); or "
+        f"{_whole(module)}",
+    )
+
+
+def _whole(module: str | None) -> str:
+    """Say how to keep the module whole that a line belongs to."""
+    if module is None:
+        return "put it into a module of its own and keep that whole: --leaf with its class"
+    return f"keep the module that holds that line whole: --leaf {module}"
+
+
+def number_read(
+    at: str | None, code: str, note: str = "", module: str | None = None
+) -> CaptureError:
+    """Refuse a number of a tensor that would be a constant of the trace."""
+    return CaptureError(
+        f"BX0130: the model reads a tensor's value in Python, and it may be another one for "
+        f"every batch: {code}",
+        at=at,
+        notes=(note[:200],) if note else (),
+        help="keep the value in a tensor: leave out .item(), int(), float(), .tolist(), and "
+        f"compare tensors (`if x.sum() > 0:`); or {_whole(module)}",
+    )
+
+
+def baked_dice(at: str) -> CaptureError:
+    """Refuse random numbers of Python or NumPy that decide what is computed."""
+    return CaptureError(
+        f"BX0120: {at} draws random numbers with Python or NumPy, and a trace would keep one draw: "
+        "two runs that differ in that seed alone compute other numbers",
+        at=at,
+        help="draw with torch.rand and decide with torch.where, or switch it off for training on "
+        "several devices: a probability of 0 (layerdrop=0, mask_time_prob=0)",
+    )
+
+
+def last_rows(error: BaseException) -> InputError:
+    """Refuse a model that takes the first half of its example batch, and not the second."""
+    at, code = place(error)
+    first = (str(error).splitlines() or [""])[0]
+    return InputError(
+        f"the model takes the first half of the rows of its example batch, and not the second, as "
+        f"a micro-batch would have them: {first[:200]}",
+        at=at,
+        notes=(code,) if code else (),
+        help="let every row stand alone: instead of offsets into another entry of the batch give "
+        "a row of indices each (rows, items), with padding_idx where they have unlike lengths",
+    )
+
+
+def place(error: BaseException) -> tuple[str | None, str]:
+    """Return the innermost line of the user's that an error passed through, and its text."""
+    for cause in reversed(list(_chain(error))):
+        frames = [f for f in traceback.extract_tb(cause.__traceback__) if is_users(f.filename)]
+        if frames:
+            return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}", frames[-1].line or ""
+    return None, ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

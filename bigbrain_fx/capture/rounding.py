@@ -1,0 +1,152 @@
+"""Whether two sets of gradients are the same but for rounding.
+
+Backward passes that add in another order give other last digits. A gradient is taken as the same
+when it lies within a few units of its element type, or else when it is as near to the exact one (of
+the module in float64) as the module's own: where numbers cancel, both are far from it. This file
+knows gradients; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.capture.export import quiet
+from bigbrain_fx.capture.plain import state_kept
+
+Gradients: TypeAlias = Mapping[str, Tensor | None]
+
+_SINGLE = 1e-6  # of a gradient's largest entry, for float32: eight units of rounding
+_UNITS = 8.0
+_SURE = 1.3  # for 16 bits, where eight units are six per cent: beyond it the exact one decides
+_NOISE = 1e-7  # of the largest entry of all gradients: what rounding leaves of a zero
+_AS_NEAR = 3.0  # times the module's own distance from the exact gradient
+_ALIKE = 0.1  # distance of all gradients from the exact ones: beyond it that run drew other numbers
+_FLOAT32 = torch.finfo(torch.float32).eps
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the rounding unit of the coarsest floating type: 1.2e-7 for float32."""
+    return max((torch.finfo(t).eps for t in dtypes if t.is_floating_point), default=_FLOAT32)
+
+
+def allowed(unit: float) -> float:
+    """Return by how much a gradient may differ, as a share of its largest entry."""
+    return _UNITS * unit if unit > _FLOAT32 else _SINGLE
+
+
+def _sure(unit: float) -> float:
+    """Return by how much a gradient may differ without a look at the exact one."""
+    return max(_SINGLE, _SURE * unit)
+
+
+def differences(
+    expected: Gradients,
+    found: Gradients,
+    unit: float,
+    exact: Callable[[], Gradients | None] = lambda: None,
+) -> Iterator[str]:
+    """Yield a sentence for each gradient that differs by more than rounding.
+
+    Args:
+        expected: the module's own; None stands for zero.
+        found: to compare with it.
+        unit: of rounding, `coarsest`.
+        exact: computes the exact gradients, None when it cannot; called once, when needed.
+    """
+    largest = max((_largest(g) for g in expected.values()), default=0.0)
+    asked: list[Gradients | None] = []
+    for name, want in expected.items():
+        have = found.get(name)
+        error, scale = distance(want, have), max(_largest(want), _largest(have))
+        if error <= max(_sure(unit) * scale, _NOISE * largest):
+            continue
+        asked = asked or [_alike(expected, exact(), unit)]
+        if not _as_near(want, have, asked[0], name, allowed(unit) * scale):
+            share = error / (scale or 1.0)
+            limit = allowed(unit)
+            if want is None:
+                yield f"the module gives {name} no gradient, and the trace gives it one"
+                continue
+            yield f"gradient of {name} differs by {share:.1e} of its largest (allowed {limit:g})"
+
+
+def _as_near(
+    want: Tensor | None, have: Tensor | None, exact: Gradients | None, name: str, limit: float
+) -> bool:
+    if exact is None:
+        return distance(want, have) <= limit
+    right = exact.get(name)
+    return distance(have, right) <= _AS_NEAR * distance(want, right)
+
+
+def _alike(expected: Gradients, exact: Gradients | None, unit: float) -> Gradients | None:
+    """Return the exact gradients when they are those of the same computation."""
+    if exact is None:
+        return None
+    off = math.hypot(*(_norm(want, exact.get(name)) for name, want in expected.items()))
+    whole = math.hypot(*(_norm(gradient, None) for gradient in exact.values()))
+    return exact if off <= min(_ALIKE, 1e3 * unit) * whole else None
+
+
+def distance(one: Tensor | None, other: Tensor | None) -> float:
+    """Return the largest difference of two gradients; a missing one is zero."""
+    apart = _apart(one, other)
+    if apart is None or not apart.numel():
+        return 0.0
+    found = float(apart.abs().max())
+    return math.inf if math.isnan(found) else found
+
+
+def _norm(one: Tensor | None, other: Tensor | None) -> float:
+    apart = _apart(one, other)
+    return 0.0 if apart is None else float(apart.norm())
+
+
+def _apart(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the difference in float64; NaN and infinity equal themselves."""
+    if one is None or other is None:
+        found = other if one is None else one
+        return None if found is None else _wide(found)
+    a, b = _wide(one), _wide(other)
+    return torch.where((a == b) | ((a != a) & (b != b)), torch.zeros_like(a), a - b)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _largest(gradient: Tensor | None) -> float:
+    return distance(gradient, None)
+
+
+def exact_gradients(
+    step: nn.Module, model: nn.Module, tensors: Sequence[Tensor], names: Sequence[str], seed: int
+) -> Gradients | None:
+    """Return the gradients of a step's first result in float64, None when it cannot be run so.
+
+    Args:
+        step: returns (loss, ...); it is copied.
+        model: the part of it whose parameters are named.
+        tensors: of the batch.
+        names: of parameters.
+        seed: of torch.
+    """
+    try:
+        twin, part = copy.deepcopy((step, model))
+        twin.double()
+        wide = [t.double() if t.is_floating_point() else t.clone() for t in tensors]
+        known = dict(part.named_parameters(remove_duplicate=False))
+        wanted = [known[name] for name in names]
+        with state_kept(part), quiet(), torch.enable_grad():
+            torch.default_generator.manual_seed(seed)
+            loss = twin(*wide)[0]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, MemoryError):
+        return None  # a module that insists on its own type, say
+    return dict(zip(names, found, strict=True))

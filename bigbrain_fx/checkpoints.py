@@ -1,0 +1,151 @@
+"""A bundle's weights as one checkpoint of the model, and a checkpoint of the model into a bundle.
+
+This room joins plans and `weights`; it moves no bytes itself and knows no processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbrain_fx.emit import weight_files
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.weights import (
+    Checkpoint,
+    Copy,
+    FromCheckpoint,
+    Joined,
+    Stored,
+    match,
+    read_checkpoint,
+    state,
+    stored_tensors,
+    write_file,
+    write_joined,
+)
+
+
+def export_weights(
+    bundle: str | Path,
+    to: str | Path,
+    *,
+    weights: str | Path | None = None,
+    shard_bytes: int | None = None,
+) -> Joined:
+    """Join the weights of all devices to one checkpoint, under the names of the user's model.
+
+    `model.load_state_dict(safetensors.torch.load_file(to))` takes it: tied tensors are there under
+    each of their names.
+
+    Args:
+        bundle: the folder that `split` wrote.
+        to: the safetensors file to write.
+        weights: what `run --save` wrote; the bundle's own weights when left out.
+        shard_bytes: the most that one file holds: writes shards and an index, as Hugging Face does.
+
+    Raises:
+        InputError: a tensor is missing, a file is there already, or the disk is full.
+    """
+    folder, out = Path(bundle), Path(to)
+    if not out.name.endswith(".safetensors"):
+        raise InputError(
+            f"expected a name that ends in .safetensors, found {out.name}",
+            help="--to model.safetensors",
+        )
+    plan = read_plan(folder)
+    found = stored_tensors(folder / "weights")
+    if weights is not None:
+        saved = stored_tensors(Path(weights))
+        _require_all(plan, saved, Path(weights))
+        found = {**found, **saved}
+    return write_joined(state(plan.graph.params, found), out, shard_bytes)
+
+
+def load_weights(
+    bundle: str | Path, checkpoint: str | Path, *, by_reference: bool = False
+) -> tuple[str, ...]:
+    """Put a checkpoint of the model into a bundle, in place of its weights.
+
+    All or nothing: the bundle keeps its weights when anything is wrong.
+
+    Args:
+        bundle: the folder that `split` wrote.
+        checkpoint: as `split --weights` takes it; or what `run --save` wrote.
+        by_reference: leave the numbers in the checkpoint.
+
+    Returns:
+        What the user should know, a sentence each.
+
+    Raises:
+        InputError: names or shapes do not fit the model, or the disk is full.
+    """
+    folder = Path(bundle).resolve()
+    plan, given = read_plan(folder), read_checkpoint(checkpoint)
+    own = _Own(stored_tensors(folder / "weights"))
+    fit = match(plan.graph.params, _whole(plan, given, own.tensors))
+    writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
+    scratch = Path(tempfile.mkdtemp(prefix=".weights-", dir=folder))
+    try:
+        scratch.chmod(0o755)
+        if (folder / "weights" / "index.json").exists():
+            shutil.copyfile(folder / "weights" / "index.json", scratch / "index.json")
+        writer.write_weights(scratch, weight_files(plan))
+        _exchange(folder / "weights", scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return fit.notes
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The tensors that a bundle has already: those outside the state dict stay as they are."""
+
+    tensors: Mapping[str, Stored]
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        for file, names in files.items():
+            found = [self.tensors[name] for name in names]
+            write_file(folder / file, [Copy(s.key, s.dtype, s) for s in found])
+
+    def write_batch(self, path: Path) -> None:
+        raise TypeError("a bundle has its batch")
+
+
+def _whole(plan: Plan, given: Checkpoint, own: Mapping[str, Stored]) -> Checkpoint:
+    """Add the state that no device has to what a run saved: it is as it was in the bundle."""
+    if not all((given.path / f"{name}.safetensors").is_file() for name in plan.stages.devices):
+        return given
+    held = _held(plan)
+    unused = {name: stored for name, stored in own.items() if name not in held}
+    return Checkpoint(given.path, {**unused, **given.tensors})
+
+
+def _require_all(plan: Plan, saved: Mapping[str, Stored], folder: Path) -> None:
+    """A run saves every tensor of every device: less is another bundle's, or a part of a run's."""
+    held = _held(plan)
+    lost = sorted(held - set(saved))
+    if lost:
+        raise InputError(
+            f"{folder} lacks {len(lost)} of the {len(held)} tensors that the devices hold",
+            at=str(folder),
+            notes=(f"missing: {', '.join(lost[:5])}",),
+            help="gather the files of all devices in one folder: "
+            + ", ".join(f"{name}.safetensors" for name in plan.stages.devices),
+        )
+
+
+def _held(plan: Plan) -> set[str]:
+    """Return the tensors that any device has."""
+    return {name for stage in plan.stages.stages for name in stage.params}
+
+
+def _exchange(place: Path, new: Path) -> None:
+    old = place.with_name(f".weights-old-{os.getpid()}")
+    place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old)

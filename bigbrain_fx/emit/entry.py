@@ -1,0 +1,62 @@
+"""What the entry points of training and inference say alike: which devices, how, on what data.
+
+This file knows no difference between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bigbrain_fx.emit.layout import double_quoted, wrapped
+from bigbrain_fx.emit.model_file import no_triple_blanks
+from bigbrain_fx.emit.slicing import Slice
+from bigbrain_fx.plan import Plan
+
+
+def device_fields(plan: Plan, classes: Sequence[str]) -> list[str]:
+    """Return the arguments that name the bundle's folder, its devices and its seed."""
+    devices = [plan.cluster.device[name] for name in plan.stages.devices]
+    return [
+        "folder=Path(__file__).resolve().parent",
+        f"plan={plan.key!r}",
+        f"devices=({''.join(f'{name}, ' for name in classes).strip()})",
+        f"kinds={tuple(d.kind for d in devices)!r}",
+        f"threads={tuple(d.threads for d in devices)!r}",
+        f"seed={plan.seed}",
+    ]
+
+
+def data_fields(module: str, constants: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments that say where the data come from, by name."""
+    return {
+        "batches": f"batches={module}.batches",
+        "inputs": f"inputs={module}.{constants['INPUTS']}",
+        "whole": f"whole={module}.{constants['WHOLE']}",
+        "specs": f"specs={module}.{constants['SPECS']}",
+    }
+
+
+def call_lines(name: str, kind: str, fields: Sequence[str]) -> list[str]:
+    """Write `NAME = Kind(...)`, an argument a line."""
+    return [
+        f"{name} = {kind}(",
+        *(line for entry in fields for line in wrapped(f"{entry},", 4)),
+        ")",
+    ]
+
+
+def with_users_code(
+    head: Sequence[str], imports: Sequence[str], taken: Slice, ours: Sequence[str]
+) -> str:
+    """Join what was copied from the model file, as it stands, and what we write before and after.
+
+    A `from __future__` import of the user's comes first; our own lines get double quotes.
+    """
+    lines, text = list(head), taken.text
+    if text.startswith("from __future__"):
+        first, _, text = text.partition("\n")
+        lines.append(first)
+    lines += imports
+    lines += ["", text.strip("\n"), ""] if text.strip() else [""]
+    quoted = double_quoted("\n".join(ours)).splitlines()
+    return "\n".join(no_triple_blanks([*lines, *quoted])) + "\n"

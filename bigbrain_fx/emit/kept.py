@@ -1,0 +1,158 @@
+"""Write what is kept of the user's own Python: assumptions, custom functions, leaves, a loss.
+
+This room knows how such a call looks; `function` knows names and statements.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Callable, Iterable, Iterator
+
+from bigbrain_fx.core import Arg, Graph, Op, ParamRef
+from bigbrain_fx.emit.expressions import attribute, dotted, function_place
+from bigbrain_fx.errors import InputError
+
+ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}
+LIBRARY = "library."
+LEAF = "leaf."
+LOSS = "user.loss"
+MODEL_NAME, LOSS_NAME = "user_model", "user_loss"
+"""What `functions.py` calls the user's `model` and `loss`."""
+RUNTIME = ("assume", "assume_not", "flat", "part_of")
+"""Names that these calls need from the bundle's runtime."""
+
+Argument = Callable[[Arg], ast.expr]
+
+
+def kept_call(op: Op, argument: Argument) -> ast.expr | None:
+    """Return the expression of a call of the user's own Python; None for an op of torch.
+
+    Args:
+        op: any op.
+        argument: gives the expression of an argument.
+    """
+    if op.target in ASSUME:
+        return _assumption(op, argument)
+    if op.target.startswith(LEAF):
+        return _leaf(op, argument)
+    if op.target == LOSS:
+        given = [_nest(arg, argument) for arg in _items(op.args[0])]
+        return ast.Call(ast.Name(LOSS_NAME), given, [])
+    if op.target.startswith(LIBRARY):
+        return _library_call(op, argument)
+    if op.target.startswith("opaque."):
+        function = dotted(function_place(op.target)[1])
+        return ast.Call(attribute(function, "apply"), [argument(arg) for arg in op.args], [])
+    return None
+
+
+def _library_call(op: Op, argument: Argument) -> ast.expr:
+    """Write `torch.ops.library.op(...)`; the import of the function behind it registers it.
+
+    Raises:
+        InputError: the target is not made of Python names.
+    """
+    parts = op.target.split(".")
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise InputError(f"op {op.name!r} has the target {op.target!r}: expected Python names")
+    named = [ast.keyword(name, argument(value)) for name, value in op.kwargs]
+    function = dotted(f"torch.ops.{parts[1]}.{parts[2]}")
+    return ast.Call(function, [argument(arg) for arg in op.args], named)
+
+
+def leaf_path(op: Op) -> str | None:
+    """Return the path of the module that an op calls whole; None for any other op."""
+    return op.target.removeprefix(LEAF) if op.target.startswith(LEAF) else None
+
+
+def leaf_module(path: str) -> ast.expr:
+    """Return the expression that makes a stage's copy of a leaf."""
+    return ast.Call(ast.Name("part_of"), [ast.Name(MODEL_NAME), ast.Constant(path)], [])
+
+
+def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) of the user's own that these ops need; "" is the model file itself."""
+    for op in _all(graph, ops):
+        if op.target.startswith("opaque."):
+            module, name = function_place(op.target)
+            yield module, name.partition(".")[0]
+        elif op.target.startswith(LIBRARY):
+            *place, name = op.target.split(".")[4:]
+            yield ".".join(place), name
+        elif op.target.startswith(LEAF):
+            yield "", MODEL_NAME
+        elif op.target == LOSS:
+            yield "", LOSS_NAME
+        for kind in _classes(op):
+            module, _, name = kind.rpartition(".")
+            yield module, name
+
+
+def _all(graph: Graph, ops: Iterable[str]) -> Iterator[Op]:
+    pending = [graph.op[name] for name in ops]
+    while pending:
+        op = pending.pop(0)
+        yield op
+        pending[:0] = op.body.ops if op.body else ()
+
+
+def _classes(op: Op) -> Iterator[str]:
+    """Yield the classes of the objects that a call is given, "module.Class"."""
+    if not op.target.startswith(LEAF) and op.target != LOSS:
+        return
+    pending = list(op.args)
+    while pending:
+        arg = pending.pop(0)
+        if isinstance(arg, tuple):
+            if len(arg) == 3 and arg[0] == "object":
+                yield str(arg[1])
+            pending[:0] = arg
+
+
+def _assumption(op: Op, argument: Argument) -> ast.expr:
+    place = ast.Constant(op.source or "forward")
+    return ast.Call(ast.Name(ASSUME[op.target]), [argument(op.args[0]), place], [])
+
+
+def _leaf(op: Op, argument: Argument) -> ast.expr:
+    """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives."""
+    positional, named = _items(op.args[0])
+    given = [_nest(arg, argument) for arg in _items(positional)]
+    keywords = [ast.keyword(str(k), _nest(v, argument)) for k, v in map(_pair, _items(named))]
+    module = argument(ParamRef(op.target.removeprefix(LEAF)))
+    call = ast.Call(module, given, keywords)
+    return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
+
+
+def _items(nest: Arg) -> tuple[Arg, ...]:
+    """Return what a container holds: its tag stands first, its items last."""
+    assert isinstance(nest, tuple)
+    items = nest[-1]
+    assert isinstance(items, tuple)
+    return items
+
+
+def _pair(item: Arg) -> tuple[Arg, Arg]:
+    """Return the key and the value of an entry."""
+    assert isinstance(item, tuple)
+    key, value = item
+    return key, value
+
+
+def _nest(arg: Arg, argument: Argument) -> ast.expr:
+    """Write a container as Python does: `{"labels": labels}`, `Output(logits=logits)`."""
+    match arg:
+        case ("dict", _):
+            pairs = [_pair(item) for item in _items(arg)]
+            keys: list[ast.expr | None] = [argument(key) for key, _ in pairs]
+            return ast.Dict(keys, [_nest(value, argument) for _, value in pairs])
+        case ("tuple", _):
+            return ast.Tuple([_nest(item, argument) for item in _items(arg)])
+        case ("list", _):
+            return ast.List([_nest(item, argument) for item in _items(arg)])
+        case ("object", str(kind), _):
+            pairs = [_pair(item) for item in _items(arg)]
+            fields = [ast.keyword(str(key), _nest(value, argument)) for key, value in pairs]
+            return ast.Call(ast.Name(kind.rpartition(".")[2]), [], fields)
+    return argument(arg)

@@ -1,0 +1,164 @@
+"""What a bundle takes from the model file: its functions as text, and where a batch's entries are.
+
+This file reads the model file and writes nothing; it knows nothing of what the bundle is for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bigbrain_fx.capture.location import HF, is_hf, is_onnx
+from bigbrain_fx.core import Dim, Input
+from bigbrain_fx.emit.kept import LOSS_NAME, MODEL_NAME, user_names
+from bigbrain_fx.emit.layout import wrapped
+from bigbrain_fx.emit.names import Names
+from bigbrain_fx.emit.slicing import Slice, slice_file
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
+
+EMPTY = Slice("", ())
+
+
+def source_file(plan: Plan) -> Path:
+    """Return the model file, without the name of the model in it; of hf: its config.json."""
+    if is_hf(plan.source.path) or is_onnx(plan.source.path):
+        return Path(plan.source.path.removeprefix(HF).partition("?")[0])
+    path, _, name = plan.source.path.rpartition(":")
+    return Path(path if path and name.isidentifier() else plan.source.path)
+
+
+def training_slice(plan: Plan) -> Slice:
+    """Return what the bundle takes from the model file: for inference its data alone."""
+    source, trains = plan.source, plan.mode == "train"
+    named = {
+        "batches": source.has_batches,
+        "optimizer": source.has_optimizer and trains,
+        "lr_scale": source.has_lr_scale and trains,
+    }
+    wanted = [name for name, is_there in named.items() if is_there]
+    return slice_file(source_file(plan), wanted) if wanted else EMPTY
+
+
+def functions_slice(plan: Plan) -> Slice:
+    """Return the user's own Python that is called as it is: functions, leaf modules, the loss."""
+    found = user_names(plan.graph, [op.name for op in plan.graph.ops])
+    own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))
+    if not own or not is_model_file(plan):
+        return _require_no_file(plan, own)
+    called = {MODEL_NAME: _model_name(plan), LOSS_NAME: "loss"}
+    taken = slice_file(source_file(plan), [called.get(name, name) for name in own])
+    text = without_marks(taken.text)
+    lines = [f"{name} = {called[name]}" for name in own if name in called]
+    return replace(taken, text="\n".join([text, *lines, ""]) if lines else text)
+
+
+def is_model_file(plan: Plan) -> bool:
+    """Whether the plan's model came from a Python file."""
+    return bool(plan.source.path) and source_file(plan).suffix == ".py"
+
+
+def _require_no_file(plan: Plan, own: Sequence[str]) -> Slice:
+    """Refuse to write what only a model file could define."""
+    wanted = {MODEL_NAME: "a leaf module", LOSS_NAME: "a loss that cannot be traced"}
+    found = [wanted[name] for name in own if name in wanted]
+    if found:
+        raise InputError(
+            f"BX0140: {found[0]} is the user's own Python: a bundle takes it from a model file",
+            help="write a model.py with model(), example_batch() and loss, and split that",
+        )
+    return EMPTY
+
+
+def _model_name(plan: Plan) -> str:
+    path, _, name = plan.source.path.rpartition(":")
+    return name if path and name.isidentifier() else "model"
+
+
+def without_marks(text: str) -> str:
+    """Let code that marks leaves with `bigbrain_fx.leaf` run where bigbrain-fx is not installed."""
+    lines = text.split("\n")
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.Import):
+            own = [alias for alias in node.names if alias.name.split(".")[0] == "bigbrain_fx"]
+            stand_ins = [_mark_class(alias.asname or "bigbrain_fx") for alias in own]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bigbrain_fx"):
+            stand_ins = [f"def {alias.asname or alias.name}(module):" for alias in node.names]
+            stand_ins = [f"{head}\n    return module" for head in stand_ins]
+        else:
+            continue
+        if stand_ins:
+            lines[node.lineno - 1 : node.end_lineno] = stand_ins
+    return "\n".join(lines)
+
+
+def _mark_class(name: str) -> str:
+    """Return a class that stands in for the module bigbrain_fx."""
+    return f"class {name}:\n    leaf = staticmethod(lambda module: module)"
+
+
+def our_names(taken: Slice, ours: Iterable[str]) -> dict[str, str]:
+    """Return the names of our own constants beside the user's code, which may have the same."""
+    nodes = list(ast.walk(ast.parse(taken.text)))
+    names = Names(node.id for node in nodes if isinstance(node, ast.Name))
+    return {name: names.fresh(name) for name in ours}
+
+
+def inputs_lines(plan: Plan, constants: Mapping[str, str]) -> list[str]:
+    """Write where each model input is in a batch, what it is, and which are not split."""
+    used = {name for stage in plan.stages.stages for name in stage.inputs}
+    if plan.mode == "eval":
+        used |= set(plan.graph.outputs)  # a model may hand an input through
+    entries = [entry for entry in plan.graph.inputs if entry.name in used]
+    rows = [
+        f"    {entry.name!r}: {entry.key if plan.source.has_batches else (entry.name,)!r},"
+        for entry in entries
+    ]
+    whole = tuple(entry.name for entry in entries if not entry.batched)
+    specs = [
+        f"    {entry.name!r}: {(entry.spec.dtype, _shape(entry, plan))!r}," for entry in entries
+    ]
+    return [
+        f"{constants['INPUTS']} = {{",
+        *rows,
+        "}",
+        f"{constants['SPECS']} = {{",
+        *specs,
+        "}",
+        *wrapped(f"{constants['WHOLE']} = {whole!r}", 0),
+    ]
+
+
+def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
+    """Return the shape of an entry in a whole batch."""
+    if not entry.batched:
+        return entry.spec.at(plan.rows).shape
+    rows = plan.micro_batches * plan.rows
+    return (rows, *entry.spec.at(rows).shape[1:])  # a trace of one size has that size there
+
+
+def own_batches_lines() -> list[str]:
+    """Write the `batches` of a model file that has none."""
+    return [
+        "",
+        "def batches(seed):",
+        '    """The model file has no `batches`: take its example batch again and again."""',
+        '    return example_batches(Path(__file__).parent / "example.safetensors")',
+        "",
+    ]
+
+
+def no_triple_blanks(lines: Sequence[str]) -> list[str]:
+    """Leave out blank lines after two of them."""
+    kept: list[str] = []
+    for line in "\n".join(lines).splitlines():
+        if line or kept[-2:] != ["", ""]:
+            kept.append(line)
+    return kept
+
+
+def quiet(text: str) -> str:
+    """Make text safe inside a docstring."""
+    return text.replace("\\", "/").replace('"', "'").replace("\n", " ")

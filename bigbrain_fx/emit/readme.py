@@ -1,0 +1,81 @@
+"""Plan -> README.md of a bundle. This file knows what a reader of a bundle asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigbrain_fx.core import Stage
+from bigbrain_fx.emit import infer_texts, train_texts
+from bigbrain_fx.emit.model_file import functions_slice, training_slice
+from bigbrain_fx.plan import Plan
+
+
+def readme_text(plan: Plan) -> str:
+    """Return the README of a bundle."""
+    trains = plan.mode == "train"
+    commands = train_texts.train_commands(plan) if trains else infer_texts.infer_commands(plan)
+    hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
+    lines = [
+        f"# {plan.graph.name} on {len(plan.stages.devices)} devices",
+        "",
+        "Written by bigbrain-fx. It needs torch and safetensors, and nothing of bigbrain-fx: "
+        "read it, change it, keep it.",
+        "",
+        "```",
+        *commands,
+        "```",
+        "",
+        *([] if trains else [*infer_texts.infer_notes(plan), ""]),
+        *(_host_commands(plan) if len(hosts) > 1 else []),
+        f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
+        f"seed {plan.seed}.",
+        "",
+        "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",
+        "|---|---|---|---|---|---|",
+        *(_row(plan, device) for device in plan.stages.devices),
+        "",
+        *_files(plan),
+        "",
+        "Messages are not encrypted or authenticated: use a trusted network.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _files(plan: Plan) -> list[str]:
+    taken, functions = training_slice(plan), functions_slice(plan)
+    step = "and its step" if plan.mode == "train" else "and its part of a batch"
+    lines = [
+        "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, "
+        f"{step}",
+        train_texts.FILES if plan.mode == "train" else infer_texts.FILES,
+        "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
+        "`timeline.json` (open it in Perfetto)",
+    ]
+    if functions.text:
+        lines.append(
+            "- `functions.py`: code of the model file that stages call as it is (custom autograd "
+            "functions, modules kept whole, a loss that cannot be traced): it needs what that needs"
+        )
+    files = dict.fromkeys((*taken.files, *functions.files))
+    return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in files)]
+
+
+def _row(plan: Plan, device: str) -> str:
+    stages: Sequence[Stage] = plan.stages.of(device)
+    numbers = ", ".join(str(stage.index) for stage in stages)
+    tensors = len({name for stage in stages for name in stage.params})
+    entry = plan.forecast.of(device)
+    host = plan.cluster.device[device].host
+    peak = f"{entry.peak_bytes / 2**20:.0f} MiB"
+    return f"| {device} | {host} | {numbers} | {tensors} | {entry.busy_s:.3f} s | {peak} |"
+
+
+def _host_commands(plan: Plan) -> list[str]:
+    lines = ["One command per host (put the first host's address for ADDRESS):", "", "```"]
+    world = len(plan.stages.devices)
+    entry = "train.py --steps 100" if plan.mode == "train" else "infer.py --outputs out"
+    for rank, name in enumerate(plan.stages.devices):
+        host = plan.cluster.device[name].host
+        setting = f"RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500"
+        lines.append(f"{host}$ {setting} python {entry}")
+    return [*lines, "```", ""]

@@ -1,0 +1,97 @@
+"""Plan -> training.py and train.py of a bundle: data and optimizer, and the entry point.
+
+This file knows how training is started; what a step does is in the device files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigbrain_fx.emit.entry import call_lines, data_fields, device_fields, with_users_code
+from bigbrain_fx.emit.layout import double_quoted
+from bigbrain_fx.emit.model_file import (
+    inputs_lines,
+    our_names,
+    own_batches_lines,
+    quiet,
+    source_file,
+    training_slice,
+)
+from bigbrain_fx.emit.slicing import Slice
+from bigbrain_fx.plan import Plan
+
+OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM")
+FILES = (
+    "- `training.py`: data, optimizer; `train.py`: the entry point; "
+    "`runtime/`: messages and bookkeeping"
+)
+
+
+def train_texts(plan: Plan) -> dict[str, str]:
+    """Return training.py and train.py."""
+    taken = training_slice(plan)
+    constants = our_names(taken, OURS)
+    return {
+        "training.py": _training_text(plan, taken, constants),
+        "train.py": _train_text(plan, constants),
+    }
+
+
+def train_commands(plan: Plan) -> list[str]:
+    """Return how to start it, a command a line."""
+    torchrun = f"torchrun --nproc-per-node {len(plan.stages.devices)} train.py --steps 100"
+    explained = {
+        "bigbrain-fx run . --steps 100": "all devices on this host",
+        torchrun: "the same without bigbrain-fx",
+        "python train.py --in-process --steps 2": "all devices in one process, for pdb",
+    }
+    return [f"{command:<57}# {what}" for command, what in explained.items()]
+
+
+def _training_text(plan: Plan, taken: Slice, constants: Mapping[str, str]) -> str:
+    source, name = plan.source, source_file(plan).name
+    runtime = [] if source.has_optimizer else ["adamw"]
+    runtime += [] if source.has_batches else ["example_batches"]
+    title, origin = quiet(plan.graph.name), quiet(name)
+    head = [f'"""How {title} is trained; the functions are copied from {origin}."""', ""]
+    imports = [] if source.has_batches else ["from pathlib import Path"]
+    imports += ["", f"from runtime import {', '.join(runtime)}"] if runtime else []
+    ours = [] if source.has_batches else own_batches_lines()
+    ours += ["", *inputs_lines(plan, constants)]
+    optimizer = "optimizer" if source.has_optimizer else "adamw"
+    ours.append(f"{constants['OPTIMIZER']} = {optimizer}")
+    ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
+    ours.append(f"{constants['CLIP_NORM']} = {source.clip_norm!r}")
+    return with_users_code(head, imports, taken, ours)
+
+
+def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
+    count = len(plan.stages.devices)
+    modules = [f"device_{number}" for number in range(count)]
+    how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
+    data = data_fields("training", constants)
+    specs = data.pop("specs")
+    fields = [
+        *device_fields(plan, [f"device_{i}.Device{i}" for i in range(count)]),
+        *data.values(),
+        f"training=Training({', '.join(how)})",
+        specs,
+    ]
+    lines = [
+        f'"""Train {quiet(plan.graph.name)}: one process per device.',
+        "",
+        *(f"    {line}" for line in train_commands(plan)),
+        '"""',
+        "",
+        "from pathlib import Path",
+        "",
+        *(f"import {module}" for module in modules),
+        "import training",
+        "from runtime import Bundle, Training, main",
+        "",
+        *call_lines("BUNDLE", "Bundle", fields),
+        "",
+        'if __name__ == "__main__":',
+        "    main(BUNDLE)",
+    ]
+    return double_quoted("\n".join(lines) + "\n")

@@ -1,0 +1,335 @@
+"""Inference with a bundle: one process per device, or all devices in one process.
+
+    batches ──▶ [device 0] ──▶ [device 1] ──▶ [device 2] ──▶ outputs by name, in order of the rows
+
+This file knows how to start and how to collect; what a batch's way is, is in the device files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .data import BatchError, Spec
+from .device import Device, Transport
+from .local import Hub, LocalTransport
+from .malloc import keep_freed_memory
+from .network import NetworkTransport
+from .rendezvous import environment_number, join, leave_together, own_device, write_report
+from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
+from .weights import OwnWeights
+
+BAD_INPUT = 2  # exit code; as argparse's
+DEFAULT_STEPS = 10
+Outputs = dict[str, Tensor]
+OnBatch = Callable[[int, int, Outputs, float], None]  # number, rows, outputs, seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """What `infer.py` says of the bundle; `rows` are those of a full batch."""
+
+    folder: Path
+    plan: str
+    devices: tuple[type[InferenceDevice], ...]
+    kinds: tuple[str, ...]
+    threads: tuple[int, ...]
+    seed: int
+    batches: Batches
+    inputs: Mapping[str, tuple[str | int, ...]]
+    whole: tuple[str, ...]
+    specs: Mapping[str, Spec]
+    rows: int
+
+    @property
+    def by_name(self) -> dict[str, tuple[str | int, ...]]:
+        """Where the inputs are in a batch of tensors by name."""
+        return {name: (name,) for name in self.inputs}
+
+
+class InferenceDevice(Device):
+    """Run one device's part of every batch, forward only.
+
+    No gradients are kept (`torch.no_grad`: the numbers are those of the usual mode, and unlike
+    tensors made under `torch.inference_mode` the outputs may be used for anything).
+
+    Attributes:
+        outputs: on the device that collects them: name of an output -> the dimension along which it
+            has the rows of the batch; None for an output that has one value a micro-batch.
+    """
+
+    outputs: Mapping[str, int | None] = {}
+
+    def __init__(
+        self, transport: Transport, stream: RowStream, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(transport, stream, seed, device)
+        self.rows = stream
+        self.collected: dict[str, list[Tensor]] = {}
+        for module in self.modules.values():
+            module.eval()
+
+    def feed(self, transport: Transport, stream: RowStream) -> None:
+        """Go on with other data, and other ways for messages."""
+        self.transport, self.stream, self.rows = transport, stream, stream
+
+    def output(self, name: str, micro: int, value: Tensor) -> None:
+        """Keep an output of one micro-batch."""
+        self.collected.setdefault(name, []).append(value)
+
+    def run_batch(self, step: int) -> Outputs:
+        """Run one batch; return the outputs by name where they are collected, else nothing."""
+        self.collected = {}
+        with torch.no_grad():
+            self.run_step(step)
+            return {name: self._joined(name, dim) for name, dim in self.outputs.items()}
+
+    def _joined(self, name: str, dim: int | None) -> Tensor:
+        """Join an output's micro-batches, without the rows that only filled the batch up."""
+        parts, rows, room = self.collected.pop(name), self.rows.rows, self.rows.room
+        if dim is None:
+            used = -(-rows * len(parts) // room)
+            return torch.stack(parts[:used])
+        joined = torch.cat(parts, dim)
+        return joined.narrow(dim, 0, joined.shape[dim] * rows // room)
+
+
+def join_batches(device: type[InferenceDevice], found: list[Outputs]) -> Outputs:
+    """Join the outputs of several batches."""
+    return {
+        name: torch.cat([outputs[name] for outputs in found], dim or 0)
+        for name, dim in device.outputs.items()
+    }
+
+
+def run_batches(device: InferenceDevice, steps: int, on_batch: OnBatch | None) -> None:
+    """Run batches 0 to steps-1; hand on the outputs of each where they are collected."""
+    for step in range(steps):
+        start = time.perf_counter()
+        outputs = device.run_batch(step)
+        if outputs and on_batch is not None:
+            on_batch(step, device.rows.rows, outputs, time.perf_counter() - start)
+
+
+# --------------------------------------------------------------------------- in one process
+
+
+def infer_in_process(inference: Inference, inputs: Mapping[str, Tensor]) -> Outputs:
+    """Return the outputs by name for input tensors by name, of any number of rows.
+
+    Raises:
+        BatchError: an input is missing, or is not like the one that the model was split with.
+    """
+    parts = batches_of_tensors(inputs, tuple(inference.inputs), inference.whole, inference.rows)
+    found: list[Outputs] = []
+    run_here(
+        inference,
+        lambda _: iter(parts),
+        inference.by_name,
+        len(parts),
+        inference.seed,
+        lambda *batch: found.append(batch[2]),
+    )
+    return join_batches(next(cls for cls in inference.devices if cls.outputs), found)
+
+
+def run_here(
+    inference: Inference,
+    batches: Batches,
+    places: Mapping[str, tuple[str | int, ...]],
+    steps: int,
+    seed: int,
+    on_batch: OnBatch | None = None,
+) -> tuple[InferenceDevice, ...]:
+    """Run batches with all devices in this process, in turn; return the devices.
+
+    Args:
+        inference: the bundle.
+        batches: `batches(seed)` gives one batch after another.
+        places: where the inputs are in a batch.
+        steps: how many batches.
+        seed: of the data, and of what the model draws.
+        on_batch: gets the outputs of each.
+    """
+    devices, hub = loaded(inference), Hub()
+    for device in devices:
+        device.seed = seed
+        device.feed(LocalTransport(hub), _stream(inference, batches, places, seed, device.device))
+    hub.run({d.name: partial(run_batches, d, steps, on_batch) for d in devices})
+    return devices
+
+
+@lru_cache(maxsize=1)
+def loaded(inference: Inference) -> tuple[InferenceDevice, ...]:
+    """Build all devices on the CPU, with their weights; a second call finds them as they are."""
+    here, transport = torch.device("cpu"), LocalTransport(Hub())
+    streams = [
+        _stream(inference, inference.batches, inference.inputs, inference.seed, here)
+        for _ in inference.devices
+    ]
+    return tuple(
+        make_device(inference, rank, transport, stream, inference.seed, here)
+        for rank, stream in enumerate(streams)
+    )
+
+
+def make_device(
+    inference: Inference,
+    rank: int,
+    transport: Transport,
+    stream: RowStream,
+    seed: int,
+    where: torch.device,
+) -> InferenceDevice:
+    """Build one device with its weights."""
+    cls = inference.devices[rank]
+    device = cls(transport, stream, seed, where)
+    device.load(OwnWeights(inference.folder / "weights", cls.name), {})
+    return device
+
+
+def _stream(
+    inference: Inference,
+    batches: Batches,
+    places: Mapping[str, tuple[str | int, ...]],
+    seed: int,
+    where: torch.device,
+) -> RowStream:
+    micro_batches = inference.devices[0].micro_batches
+    return RowStream(batches, seed, places, inference.whole, micro_batches, where, inference.specs)
+
+
+# --------------------------------------------------------------------------- as a program
+
+
+def infer_main(inference: Inference) -> None:
+    """Run inference: parse the command line, join the other devices, run the batches."""
+    options = _parser(inference).parse_args()
+    seed = inference.seed if options.seed is None else options.seed
+    keep_freed_memory()
+    try:
+        batches, places, steps = _data(inference, options)
+        show = _Shown(options.json, Path(options.outputs) if options.outputs else None)
+        if options.in_process:
+            run_here(inference, batches, places, steps, seed, show.batch)
+        else:
+            _run(inference, batches, places, steps, seed, options, show)
+    except BatchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    show.end()
+
+
+def _data(
+    inference: Inference, options: argparse.Namespace
+) -> tuple[Batches, Mapping[str, tuple[str | int, ...]], int]:
+    """Return where batches come from, where the inputs are in them, and how many to run."""
+    if not options.inputs:
+        return inference.batches, inference.inputs, options.steps or DEFAULT_STEPS
+    path, names = Path(options.inputs), tuple(inference.inputs)
+    there = -(-count_rows(path, names, inference.whole) // inference.rows)
+
+    def batches(_: int) -> Iterator[object]:
+        return batches_of_file(path, names, inference.whole, inference.rows)
+
+    return batches, inference.by_name, min(options.steps or there, there)
+
+
+def _run(
+    inference: Inference,
+    batches: Batches,
+    places: Mapping[str, tuple[str | int, ...]],
+    steps: int,
+    seed: int,
+    options: argparse.Namespace,
+    show: _Shown,
+) -> None:
+    rank = environment_number("RANK", options.rank)
+    torch.set_num_threads(options.threads or inference.threads[rank])
+    store = join(inference.plan, inference.kinds, rank, options.deadline)
+    try:
+        where = own_device(inference.kinds[rank])
+        ranks = {cls.name: number for number, cls in enumerate(inference.devices)}
+        remote = [c for c in inference.devices[rank].channels if not c.is_local]
+        transport = NetworkTransport(ranks, where, options.deadline, store, remote)
+        stream = _stream(inference, batches, places, seed, where)
+        device = make_device(inference, rank, transport, stream, seed, where)
+        run_batches(device, steps, show.batch)
+        if options.report:
+            write_report(device.name, Path(options.report))
+        leave_together(store, rank, len(ranks))
+    finally:
+        dist.destroy_process_group()
+
+
+class _Shown:
+    """What is printed and written of the batches, on the device that collects the outputs."""
+
+    def __init__(self, as_json: bool, folder: Path | None) -> None:
+        self.as_json = as_json
+        self.folder = folder
+        self.rows = 0
+        self.seconds = 0.0
+
+    def batch(self, number: int, rows: int, outputs: Outputs, batch_s: float) -> None:
+        """Print one batch's line, write its outputs."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = {name: tensor.cpu().contiguous().clone() for name, tensor in outputs.items()}
+            save_file(found, self.folder / f"{number:05d}.safetensors")
+        line = json.dumps({"batch": number, "rows": rows, "batch_s": round(batch_s, 6)})
+        text = f"batch {number:5d}   {rows} rows   {batch_s:.3f} s"
+        print(line if self.as_json else text, flush=True)
+        self.rows += rows
+        self.seconds += batch_s
+
+    def end(self) -> None:
+        """Print how fast it was."""
+        if self.rows and not self.as_json:
+            pace = self.rows / self.seconds if self.seconds else float("inf")
+            print(f"{self.rows} rows in {self.seconds:.3f} s: {pace:.1f} rows a second")
+
+
+def _parser(inference: Inference) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="infer.py", description=f"Run inference on {len(inference.devices)} devices."
+    )
+    names = ", ".join(inference.inputs)
+    parser.add_argument("--inputs", help=f"safetensors file with the tensors {names}")
+    parser.add_argument("--outputs", help="write the outputs of each batch to this folder")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=None,
+        help=f"batches of up to {inference.rows} rows "
+        f"(default: all of --inputs, else {DEFAULT_STEPS} of batches.py)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help=f"seed of the data (default {inference.seed})"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a batch")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
+    )
+    parser.add_argument("--report", help="write each device's peak memory to this folder")
+    parser.add_argument(
+        "--deadline", type=float, default=300.0, help="longest wait for any message, in seconds"
+    )
+    parser.add_argument(
+        "--rank", type=int, default=None, help="this process's device (default: $RANK)"
+    )
+    parser.add_argument(
+        "--in-process", action="store_true", help="run all devices in this process, for pdb"
+    )
+    return parser

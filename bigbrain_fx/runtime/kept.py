@@ -1,0 +1,90 @@
+"""What stages keep of the user's own Python: assumptions that are checked, modules kept whole.
+
+This file knows tensors; it knows nothing of devices, messages or schedules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class AssumptionError(RuntimeError):
+    """Report data for which the model would have taken another path than the one written here."""
+
+
+def assume(condition: Tensor, place: str) -> None:
+    """Require a tensor to be true, as it was when the model was split.
+
+    On the CPU the error comes at once. On a GPU the check is queued like any kernel, so nothing
+    waits for it: the error, with the place, comes with a later call.
+
+    Args:
+        condition: one number, asked for as `if condition:` would.
+        place: where the model asks, "model.py:31".
+
+    Raises:
+        AssumptionError: it is false; the model itself would go another way there.
+    """
+    _require(condition, True, place)
+
+
+def assume_not(condition: Tensor, place: str) -> None:
+    """Require a tensor to be false; the rest as in `assume`."""
+    _require(condition, False, place)
+
+
+def _require(condition: Tensor, answer: bool, place: str) -> None:
+    value = condition.detach()
+    text = f"{place}: this was {answer} for the example batch, and the bundle holds for that alone"
+    if value.device.type == "cpu":
+        if bool(value) is not answer:
+            raise AssumptionError(text)
+        return
+    torch._assert_async((value != 0) if answer else (value == 0), text)
+
+
+# --------------------------------------------------------------------------- modules kept whole
+
+_built: dict[object, nn.Module] = {}
+
+
+def part_of(model: Callable[[], nn.Module] | nn.Module, path: str) -> nn.Module:
+    """Return one module of the user's model, its numbers still to be loaded.
+
+    The model is built without numbers (on the meta device), once in a process; where that fails it
+    is built with them.
+
+    Args:
+        model: the user's `model()`, or the module itself.
+        path: of the part, "blocks.0.experts".
+    """
+    if model not in _built:
+        _built[model] = model if isinstance(model, nn.Module) else _without_numbers(model)
+    part = copy.deepcopy(_built[model].get_submodule(path)).to_empty(device="cpu")
+    for module in part.modules():
+        module._non_persistent_buffers_set.clear()  # a bundle stores them, too
+    return part
+
+
+def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return model()
+    except (RuntimeError, NotImplementedError):
+        return model()
+
+
+def flat(value: object) -> list[Tensor]:
+    """Return the tensors of what a module gives, in order: of tuples, lists, dicts, dataclasses."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [tensor for item in value.values() for tensor in flat(item)]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in flat(item)]
+    fields = getattr(value, "__dataclass_fields__", ())
+    return [tensor for name in fields for tensor in flat(getattr(value, name))]

@@ -1,0 +1,123 @@
+"""How the processes of a bundle find each other, and how they leave; what each reports of itself.
+
+This file knows torch.distributed and the environment that a launcher sets; it knows no steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+# torch exports these two, but not for mypy
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> Store:
+    """Join the group; refuse a process that runs another plan. Return the store that all share.
+
+    Args:
+        plan: the plan's key.
+        kinds: of each device, by rank: "cpu" or "cuda".
+        rank: of this process.
+        deadline_s: longest wait for the others.
+    """
+    world = len(kinds)
+    if environment_number("WORLD_SIZE", world) != world:
+        raise SystemExit(
+            f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}"
+        )
+    timeout = timedelta(seconds=deadline_s)
+    backend = "nccl" if all(kind == "cuda" for kind in kinds) else "gloo"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        base = TCPStore(host, port, world, is_master=False, timeout=timeout)
+        # a restart must not read old addresses
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    else:
+        base, attempt = _tcp_store(rank, world, timeout), "0"
+    store = PrefixStore(f"bigbrain/{attempt}", base)
+    store.set(f"plan/{rank}", plan)
+    plans = [store.get(f"plan/{other}").decode() for other in range(world)]
+    leave_together(store, rank, world, "read")  # who refuses ends, and rank 0 holds the store
+    for other, found in enumerate(plans):
+        if found != plan:
+            raise SystemExit(
+                f"rank {other} runs plan {found}, this process runs {plan}: "
+                "copy one bundle to all hosts"
+            )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    return store
+
+
+def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
+    """Open the rendezvous on MASTER_ADDR only: torch's own listener would take every interface."""
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = environment_number("MASTER_PORT", 29500)
+    if host == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if rank != 0:
+        return TCPStore(host, port, world, is_master=False, timeout=timeout)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise SystemExit(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another MASTER_PORT"
+        ) from error
+    listener.listen(128)
+    return TCPStore(
+        host,
+        port,
+        world,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def leave_together(store: Store, rank: int, world: int, where: str = "done") -> None:
+    """Rank 0 holds the store: it leaves a place last."""
+    store.set(f"{where}/{rank}", "1")
+    if rank == 0:
+        store.wait([f"{where}/{other}" for other in range(world)])
+
+
+def own_device(kind: str) -> torch.device:
+    """Return where this process computes; of several GPUs the one that LOCAL_RANK says."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", environment_number("LOCAL_RANK", 0))
+    torch.cuda.set_device(device)
+    return device
+
+
+def write_report(name: str, folder: Path) -> None:
+    """Write what a device's process held at most, as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    text = json.dumps({"device": name, "max_rss_bytes": peak})
+    (folder / f"{name}.json").write_text(text + "\n")
+
+
+def environment_number(name: str, default: int | None) -> int:
+    """Return a number that the launcher set; without a default it must be there."""
+    text = os.environ.get(name)
+    if text is None and default is None:
+        raise SystemExit(
+            f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank"
+        )
+    return int(text) if text is not None else int(default or 0)

@@ -1,0 +1,310 @@
+"""A bundle for inference against `model.eval()`: output by output, micro-batch by micro-batch.
+
+    your module after eval() = captured graph = bundle
+
+The captured graph runs whole, in one process, without any of the bundle's stages. This room knows
+nothing of emitted text or of messages.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bigbrain_fx.capture.batch import graph_inputs
+from bigbrain_fx.capture.export import ambient
+from bigbrain_fx.capture.interpret import run_graph
+from bigbrain_fx.capture.modelfile import ModelFile
+from bigbrain_fx.capture.step import Step, route, without_fast_path
+from bigbrain_fx.capture.trace import Captured
+from bigbrain_fx.core import Op
+from bigbrain_fx.cut import live_ops
+from bigbrain_fx.emit import output_dims
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.randomness import draw_places, place_name
+from bigbrain_fx.runtime.modules import reseed
+from bigbrain_fx.verify.module import SEEDS, equal, link
+
+if TYPE_CHECKING:  # what runs is the bundle's own copy
+    from bigbrain_fx.runtime.rows import RowStream
+
+Values = Mapping[str, Tensor]
+
+
+def inference_checks(
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    bundle: ModuleType,
+    weights: Values,
+    steps: int,
+    outputs: Path | None = None,
+) -> list[dict[str, object]]:
+    """Compare module, captured graph and bundle; all have the bundle's weights.
+
+    Args:
+        file: the model file, loaded here; its module gets the bundle's weights.
+        captured: its capture, of which the plan was made.
+        plan: what the bundle runs.
+        bundle: its infer.py, imported here.
+        weights: of the bundle, by the model's names.
+        steps: batches.
+        outputs: what real processes wrote; else the bundle is run in this process.
+    """
+    _put(weights, captured, plan)
+    one = _OneProcess(plan, captured, weights)
+    stream = _stream(bundle, plan)
+    expected = [one.batch(_micro_batches(stream, step, plan), step) for step in range(steps)]
+    here, state = _run_here(bundle, plan, steps)
+    actual = here if outputs is None else _read(outputs)
+    return [
+        _same_module(file, captured, plan),
+        _same_outputs("captured graph = bundle, outputs", expected, actual, plan),
+        _same_short_batch(one, bundle, plan),
+        _unchanged(state, weights, plan),
+    ]
+
+
+def _put(weights: Values, captured: Captured, plan: Plan) -> None:
+    """Give the module the weights that the bundle has: they may have been trained since."""
+    used = {name for stage in plan.stages.stages for name in stage.params}
+    with torch.no_grad():
+        for name in sorted(used):
+            captured.tensors[name].copy_(weights[name])
+
+
+# --------------------------------------------------------------------------- module = graph
+
+
+def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
+    batches = _module_batches(file, captured, plan)
+    found = [
+        f"batch {number}, seed {seed}: {line}"
+        for number, inputs in enumerate(batches)
+        for seed in SEEDS
+        for line in _differences(file, captured, inputs, seed)
+    ]
+    what = f"{len(batches)} micro-batches, {len(SEEDS)} seeds: outputs, buffers bitwise"
+    return link("your module after eval() = captured graph", found, what)
+
+
+def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Values]:
+    """Return the example and, where there are, the micro-batches of a batch of the user's data."""
+    rows = captured.graph.static_batch or plan.rows
+    batches: list[Values] = [captured.inputs(rows)]
+    if captured.graph.static_batch is None:
+        batches.append(captured.inputs(rows + 1))
+    if file.batches is not None:
+        inputs = graph_inputs(captured.graph, next(iter(file.batches(plan.seed + 1))))
+        batches += [
+            {e.name: _part(inputs[e.name], m, rows, e.batched) for e in captured.graph.inputs}
+            for m in range(plan.micro_batches)
+        ]
+    return batches
+
+
+def _part(value: Tensor, micro: int, rows: int, batched: bool) -> Tensor:
+    return value[micro * rows : (micro + 1) * rows].clone() if batched else value
+
+
+def _differences(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> list[str]:
+    names = captured.graph.outputs
+    before = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
+    with torch.no_grad():
+        expected = _eager(file, captured, inputs, seed)
+        torch.manual_seed(seed)
+        found = run_graph(
+            captured.graph, captured.tensors, dict(inputs), functions=captured.functions
+        )
+    lines = [f"{name} differs" for name in names if not _is_equal(found[name], expected[name])]
+    after = captured.tensors
+    return lines + [
+        f"{name} was written" for name in before if not equal(after[name], before[name])
+    ]
+
+
+def _eager(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> Values:
+    """Run the user's own module after eval(); its modes come back."""
+    how = route(file.model, file.example_batch, file.loss is not None)
+    step = Step(file.model, None, captured.batch, how, training=False)
+    modes = [(part, part.training) for part in file.model.modules()]
+    tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
+    file.model.eval()
+    torch.manual_seed(seed)
+    try:
+        with ambient(captured.graph.autocast, tensors), without_fast_path():
+            values = step(*tensors)
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    return {v: t for (_, v), t in zip(captured.graph.output_names, values, strict=True)}
+
+
+def _is_equal(found: object, want: Tensor) -> bool:
+    return isinstance(found, Tensor) and equal(found, want)
+
+
+# --------------------------------------------------------------------------- graph = bundle
+
+
+@dataclass(frozen=True)
+class _OneProcess:
+    """The captured graph, run whole with the bundle's weights and the bundle's dice."""
+
+    plan: Plan
+    captured: Captured
+    weights: Values
+
+    def batch(self, micro_batches: Sequence[Values], step: int) -> dict[str, Tensor]:
+        """Return the outputs of a batch by name, all rows of it."""
+        parts = [self._micro_batch(inputs, step, m) for m, inputs in enumerate(micro_batches)]
+        return {
+            name: torch.stack([p[name] for p in parts])
+            if dim is None
+            else torch.cat([p[name] for p in parts], dim)
+            for name, dim in output_dims(self.plan.graph).items()
+        }
+
+    def _micro_batch(self, inputs: Values, step: int, micro: int) -> dict[str, Tensor]:
+        graph = self.plan.graph
+        places = draw_places(graph)
+        live = live_ops(graph)
+
+        @contextmanager
+        def keyed(op: Op) -> Iterator[None]:
+            key = self.plan.seed, step, micro
+            reseed(key, place_name(*places[op.name]), torch.device("cpu"))
+            yield
+
+        with torch.no_grad():
+            found = run_graph(
+                graph,
+                self._tensors(),
+                {**self._labels(), **inputs},
+                order=[op.name for op in graph.ops if op.name in live],  # not what only labels feed
+                key=keyed,
+                values=[v for v in graph.outputs if v in graph.op],
+                functions=self.captured.functions,
+            )
+        values = {**inputs, **{n: v for n, v in found.items() if isinstance(v, Tensor)}}
+        return {name: values[value] for name, value in graph.output_names}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the weights as a module has them: kernels (matmul) look at `requires_grad`."""
+        wanted = {p.name for p in self.plan.graph.params if p.spec.requires_grad}
+        return {
+            name: tensor.detach().requires_grad_(name in wanted)
+            for name, tensor in self.weights.items()
+        }
+
+    def _labels(self) -> dict[str, Tensor]:
+        """Return stand-ins for entries that the bundle does not read: only their sizes count."""
+        specs = {e.name: e.spec.at(self.plan.rows) for e in self.plan.graph.inputs}
+        return {
+            name: torch.zeros([int(dim) for dim in spec.shape], dtype=getattr(torch, spec.dtype))
+            for name, spec in specs.items()
+        }
+
+
+def _stream(bundle: ModuleType, plan: Plan) -> RowStream:
+    rows = importlib.import_module("runtime.rows")  # the bundle's own copy
+    b, here = bundle.INFERENCE, torch.device("cpu")
+    made: RowStream = rows.RowStream(
+        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, here, b.specs
+    )
+    return made
+
+
+def _micro_batches(stream: RowStream, step: int, plan: Plan) -> list[Values]:
+    stream.advance(step)
+    return [
+        {name: stream.get(name, m).clone() for name in stream.inputs}
+        for m in range(plan.micro_batches)
+    ]
+
+
+def _run_here(bundle: ModuleType, plan: Plan, steps: int) -> tuple[list[Values], Values]:
+    """Return what the bundle gives in this process, and its tensors afterwards."""
+    runtime, b = importlib.import_module("runtime.infer"), bundle.INFERENCE
+    found: list[Values] = []
+
+    def keep(_: int, rows: int, outputs: dict[str, Tensor], batch_s: float) -> None:
+        found.append(outputs)
+
+    devices = runtime.run_here(b, b.batches, b.inputs, steps, plan.seed, keep)
+    state = {name: tensor for device in devices for name, tensor in device.state().items()}
+    return found, state
+
+
+def _read(folder: Path) -> list[Values]:
+    return [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+
+
+def _same_outputs(
+    title: str, expected: Sequence[Values], actual: Sequence[Values], plan: Plan
+) -> dict[str, object]:
+    found = [
+        f"batch {step}: {name}"
+        for step, outputs in enumerate(expected)
+        for name, want in outputs.items()
+        if step >= len(actual) or not _is_equal(actual[step].get(name), want)
+    ]
+    rows = plan.micro_batches * plan.rows
+    names = ", ".join(output_dims(plan.graph))
+    return link(title, found, f"{names}: {len(expected)} batches of {rows} rows bitwise")
+
+
+def _same_short_batch(one: _OneProcess, bundle: ModuleType, plan: Plan) -> dict[str, object]:
+    """Compare a batch that lacks a row with the same rows filled up."""
+    stream = _stream(bundle, plan)
+    parts = _micro_batches(stream, 0, plan)
+    room, whole = stream.room, bundle.INFERENCE.whole
+    rows = max(1, room - 1)
+    inputs = {n: _without_end([p[n] for p in parts], rows, n in whole) for n in stream.inputs}
+    actual = bundle.infer(inputs)
+    filled = {n: _filled_up(t, room, n in whole) for n, t in inputs.items()}
+    again = [
+        {n: _part(t, m, room // plan.micro_batches, n not in whole) for n, t in filled.items()}
+        for m in range(plan.micro_batches)
+    ]
+    expected = one.batch(again, 0)
+    dims = output_dims(plan.graph)
+    found = [
+        name
+        for name, want in expected.items()
+        if not _is_equal(actual[name], _first(want, dims[name], rows, room))
+    ]
+    return link("a short batch = its rows, filled up", found, f"{rows} of {room} rows bitwise")
+
+
+def _without_end(parts: Sequence[Tensor], rows: int, whole: bool) -> Tensor:
+    return parts[0] if whole else torch.cat(list(parts))[:rows]
+
+
+def _filled_up(value: Tensor, room: int, whole: bool) -> Tensor:
+    if whole or value.shape[0] == room:
+        return value
+    return torch.cat([value, *[value[-1:]] * (room - value.shape[0])])
+
+
+def _first(value: Tensor, dim: int | None, rows: int, room: int) -> Tensor:
+    if dim is None:
+        return value[: -(-rows * value.shape[0] // room)]
+    return value.narrow(dim, 0, value.shape[dim] * rows // room)
+
+
+def _unchanged(state: Values, weights: Values, plan: Plan) -> dict[str, object]:
+    used = sorted({name for stage in plan.stages.stages for name in stage.params})
+    found = [
+        f"{name} was written" for name in used if not _is_equal(state.get(name), weights[name])
+    ]
+    return link("weights and buffers stay as they are", found, f"{len(used)} tensors bitwise")

@@ -1,0 +1,34 @@
+"""Weights on disk: checkpoints in, a bundle's weights/, one checkpoint out; a piece at a time.
+
+This room moves bytes and names. It imports no torch and knows no plans, processes or devices.
+"""
+
+from bigbrain_fx.weights.checkpoint import Checkpoint, read_checkpoint
+from bigbrain_fx.weights.folder import (
+    FromCheckpoint,
+    source_of_weights,
+    stored_tensors,
+    unused_file,
+)
+from bigbrain_fx.weights.join import Joined, state, write_joined
+from bigbrain_fx.weights.match import Matched, match
+from bigbrain_fx.weights.stored import Stored, read_header
+from bigbrain_fx.weights.write import Copy, write_file
+
+__all__ = [
+    "Checkpoint",
+    "Copy",
+    "FromCheckpoint",
+    "Joined",
+    "Matched",
+    "Stored",
+    "match",
+    "read_checkpoint",
+    "read_header",
+    "source_of_weights",
+    "state",
+    "stored_tensors",
+    "unused_file",
+    "write_file",
+    "write_joined",
+]

@@ -1,0 +1,144 @@
+"""The weights/ folder of a bundle: a safetensors file per device, or where its tensors are.
+
+    weights/index.json           who answers for each trained parameter, in model order
+    weights/d0.safetensors       the tensors of device d0, by the model's names
+    weights/d0.references.json   those that d0 reads from the user's checkpoint instead
+    weights/unused.safetensors   state that no device reads: kept for `export`
+    weights/source.json          the checkpoint that all came from, if one was given
+
+This file knows that folder; the bundle's own runtime reads it without us.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bigbrain_fx.core import Param
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.weights.checkpoint import Checkpoint, joined
+from bigbrain_fx.weights.stored import Stored
+from bigbrain_fx.weights.write import Copy, write_file
+
+REFERENCES = ".references.json"
+SOURCE = "source.json"
+ENDING = ".safetensors"
+
+
+class Rest(Protocol):
+    """Who has the tensors that no checkpoint holds, such as tables that the model computes."""
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write tensors by name into safetensors files."""
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch."""
+
+
+@dataclass(frozen=True)
+class FromCheckpoint:
+    """Write a bundle's weights out of a checkpoint, a piece of a tensor at a time.
+
+    Attributes:
+        params: of the model's graph.
+        sources: where each tensor of the state dict is.
+        checkpoint: the user's files; only tensors in these can be left there.
+        rest: who has all other tensors.
+        by_reference: leave the numbers in the checkpoint and say where each is.
+    """
+
+    params: Sequence[Param]
+    sources: Mapping[str, Stored]
+    checkpoint: Checkpoint
+    rest: Rest
+    by_reference: bool = False
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write the files; each holds, or refers to, the tensors named.
+
+        Raises:
+            InputError: the disk is full, or the checkpoint went away.
+        """
+        try:
+            for file, names in files.items():
+                self._write(folder, file, names)
+        except OSError as error:
+            raise InputError(
+                f"cannot write weights: {error.strerror}",
+                at=str(error.filename or folder),
+                help="free some space, or leave the numbers where they are: --weights-by-reference",
+            ) from error
+        place = json.dumps({"checkpoint": str(self.checkpoint.path)}, indent=1)
+        (folder / SOURCE).write_text(place + "\n", encoding="utf-8")
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch."""
+        self.rest.write_batch(path)
+
+    def _write(self, folder: Path, file: str, names: Sequence[str]) -> None:
+        scratch = folder / f".rest-{file}"
+        self.rest.write_weights(folder, {scratch.name: [n for n in names if n not in self.sources]})
+        others = joined([scratch])
+        left = [name for name in names if self._stays(name)]
+        found = {**others, **{n: self.sources[n] for n in names if n in self.sources}}
+        kinds = {param.name: param.spec.dtype for param in self.params}
+        here = [Copy(n, kinds.get(n, found[n].dtype), found[n]) for n in names if n not in left]
+        write_file(folder / file, here)
+        scratch.unlink()
+        if left:
+            text = json.dumps({name: _reference(self.sources[name]) for name in left}, indent=1)
+            (folder / (file.removesuffix(ENDING) + REFERENCES)).write_text(text + "\n", "utf-8")
+
+    def _stays(self, name: str) -> bool:
+        if not self.by_reference or name not in self.sources:
+            return False
+        source = self.sources[name]
+        return self.checkpoint.tensors.get(source.key) == source
+
+
+def _reference(stored: Stored) -> dict[str, str]:
+    return {"file": str(stored.file), "key": stored.key}
+
+
+def source_of_weights(folder: Path) -> Path | None:
+    """Return the checkpoint that a bundle's weights/ was written from, if there was one."""
+    try:
+        return Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["checkpoint"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{SOURCE} cannot be read", at=str(folder / SOURCE)) from error
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Return all tensors of a weights/ folder by name, references followed.
+
+    Raises:
+        InputError: there are none, or a file is damaged or gone.
+    """
+    files = sorted(folder.glob(f"[!.]*{ENDING}"))
+    if not files:
+        raise InputError(f"expected weights in {folder}, found none", at=str(folder))
+    found = joined(files)
+    for listing in sorted(folder.glob(f"[!.]*{REFERENCES}")):
+        for name, stored in _followed(listing).items():
+            found.setdefault(name, stored)
+    return found
+
+
+def _followed(listing: Path) -> dict[str, Stored]:
+    entries = json.loads(listing.read_text(encoding="utf-8"))
+    files = {entry["file"] for entry in entries.values()}
+    headers = {file: joined([Path(file)]) for file in sorted(files)}
+    return {name: headers[entry["file"]][entry["key"]] for name, entry in entries.items()}
+
+
+def unused_file(devices: Sequence[str]) -> str:
+    """Return the file for state that no device reads; no device has a file of that name."""
+    name = "unused"
+    while name in devices:
+        name += "_"
+    return name + ENDING

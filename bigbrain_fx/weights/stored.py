@@ -1,0 +1,104 @@
+"""Where a tensor lies in a safetensors file: read from the file's header, which is JSON.
+
+This file reads headers only; it knows no models. Format: github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+
+HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+
+# safetensors' name -> torch's name, bytes of one element
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "C64": ("complex64", 8),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+CODES: Mapping[str, str] = {name: code for code, (name, _) in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor in a file: its element type by torch's name, and where its bytes are."""
+
+    file: Path
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return size_of(self.shape, self.dtype)
+
+
+def size_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return the bytes of a tensor."""
+    return math.prod(shape) * DTYPES[CODES[dtype]][1]
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """Return the tensors of a safetensors file by name, in the order of the file.
+
+    Raises:
+        InputError: it cannot be read, or is no whole safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > HEADER_LIMIT:
+                raise _broken(path, f"its header claims {length} bytes")
+            text = file.read(length)
+        total = path.stat().st_size
+        entries = json.loads(text)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}", help="look at the path"
+        ) from error
+    except ValueError as error:
+        raise _broken(path, "its header is no JSON") from error
+    if not isinstance(entries, dict):
+        raise _broken(path, "its header is no JSON object")
+    entries.pop("__metadata__", None)
+    return {key: _stored(path, key, entry, 8 + length, total) for key, entry in entries.items()}
+
+
+def _stored(path: Path, key: str, entry: object, base: int, total: int) -> Stored:
+    try:
+        code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+        dtype, width = DTYPES[code]
+        found = Stored(path, key, dtype, tuple(int(n) for n in shape), base + int(start))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _broken(path, f"its entry {key!r} cannot be read") from error
+    if end - start != math.prod(found.shape) * width or start < 0 or base + end > total:
+        raise _broken(path, f"the bytes of {key!r} are not all there")
+    return found
+
+
+def _broken(path: Path, why: str) -> InputError:
+    return InputError(
+        f"{path.name} is no whole safetensors file: {why}",
+        at=str(path),
+        help="copy or download it again; .bin and .pt files: save them with safetensors first",
+    )

@@ -1,0 +1,39 @@
+"""`m-etf`: the op that can start first goes where it can, while there is memory.
+
+Source: Baechi (Jeon et al., SoCC'20), section 3.2. Without transfers and limits the makespan is at
+most (2 - 1/devices) of the least one (Graham 1969).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from partitioners.baechi import Ledger, prepared
+from partitioners.jobs import timetable
+
+
+@dataclass(frozen=True)
+class METF:
+    """Place groups of ops by earliest start, as if one micro-batch went through alone.
+
+    It looks for branches that can run at once and respects memory; it knows of no pipeline, so a
+    chain that fits stays on one device.
+
+    Attributes:
+        micro_batches: per step; all of them may be in flight on every device.
+        in_flight: how many may be; None: all. One number per device, or one for all.
+    """
+
+    micro_batches: int = 8
+    in_flight: int | tuple[int, ...] | None = None
+    name = "m-etf"
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        """Place every op of a concrete graph.
+
+        Raises:
+            NoPlanError: a device cannot hold its part; with the arithmetic per device.
+        """
+        ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
+        return ready.placement(timetable(ready.jobs, Ledger(ready)), self.name)

@@ -1,0 +1,82 @@
+"""`m-topo`: fill one device after the other, in topological order, by memory alone.
+
+Source: Baechi (Jeon et al., SoCC'20), section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from partitioners.facts import Facts, facts
+from partitioners.footprint import in_flight_by_device, require_fits
+
+
+@dataclass(frozen=True)
+class MTopo:
+    """Give each device consecutive ops up to its share of the memory needed, plus the largest op.
+
+    Baechi's devices are alike and get total / devices each; here the shares go by memory.
+
+    Attributes:
+        micro_batches: per step.
+        in_flight: as in `chain-dp`; for memory only.
+    """
+
+    micro_batches: int = 8
+    in_flight: int | tuple[int, ...] | None = None
+    name = "m-topo"
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        """Place every op of a concrete graph.
+
+        Raises:
+            NoPlanError: a device cannot hold its part; with the arithmetic per device.
+        """
+        known = facts(graph, costs)
+        names = [device.name for device in cluster.devices]
+        needs = _bytes(known, names[0])
+        homes = [names[home] for home in filled(needs, [d.memory_bytes for d in cluster.devices])]
+        if homes:
+            flights = in_flight_by_device(known, homes, self.micro_batches, self.in_flight)
+            require_fits(known, cluster, homes, flights, self.name)
+        used = ", ".join(dict.fromkeys(homes)) or names[0]
+        reason = f"{len(homes)} groups of ops in order, by memory, over {used}"
+        return Placement(known.placed(homes, names[0]), reason)
+
+
+def filled(nbytes: Sequence[float], memory: Sequence[float]) -> list[int]:
+    """Return the device of each item, taken in order.
+
+    Args:
+        nbytes: of each item.
+        memory: of each device; infinite ones share alike.
+    """
+    if not len(nbytes):
+        return []
+    finite = np.asarray(memory, dtype=np.float64)
+    share = finite / finite.sum() if np.isfinite(finite).all() else 1.0 / len(finite)
+    caps = np.broadcast_to(sum(nbytes) * share + max(nbytes), len(finite))
+    homes: list[int] = []
+    device, used = 0, 0.0
+    for need in nbytes:
+        if used + need > caps[device] * (1 + 1e-12) and device < len(caps) - 1:
+            device, used = device + 1, 0.0
+        homes.append(device)
+        used += need
+    return homes
+
+
+def _bytes(known: Facts, device: str) -> list[float]:
+    """Return about what each unit adds to a device: weights and all that goes with them, and saved.
+
+    A weight that several units read counts at the first.
+    """
+    found = known.saved_bytes[device].astype(np.float64)
+    for weight in known.weights:
+        trained = weight.trained_bytes * (2 + known.state_per_byte)
+        found[weight.readers[0]] += weight.nbytes + trained
+    return [float(nbytes) for nbytes in found]

@@ -1,0 +1,236 @@
+"""A loss that torch.export cannot follow is kept whole, and the model is trained on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bigbrain_fx as bb
+from bigbrain_fx.capture import capture
+from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.plan import Options
+from tests.bundles import cluster
+from tests.test_capture_helpers import assert_same
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: Tensor
+    cache: object = None
+
+
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3)
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, sound: Tensor) -> Output:
+        hidden = self.conv(sound).relu().transpose(1, 2)
+        return Output(self.head(hidden), hidden, cache=object())
+
+
+def ctc(output: Output, batch: dict[str, Tensor]) -> Tensor:
+    log = output.logits.log_softmax(-1).transpose(0, 1)
+    steps = torch.full((log.size(1),), log.size(0), dtype=torch.long)
+    mask = torch.arange(5)[None] < batch["lengths"][:, None]
+    return F.ctc_loss(log, batch["letters"].masked_select(mask), steps, batch["lengths"])
+
+
+def speech_batch() -> dict[str, Tensor]:
+    return {
+        "sound": torch.randn(4, 4, 20),
+        "letters": torch.randint(1, 6, (4, 5)),
+        "lengths": torch.tensor([5, 3, 4, 2]),
+    }
+
+
+def loss_op(graph: Graph) -> Op:
+    return next(op for op in graph.ops if op.target == "user.loss")
+
+
+def test_ctc_is_one_op_that_gets_what_it_reads() -> None:
+    model, batch = Speech(), speech_batch()
+    found = capture(model, batch, ctc)
+    op = loss_op(found.graph)
+    assert found.graph.static_batch is None
+    assert found.graph.loss == op.name
+    assert op.refs[1:] == ("letters", "lengths")
+    assert len(op.refs) == 3  # logits; the hidden states are not read
+    assert op.outputs[0].shape == ()
+    assert op.requires_grad
+    assert found.warnings[0].startswith("BX0150: the loss cannot be traced (")
+    assert found.functions["user.loss"] is ctc
+
+    def eager(sound: Tensor, letters: Tensor, lengths: Tensor) -> Tensor:
+        return ctc(model(sound), {"letters": letters, "lengths": lengths})
+
+    assert_same(model, found, eager)
+    assert_same(model, found, eager, 3)
+
+
+def matcher(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Match rows to targets as DETR does: numbers leave torch, indices come back."""
+    cost = torch.cdist(output, batch[1]).detach().numpy()
+    order = torch.as_tensor(cost.argmin(-1))
+    return (output - batch[1][order]).square().mean()
+
+
+def test_a_matcher_in_numpy() -> None:
+    model = nn.Linear(4, 4)
+    found = capture(model, (torch.randn(6, 4), torch.randn(6, 4)), matcher)
+    assert loss_op(found.graph).refs == ("linear", found.graph.inputs[1].name)
+    assert_same(model, found, lambda x, y: matcher(model(x), (x, y)))
+
+
+def test_a_loss_that_can_be_traced_is_not_kept() -> None:
+    found = capture(nn.Linear(4, 4), (torch.randn(6, 4), torch.randn(6, 4)), F.mse_loss_of)  # type: ignore[attr-defined]
+    assert not any(op.target == "user.loss" for op in found.graph.ops)
+
+
+F.mse_loss_of = lambda output, batch: F.mse_loss(output, batch[1])  # type: ignore[attr-defined]
+
+
+def test_a_model_at_fault_is_told_as_before() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x[x.sum(1) > 0].sum()
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Model(), (torch.randn(6, 4), torch.randn(6, 4)), matcher)
+    assert (caught.value.at or "").startswith("test_capture_kept_loss.py:")
+    assert "loss" not in caught.value.what
+
+
+def test_without_weights_the_loss_gets_everything() -> None:
+    with torch.device("meta"):
+        model = Speech()
+    op = loss_op(capture(model, speech_batch(), ctc).graph)
+    assert len(op.refs) == 5
+
+
+FILE = '''"""Speech, with its loss in plain Python."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: Tensor
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3)
+        self.mid = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, sound):
+        hidden = self.mid(self.conv(sound).relu().transpose(1, 2))
+        return Output(self.head(hidden), hidden)
+
+
+def model():
+    return Net()
+
+
+def example_batch():
+    return {
+        "sound": torch.randn(4, 4, 20),
+        "letters": torch.randint(1, 6, (4, 5)),
+        "lengths": torch.tensor([5, 3, 4, 2]),
+    }
+
+
+def loss(output, batch):
+    log = output.logits.log_softmax(-1).transpose(0, 1)
+    steps = torch.full((log.size(1),), log.size(0), dtype=torch.long)
+    mask = torch.arange(5)[None] < batch["lengths"][:, None]
+    return F.ctc_loss(log, batch["letters"].masked_select(mask), steps, batch["lengths"])
+'''
+
+
+def test_the_bundle_calls_the_users_loss(tmp_path: Path) -> None:
+    path = tmp_path / "speech_file.py"
+    path.write_text(FILE)
+    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
+    last = (made.bundle / "device_1.py").read_text()
+    assert "user_loss(Output(logits=" in "".join(last.split())
+    assert "from functions import" in last
+    assert '"sound": None' in last
+    assert any(w.startswith("BX0150") for w in made.warnings)
+    bb.verify(made.bundle, steps=3).require_passed()
+
+
+# --------------------------------------------------------------------------- Hugging Face
+
+WAV2VEC2 = '''"""A tiny Wav2Vec2; its CTC loss stands outside forward."""
+
+import torch
+import torch.nn.functional as F
+from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+LABELS = {labels!r}
+
+
+def model():
+    return Wav2Vec2ForCTC(
+        Wav2Vec2Config(
+            vocab_size=12,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            conv_dim=(8, 8),
+            conv_stride=(4, 2),
+            conv_kernel=(6, 3),
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+            num_feat_extract_layers=2,
+            mask_time_prob=0.0,
+            layerdrop=0.0,
+        )
+    )
+
+
+def example_batch():
+    return {{"input_values": torch.randn(4, 200), LABELS: torch.randint(1, 12, (4, 5))}}
+'''
+
+CTC = """
+
+def loss(output, batch):
+    log = output.logits.log_softmax(-1).transpose(0, 1)
+    steps = torch.full((log.size(1),), log.size(0), dtype=torch.long)
+    lengths = torch.full((log.size(1),), 5)
+    letters = batch["answers"].flatten()
+    return F.ctc_loss(log, letters.masked_select(letters > 0), steps, lengths)
+"""
+
+
+@pytest.mark.slow
+def test_the_remedy_for_a_loss_inside_the_model_works(tmp_path: Path) -> None:
+    inside = tmp_path / "inside.py"
+    inside.write_text(WAV2VEC2.format(labels="labels"))
+    with pytest.raises(CaptureError) as caught:
+        bb.split(inside, cluster(2), tmp_path / "none", Options("naive"))
+    remedy = caught.value.help or ""
+    assert "call 'labels' otherwise in example_batch()" in remedy
+    assert "define loss(output, batch)" in remedy
+    outside = tmp_path / "outside.py"
+    outside.write_text(WAV2VEC2.format(labels="answers") + CTC)
+    made = bb.split(outside, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
+    bb.verify(made.bundle, steps=2).require_passed()

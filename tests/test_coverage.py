@@ -1,0 +1,125 @@
+"""A part of the zoo from every family: captured, split, trained and compared bit for bit.
+
+`make coverage` runs the whole zoo, and in more splits; the code is the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.coverage import Row, summary
+from tools.coverage_case import Bench, check, device_lines, examine, in_fork
+from tools.zoo import FAMILIES, cases, find
+
+pytestmark = pytest.mark.filterwarnings("default")  # libraries of models deprecate their own
+
+VERIFIED = (
+    "unet-skips",
+    "recommender",
+    "lstm",
+    "custom-function",
+    "checkpoint",
+    "no-grad",
+    "autocast-whole",
+    "in-place",
+    "buffer",
+    "dict-output",
+    "keyword-only",
+    "gpt2",
+    "llama-tied",
+    "bert",
+    "bart",
+    "vit",
+    "resnet",
+    "blip",
+    "ast",
+    "dit",
+)
+REFUSED = ("item", "python-dice", "rows-by-data")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> None:
+    bench = Bench.of(find(name), tmp_path)
+    plan = bench.plan("naive", 2)
+    assert len(plan.stages.devices) == 2
+    in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> None:
+    found = examine(find(name), fast=True)
+    assert found["status"] == "refused", found
+    assert "at: plain.py:" in str(found["detail"])
+    assert "help: " in str(found["detail"])
+
+
+# What the refusal of a case must advise; its twin in the zoo does just that.
+REMEDIES = {
+    "item": "keep the value in a tensor: leave out .item()",
+    "python-dice": "draw with torch.rand and decide with torch.where",
+    "rows-by-data": "use a mask and torch.where instead of selecting rows",
+    "recommender-offsets": "a row of indices each",
+    "opt-layerdrop": "layerdrop=0",
+    "wav2vec2-masked": "mask_time_prob=0",
+    "wav2vec2-ctc": "define loss(output, batch)",
+    "detr-matcher": "define loss(output, batch)",
+    "deberta-rows-by-label": "define loss(output, batch)",
+    "longformer-global": "--leaf LongformerSelfAttention",
+    "switch": "--leaf SwitchTransformersExperts",
+    "checkpoint-reentrant": "use_reentrant=False",
+}
+
+
+def test_every_refused_case_has_a_remedy_that_works() -> None:
+    refused = {case.name: case for case in cases() if case.refused}
+    assert set(refused) == set(REMEDIES)
+    assert all(not find(case.remedy).refused for case in refused.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMEDIES)
+def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
+    """The help text names it, and the twin that follows it trains bit for bit."""
+    case = find(name)
+    found = examine(case, fast=True)
+    assert found["status"] == "refused", found
+    assert REMEDIES[name] in str(found["detail"]).partition("help: ")[2]
+    bench = Bench.of(find(case.remedy), tmp_path)
+    plan = bench.plan("naive", 2)
+    in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), name)
+
+
+def test_the_zoo_names_each_case_once_and_has_every_family() -> None:
+    found = list(cases())
+    assert len({case.name for case in found}) == len(found)
+    assert {case.family for case in found} == set(FAMILIES)
+    with pytest.raises(KeyError, match="no case is called 'gpt9'"):
+        find("gpt9")
+
+
+def test_the_summary_counts() -> None:
+    rows = [
+        Row("a", "plain", "verified", capture_s=1.0, grows=False),
+        Row("b", "plain", "refused", capture_s=0.0),
+        Row("c", "plain", "failed", False, capture_s=3.0, grows=True),
+    ]
+    assert summary(rows) == (
+        "3 cases: 1 verified, 1 refused, 1 failed, capture median 2.00 s, "
+        "lines do not grow with layers in 1 of 2"
+    )
+    assert json.loads(json.dumps(vars(rows[0])))["case"] == "a"
+
+
+def test_lines_are_counted_for_each_device() -> None:
+    texts = {"device_0.py": "a\nb\n", "device_1.py": "a\n", "train.py": "a\n" * 9}
+    assert device_lines(texts) == [2, 1]

@@ -1,0 +1,148 @@
+"""Ops that are a torch.nn layer's own call become the layer; anything else stays a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.capture import capture
+from bigbrain_fx.core import Stage
+from bigbrain_fx.emit.classes import Classes
+from bigbrain_fx.emit.texts import bundle_texts
+from tests import samples
+
+
+class Holder(nn.Module):
+    """Run one layer on an input, as its author does."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.call_it = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call_it(self.layer, x)
+
+
+def stage_of(module: nn.Module, x: Tensor, *, training: bool = True) -> str:
+    """Return the class of a stage that runs all of a module."""
+    graph = capture(module, {"x": x}, training=training).graph
+    params = tuple(name for op in graph.ops for name in op.params)
+    ops = tuple(op.name for op in graph.ops)
+    stage = Stage(0, "d0", ops, params=tuple(dict.fromkeys(params)), inputs=("x",))
+    text = Classes(graph, [stage], [graph.outputs]).stage_text(stage)
+    return "\n".join(text.lines)
+
+
+def plainly(layer: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = layer(x)
+    return result
+
+
+ROWS, IMAGE, WORDS = torch.randn(4, 8), torch.randn(4, 8, 6, 6), torch.randint(5, (4, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "made"),
+    [
+        (nn.Linear(8, 3), ROWS, "nn.Linear(8, 3)"),
+        (nn.Linear(8, 3, bias=False), ROWS, "nn.Linear(8, 3, bias=False)"),
+        (nn.Embedding(5, 2), WORDS, "nn.Embedding(5, 2)"),
+        (nn.Embedding(5, 2, padding_idx=0), WORDS, "nn.Embedding(5, 2, padding_idx=0)"),
+        (nn.LayerNorm(8), ROWS, "nn.LayerNorm(8)"),
+        (nn.LayerNorm(8, eps=1e-6, bias=False), ROWS, "nn.LayerNorm(8, eps=1e-06, bias=False)"),
+        (
+            nn.LayerNorm((6, 6), elementwise_affine=False),
+            IMAGE,
+            "nn.LayerNorm((6, 6), elementwise_affine=False)",
+        ),
+        (nn.RMSNorm(8, eps=1e-5), ROWS, "nn.RMSNorm(8, eps=1e-05)"),
+        (nn.GroupNorm(2, 8), IMAGE, "nn.GroupNorm(2, 8)"),
+        (nn.GroupNorm(2, 8, affine=False), IMAGE, "nn.GroupNorm(2, 8, affine=False)"),
+        (nn.BatchNorm2d(8, momentum=0.2), IMAGE, "nn.BatchNorm2d(8, momentum=0.2)"),
+        (
+            nn.Conv2d(8, 4, 3, padding=1, groups=2),
+            IMAGE,
+            "nn.Conv2d(8, 4, 3, padding=1, groups=2)",
+        ),
+        (
+            nn.Conv2d(8, 4, (3, 1), stride=2, bias=False),
+            IMAGE,
+            "nn.Conv2d(8, 4, (3, 1), stride=2, bias=False)",
+        ),
+        (nn.ConvTranspose2d(8, 4, 2, stride=2), IMAGE, "nn.ConvTranspose2d(8, 4, 2, stride=2)"),
+        (nn.Dropout(0.3), ROWS, "nn.Dropout(0.3)"),
+        (nn.GELU(approximate="tanh"), ROWS, "nn.GELU(approximate='tanh')"),
+        (nn.ReLU(inplace=True), ROWS, "nn.ReLU()"),
+        (nn.LeakyReLU(0.2), ROWS, "nn.LeakyReLU(negative_slope=0.2)"),
+        (nn.PReLU(8), IMAGE, "nn.PReLU(num_parameters=8)"),
+        (nn.Softmax(dim=-1), ROWS, "nn.Softmax(dim=-1)"),
+        (nn.MaxPool2d(2), IMAGE, "nn.MaxPool2d(2)"),
+        (nn.MaxPool2d(3, 2, padding=1), IMAGE, "nn.MaxPool2d(3, stride=2, padding=1)"),
+        (nn.AvgPool2d(2), IMAGE, "nn.AvgPool2d(2)"),
+        (nn.AdaptiveAvgPool2d(1), IMAGE, "nn.AdaptiveAvgPool2d(1)"),
+        (nn.Flatten(), IMAGE, "nn.Flatten()"),
+        (
+            nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 8)),
+            ROWS,
+            "nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 8))",
+        ),
+        (nn.Linear(8, 2, dtype=torch.float64), ROWS.double(), "dtype=torch.float64)"),
+        (nn.Linear(8, 3).requires_grad_(False), ROWS, "nn.Linear(8, 3).requires_grad_(False)"),
+    ],
+)
+def test_a_layer_is_made_and_called_as_its_author_did(
+    layer: nn.Module, x: Tensor, made: str
+) -> None:
+    text = stage_of(Holder(layer, plainly), x)
+    assert f"self.layer = {made}" in text or made in text.partition("def forward")[0]
+    assert "self.layer(x)" in text.partition("def forward")[2]
+
+
+def half_frozen() -> nn.Linear:
+    layer = nn.Linear(8, 8)
+    layer.bias.requires_grad_(False)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "x"),
+    [
+        (nn.Linear(8, 8), lambda layer, x: F.linear(x, layer.weight, layer.bias), ROWS),
+        (nn.Linear(8, 8), lambda layer, x: layer(x) @ layer.weight, ROWS),
+        (half_frozen(), plainly, ROWS),
+        (nn.Conv2d(8, 4, 3, padding=1, padding_mode="circular"), plainly, IMAGE),
+        (nn.BatchNorm2d(8, track_running_stats=False), plainly, IMAGE),
+    ],
+)
+def test_another_use_of_its_tensors_gives_the_same_numbers(
+    layer: nn.Module, call: Callable[[nn.Module, Tensor], Tensor], x: Tensor
+) -> None:
+    """Whatever is written for it, the emitted stage computes what the module computes."""
+    module = Holder(layer, call)
+    found = samples.of_module(module, {"x": x}, lambda y, _: y.square().mean())
+    plan = samples.planned(found, "naive", 1, "gpipe", 1)
+    texts = bundle_texts(plan)
+    stage = samples.loaded(texts["device_0.py"], "device_0").Stage0()
+    state = {**module.state_dict(), **found.captured.tensors}
+    stage.load_state_dict({name: state[name] for name in stage.state_dict()})
+    assert torch.equal(stage(x), module.train()(x).square().mean())
+
+
+def test_dropout_and_batch_norm_follow_the_mode() -> None:
+    layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
+    text = stage_of(Holder(layers, lambda m, x: F.dropout(m(x), 0.1, m.training)), ROWS)
+    assert "self.layer[0](x)" in text
+    assert "F.dropout(" in text
+    assert "training=self.training)" in text
+    assert "eval()" not in text
+
+
+def test_a_stage_of_an_evaluated_model_is_in_eval_mode() -> None:
+    text = stage_of(Holder(nn.BatchNorm2d(8), plainly), IMAGE, training=False)
+    assert "self.layer = nn.BatchNorm2d(8)" in text
+    assert "self.eval()" in text

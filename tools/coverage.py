@@ -1,0 +1,206 @@
+"""Coverage: every model of the zoo captured, split over unlike devices, trained and compared.
+
+    python -m tools.coverage [--case NAME ...] [--fast] [--json] [--resume FILE]
+
+For every case: capture, split on 2 and on 3 CPU devices with the presets naive and analytical,
+train each bundle for two steps (real processes over gloo; `--fast`: all devices in one process),
+and compare module, graph, reference and bundle bit for bit. A case runs in a process of its own
+under a deadline. Statuses:
+
+    verified   everything is equal in every split
+    refused    an error that names the user's line and says what to do
+    failed     anything else
+
+Capture time leaves out the import of torch, transformers and diffusers, and building the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tools.zoo import FAMILIES, Case, cases, find
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # python tools/coverage.py works as well as python -m tools.coverage
+DEADLINE_S = 300.0
+IMPORTED = ("torch", "torch._dynamo", "torch.export", "networkx", "transformers", "diffusers")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a case.
+
+    Attributes:
+        status: verified, refused or failed.
+        expected: whether that is what the zoo says of the case.
+        ops: in the captured graph.
+        capture_s: seconds to capture the model once it is built.
+        lines: of the longest device file of all splits.
+        grows: whether twice the layers make longer files; None where there is no such knob.
+        detail: why it was refused or has failed; warnings of the capture.
+        device_lines: for each split ("naive/2") the lines of its device files.
+    """
+
+    case: str
+    family: str
+    status: str
+    expected: bool = True
+    ops: int = 0
+    capture_s: float = 0.0
+    lines: int = 0
+    grows: bool | None = None
+    detail: str = ""
+    seconds: float = 0.0
+    device_lines: dict[str, list[int]] = field(default_factory=dict)
+
+
+def run_case(case: Case, fast: bool, deadline_s: float) -> Row:
+    """Run one case in a forked process; whatever happens to that process, return a row."""
+    start = time.perf_counter()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_in_child, args=(case, fast, theirs))
+    child.start()
+    theirs.close()
+    try:
+        row = _received(ours, case, deadline_s, child)
+    finally:
+        _end(child)
+        ours.close()
+    fields = {"seconds": round(time.perf_counter() - start, 1), **row}
+    expected = row["status"] == ("refused" if case.refused else "verified")
+    return Row(case.name, case.family, expected=expected, **fields)  # type: ignore[arg-type]
+
+
+def _received(
+    pipe: Connection, case: Case, deadline_s: float, child: multiprocessing.process.BaseProcess
+) -> dict[str, object]:
+    if not pipe.poll(deadline_s):
+        return {"status": "failed", "detail": f"took longer than {deadline_s:g} s"}
+    try:
+        found: dict[str, object] = json.loads(pipe.recv_bytes())
+    except EOFError:
+        child.join(10)
+        return {"status": "failed", "detail": f"its process ended with {child.exitcode}"}
+    return found
+
+
+def _end(child: multiprocessing.process.BaseProcess) -> None:
+    child.join(5)
+    if child.is_alive():
+        child.kill()
+        child.join()
+
+
+def _in_child(case: Case, fast: bool, pipe: Connection) -> None:
+    from tools.coverage_case import examine
+
+    pipe.send_bytes(json.dumps(examine(case, fast=fast)).encode())
+
+
+def warm() -> None:
+    """Import what every case needs before the first fork: it is no part of any capture."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def rows(
+    wanted: Iterable[Case], done: dict[str, Row], fast: bool, deadline_s: float
+) -> Iterator[Row]:
+    """Yield the row of every case, those of a former run first-hand."""
+    for case in wanted:
+        yield done.get(case.name) or run_case(case, fast, deadline_s)
+
+
+def table(found: list[Row]) -> Table:
+    """Return the table of all rows."""
+    made = Table("case", "family", "status", "ops", "capture s", "lines", "grows", "detail")
+    for row in found:
+        grows = {None: "", True: "yes", False: "no"}[row.grows]
+        status = row.status if row.expected else f"[red]{row.status}"
+        numbers = (str(row.ops), f"{row.capture_s:.2f}", str(row.lines), grows)
+        first = (row.detail.splitlines() or [""])[0]
+        made.add_row(row.case, row.family, status, *numbers, first[:120])
+    return made
+
+
+def summary(found: list[Row]) -> str:
+    """Say in one line how many cases do what."""
+    counts = Counter(row.status for row in found)
+    times = [row.capture_s for row in found if row.capture_s]
+    knobs = [row.grows for row in found if row.grows is not None]
+    parts = [f"{counts[status]} {status}" for status in ("verified", "refused", "failed")]
+    if times:
+        parts.append(f"capture median {statistics.median(times):.2f} s")
+    if knobs:
+        parts.append(f"lines do not grow with layers in {knobs.count(False)} of {len(knobs)}")
+    return f"{len(found)} cases: {', '.join(parts)}"
+
+
+def _former(path: Path | None) -> dict[str, Row]:
+    if path is None or not path.is_file():
+        return {}
+    found = (Row(**json.loads(line)) for line in path.read_text().splitlines() if line.strip())
+    return {row.case: row for row in found}
+
+
+@click.command()
+@click.option("--case", "names", multiple=True, help="This case only; more than once for more.")
+@click.option("--family", "families", multiple=True, type=click.Choice(FAMILIES))
+@click.option("--fast", is_flag=True, help="All devices in one process instead of real ones.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines only.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Skip its cases; add to it.")
+@click.option("--deadline", default=DEADLINE_S, show_default=True, help="Seconds for a case.")
+def main(
+    names: tuple[str, ...],
+    families: tuple[str, ...],
+    fast: bool,
+    as_json: bool,
+    resume: Path | None,
+    deadline: float,
+) -> None:
+    """Run the table; exit code 1 where a case failed or did what the zoo does not expect."""
+    warm()
+    wanted = [find(name) for name in names] or [
+        case for case in cases() if not families or case.family in families
+    ]
+    done, found = _former(resume), []
+    with tempfile.TemporaryDirectory(prefix="coverage-"):
+        for row in rows(wanted, done, fast, deadline):
+            found.append(row)
+            line = json.dumps(asdict(row))
+            if resume is not None and row.case not in done:
+                with resume.open("a") as file:
+                    file.write(line + "\n")
+            click.echo(line if as_json else _line(row))
+    if not as_json:
+        Console().print(table(found))
+    click.echo(summary(found), err=as_json)
+    sys.exit(1 if any(row.status == "failed" or not row.expected for row in found) else 0)
+
+
+def _line(row: Row) -> str:
+    first = (row.detail.splitlines() or [""])[0]
+    return f"{row.case:24} {row.status:9} {row.ops:5} ops {row.seconds:6.1f} s  {first[:100]}"
+
+
+if __name__ == "__main__":
+    main()

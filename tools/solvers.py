@@ -1,0 +1,186 @@
+"""The planners of `partitioners` on a published instance: the same cores, without a graph.
+
+Each takes an instance and whether one sample counts alone (latency), and returns the device of
+every node and whether it is proven that none of its class is better; or None: nothing fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from partitioners.anneal import improved
+from partitioners.contiguous import MOST_IDEALS, Objective, best_contiguous
+from partitioners.favourites import favourites
+from partitioners.jobs import Jobs, timetable
+from partitioners.m_topo import filled
+from partitioners.problem import Problem
+from partitioners.reduce import reduced
+from tools.instances import Instance
+
+Answer = tuple[tuple[int, ...], bool]
+Solver = Callable[[Instance, bool], Answer | None]
+
+
+def naive(instance: Instance, alone: bool) -> Answer:
+    """Give each accelerator as many nodes."""
+    count, devices = instance.problem.count, len(_accelerators(instance))
+    return instance.spread([i * devices // count for i in range(count)]), False
+
+
+def m_topo(instance: Instance, alone: bool) -> Answer:
+    """Fill one accelerator after the other by memory."""
+    memory = [
+        instance.kinds[instance.kind_of_device[device]].memory_bytes
+        for device in _accelerators(instance)
+    ]
+    return instance.spread(filled(list(instance.problem.nbytes), memory)), False
+
+
+def m_etf(instance: Instance, alone: bool) -> Answer | None:
+    """Place by earliest start."""
+    return _listed(instance, lambda jobs: {})
+
+
+def m_sct(instance: Instance, alone: bool) -> Answer | None:
+    """Place by earliest start, with favourite children."""
+    return _listed(instance, favourites)
+
+
+def chain_dp(instance: Instance, alone: bool) -> Answer | None:
+    """Cut a few topological orders in the best places."""
+    return _contiguous(instance, alone, most_ideals=1)
+
+
+def ideal_dp(instance: Instance, alone: bool) -> Answer | None:
+    """Find the contiguous optimum."""
+    return _contiguous(instance, alone)
+
+
+def mcmc(instance: Instance, alone: bool) -> Answer | None:
+    """Improve the contiguous placement by a random walk; the largest load only."""
+    start = best_contiguous(instance.problem, _QUICK_IDEALS, "sum" if alone else "max")
+    if start is None or alone:
+        return None if start is None else (instance.spread(start.homes), False)
+    smaller = reduced(instance.problem, start.load * (1 + 1e-9), contiguous=False)
+    homes = [0] * smaller.problem.count
+    for node, group in enumerate(smaller.group_of):
+        homes[group] = start.homes[node]
+    walks = [improved(smaller.problem, homes, _STEPS, seed) for seed in range(_WALKS)]
+    best = min(walks, key=smaller.problem.max_load)
+    return instance.spread(smaller.spread(best)), False
+
+
+_QUICK_IDEALS = 3000  # a start for improvement need not be proven
+_STEPS, _WALKS = 200_000, 2
+
+SOLVERS: Mapping[str, Solver] = {
+    "naive": naive,
+    "m-topo": m_topo,
+    "m-etf": m_etf,
+    "m-sct": m_sct,
+    "chain-dp": chain_dp,
+    "ideal-dp": ideal_dp,
+    "mcmc": mcmc,
+}
+
+
+def bound(instance: Instance, alone: bool) -> float:
+    """Return what no placement is below, by a moment's thought.
+
+    The largest load: weights y_d of devices, by speed, make it at least the sum over nodes of
+    min_d y_d t / sum of y_d. The latency: the longest path, each node on its fastest device.
+    """
+    problem = instance.problem
+    if alone:
+        ready = np.zeros(len(instance.nodes))
+        fastest = [min(node.times) for node in instance.nodes]
+        for _ in instance.nodes:  # as often as a path has nodes at most; stops when it settles
+            before = ready.copy()
+            for maker, reader, _ in instance.edges:
+                ready[reader] = max(ready[reader], ready[maker] + fastest[maker])
+            if (ready == before).all():
+                break
+        return float((ready + fastest).max())
+    finite = np.isfinite(problem.times)
+    worst = np.where(finite, problem.times, problem.times.max(where=finite, initial=0.0))
+    share = 1.0 / np.maximum(worst.sum(axis=1), 1e-300)
+    total = sum(kind.count * y for kind, y in zip(problem.kinds, share, strict=True))
+    return float(
+        (np.where(finite, problem.times, np.inf) * share[:, None]).min(axis=0).sum() / total
+    )
+
+
+def jobs_of(problem: Problem) -> Jobs:
+    """Return a job per node; a net is a value of the first of its nodes, and its device's wires."""
+    after: list[set[int]] = [set() for _ in range(problem.count)]
+    reads: list[list[int]] = [[] for _ in range(problem.count)]
+    makers = [min(net.members) for net in problem.nets]
+    for a, b in problem.edges:
+        after[b].add(a)
+    for number, (net, maker) in enumerate(zip(problem.nets, makers, strict=True)):
+        for reader in sorted(set(net.members) - {maker}):
+            after[reader].add(maker)
+            reads[reader].append(number)
+    kinds = problem.kind_of_device
+
+    def move(value: int, a: int, b: int) -> float:
+        return problem.nets[value].times[kinds[a]] + problem.nets[value].times[kinds[b]]
+
+    return Jobs(
+        problem.times[list(kinds)],
+        tuple(tuple(sorted(before)) for before in after),
+        tuple(makers),
+        tuple(map(tuple, reads)),
+        move,
+    )
+
+
+class Held:
+    """Room by the sum of the nodes' bytes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._nbytes = problem.nbytes
+        self._left = [problem.kinds[kind].memory_bytes for kind in problem.kind_of_device]
+
+    def fits(self, job: int, device: int) -> bool:
+        """Whether the job fits besides what the device took already."""
+        return bool(self._nbytes[job] <= self._left[device])
+
+    def take(self, job: int, device: int) -> None:
+        """Put the job there."""
+        self._left[device] -= float(self._nbytes[job])
+
+
+def _accelerators(instance: Instance) -> list[int]:
+    """Return the devices that are not the host's."""
+    kinds = instance.kind_of_device
+    return [device for device, kind in enumerate(kinds) if instance.transfer[kind]]
+
+
+def _listed(instance: Instance, favourite: Callable[[Jobs], dict[int, int]]) -> Answer | None:
+    """Place by earliest start on accelerators; where that does not fit, on CPUs too.
+
+    CPUs pay for no transfer, so a rule that looks at starts alone would give them everything.
+    """
+    smaller = reduced(instance.problem)
+    hosts = [kind for kind, factor in enumerate(instance.transfer) if not factor]
+    problem = smaller.problem
+    times = problem.times.copy()
+    elsewhere = np.isfinite(np.delete(times, hosts, axis=0)).any(axis=0)
+    for host in hosts:
+        times[host, elsewhere] = np.inf
+    for each in (times, problem.times):
+        jobs = jobs_of(replace(problem, times=each))
+        homes = timetable(jobs, Held(problem), favourite(jobs)).homes
+        if -1 not in homes:
+            return instance.spread(smaller.spread(homes)), False
+    return None
+
+
+def _contiguous(instance: Instance, alone: bool, most_ideals: int = MOST_IDEALS) -> Answer | None:
+    objective: Objective = "sum" if alone else "max"
+    found = best_contiguous(instance.problem, most_ideals, objective)
+    return None if found is None else (instance.spread(found.homes), found.proven)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, read_plan
@@ -87,6 +87,52 @@ class RunOptions:
     outputs: Path | None = None
 
 
+class Process(Protocol):
+    """A started process of a device, as `subprocess.Popen` shows it."""
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        """What it prints, where that is read."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code once it has ended, negative for a signal."""
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; return its exit code."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start for one device: words in a folder, with the whole environment.
+
+    Attributes:
+        log: takes what it writes to stderr, and to stdout unless `reports`.
+        reports: its stdout is read by us.
+    """
+
+    device: str
+    words: tuple[str, ...]
+    folder: Path
+    environment: dict[str, str]
+    log: Path
+    reports: bool
+
+
+Spawn = Callable[[Command], Process]
+"""How a device's process is started: here as a child of ours; tools start it in other places."""
+
+
 class RunError(BigBrainError):
     """Report a device's process that failed: which, how, and the end of its log."""
 
@@ -98,10 +144,12 @@ def run(
     options: RunOptions | None = None,
     on_step: Callable[[StepLine], None] | None = None,
     on_batch: Callable[[BatchLine], None] | None = None,
+    spawn: Spawn | None = None,
 ) -> Run:
     """Run a bundle on this host, training or inference, and wait for its end.
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
+    `spawn` starts the processes in another way than as plain children.
 
     Every process is ended, whatever happens, before this returns.
 
@@ -122,7 +170,7 @@ def run(
     require_free(port)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
     logs.mkdir(parents=True, exist_ok=True)
-    with _processes(plan, bundle, options, port, logs) as crew:
+    with _processes(plan, bundle, options, port, logs, spawn or popen) as crew:
         lines = list(crew.watch(_listener(on_step, on_batch)))
     peaks = {
         name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
@@ -261,7 +309,7 @@ def _listening_inode(port: int) -> str | None:
 class _Crew:
     """The processes of one run, by device."""
 
-    processes: dict[str, subprocess.Popen[str]]
+    processes: dict[str, Process]
     logs: Path
     reporter: str
     program: str
@@ -343,25 +391,33 @@ def _line(text: str) -> Line | None:
 
 @contextmanager
 def _processes(
-    plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path
+    plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path, spawn: Spawn
 ) -> Iterator[_Crew]:
     reporter = _reporter(plan)
     crew = _Crew({}, logs, reporter, entry(plan))
+    words = (sys.executable, entry(plan), "--json", *_arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):
-            with (logs / f"{name}.log").open("w") as log:
-                crew.processes[name] = subprocess.Popen(
-                    [sys.executable, entry(plan), "--json", *_arguments(options, logs)],
-                    cwd=bundle,
-                    env=_environment(plan, rank, port),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if name == reporter else log,
-                    stderr=log,
-                    text=True,
-                )
+            environment, log = _environment(plan, rank, port), logs / f"{name}.log"
+            command = Command(name, words, bundle, environment, log, name == reporter)
+            crew.processes[name] = spawn(command)
         yield crew
     finally:
         crew.stop()
+
+
+def popen(command: Command) -> Process:
+    """Start a process as a child of this one."""
+    with command.log.open("w") as log:
+        return subprocess.Popen(
+            command.words,
+            cwd=command.folder,
+            env=command.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if command.reports else log,
+            stderr=log,
+            text=True,
+        )
 
 
 def _reporter(plan: Plan) -> str:

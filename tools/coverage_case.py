@@ -28,6 +28,7 @@ from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plugins import preset
 from bigbrain_fx.verify.child import chain, trace_of_processes
 from bigbrain_fx.verify.reference import Trace
+from tools.forked import fork
 from tools.zoo import Case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,7 +164,7 @@ def run_processes(bundle: Path, folder: Path) -> Trace:
         threads=1,
         logs=folder / "logs",
     )
-    done = run(bundle, options)
+    done = run(bundle, options, spawn=fork)
     losses = [line.loss for line in done.steps]
     return trace_of_processes(losses, folder / "gradients", folder / "tensors")
 

@@ -1,0 +1,101 @@
+"""Start a bundle's processes by forking this one, which has imported torch: seconds less a run.
+
+They are real processes that run the bundle's own train.py under their own environment and meet over
+gloo. They inherit our imports, so this does not show that a bundle needs nothing of ours; the
+promise tests do. Call it from a process that has not used threads of torch yet.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from typing import IO, NoReturn
+
+from bigbrain_fx.launch import Command
+
+POLL_S = 0.02
+
+
+class Forked:
+    """A forked process, as `subprocess.Popen` shows it."""
+
+    def __init__(self, pid: int, stdout: IO[str] | None) -> None:
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            TimeoutExpired: it still runs.
+        """
+        until = time.monotonic() + (3600.0 if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(POLL_S)
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def fork(command: Command) -> Forked:
+    """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.launch`."""
+    reader, writer = os.pipe() if command.reports else (None, None)
+    pid = os.fork()
+    if pid == 0:
+        if reader is not None:
+            os.close(reader)
+        _become(command, writer)
+    if writer is not None:
+        os.close(writer)
+    return Forked(pid, os.fdopen(reader) if reader is not None else None)
+
+
+def _become(command: Command, stdout: int | None) -> NoReturn:
+    """Be the process: its streams, folder, environment and words; then its program."""
+    code = 1
+    try:
+        log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log if stdout is None else stdout, 1)
+        os.dup2(log, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        os.chdir(command.folder)
+        os.environ.clear()
+        os.environ.update(command.environment)
+        program = command.words[1]
+        sys.argv = list(command.words[1:])
+        sys.path.insert(0, str(command.folder.resolve()))
+        runpy.run_path(program, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

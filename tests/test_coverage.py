@@ -59,7 +59,7 @@ def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> Non
 def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> None:
     found = examine(find(name), fast=True)
     assert found["status"] == "refused", found
-    assert "at: plain.py:" in str(found["detail"])
+    assert "at: obstacles.py:" in str(found["detail"])
     assert "help: " in str(found["detail"])
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -376,8 +377,17 @@ class _Crew:
             f"the process of device {name} {how}",
             at=str(self.logs / f"{name}.log"),
             notes=tuple(tail),
-            help=f"run `python {self.program} --in-process` in the bundle to see it in one process",
+            help=_advice(code, self.program),
         )
+
+
+def _advice(code: int, program: str) -> str:
+    if code == -signal.SIGKILL:
+        return (
+            "Linux ends a process so when memory runs out (`dmesg` tells): give its device less "
+            '"memory" in cluster.json and split again; run it again if someone else ended it'
+        )
+    return f"run `python {program} --in-process` in the bundle to see it in one process"
 
 
 def _line(text: str) -> Line | None:

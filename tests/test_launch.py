@@ -103,8 +103,9 @@ def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
         line,
         line + "        __import__('os').kill(__import__('os').getpid(), 9)\n",
     )
-    with pytest.raises(RunError, match="the process of device d0 was killed by signal 9"):
+    with pytest.raises(RunError, match="the process of device d0 was killed by signal 9") as caught:
         run(marked, QUICK)
+    assert "when memory runs out" in str(caught.value.help)
     assert not any(map(is_running, pids(marked)))
 
 

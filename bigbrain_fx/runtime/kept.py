@@ -74,7 +74,7 @@ def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"):
             return model()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # reads a value as it builds, or has no meta kernel
         return model()
 
 

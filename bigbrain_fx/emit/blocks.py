@@ -88,7 +88,8 @@ class _Skeleton:
                 words = tuple((n, _word(v)) for n, v in (*layer.args, *layer.options))
                 given = tuple(self.arg(arg) for arg in item.inputs)
                 path = self.body.relative(item.module.path)
-                return "layer", path, layer.name, words, layer.frozen, given, item.op.random
+                made = item.op.random, item.returned
+                return "layer", path, layer.name, words, layer.frozen, given, *made
             case BlockCall():
                 path = self.body.relative(item.module.path)
                 outer = tuple(self.param(name) for name in item.body.outer_params)

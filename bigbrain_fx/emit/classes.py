@@ -299,7 +299,7 @@ def _numbered(number: int, total: int, shared: bool) -> ast.expr:
 
 def _has_modes(item: LayerCall) -> bool:
     """Whether a layer computes something else in training."""
-    return item.layer.name.startswith(("BatchNorm", "Dropout"))
+    return item.layer.name.startswith(("BatchNorm", "Dropout", "LSTM", "GRU", "RNN"))
 
 
 def _short(qualified: str) -> str:

@@ -28,7 +28,7 @@ from bigbrain_fx.emit.items import (
 from bigbrain_fx.emit.kept import leaf_module, leaf_path
 from bigbrain_fx.emit.names import OWN, Names, identifier
 from bigbrain_fx.emit.statements import argument_name
-from bigbrain_fx.emit.tree import Tree, put
+from bigbrain_fx.emit.tree import Tree, alike, put
 
 PLAIN = {"other": "factor", "exponent": "power", "shape": "size", "a": "size", "b": "size"}
 """Better words for what torch's signatures call arguments."""
@@ -119,7 +119,7 @@ class Construct:
         steps = [
             self._module(step, (*place, i), varying, values) for i, step in enumerate(item.steps)
         ]
-        return ast.Call(dotted("nn.Sequential"), _alike(steps), [])
+        return ast.Call(dotted("nn.Sequential"), alike(steps), [])
 
     def _layer(self, layer: Layer, place: Where, varying: Mapping[Where, str]) -> ast.expr:
         args = [_argument(arg, (*place, name), varying) for name, arg in layer.args]
@@ -250,26 +250,3 @@ def _united(words: Sequence[str]) -> str:
     if set(words) & FEATURES and set(words) <= FEATURES | {"size"}:
         return "features"
     return Counter(words).most_common(1)[0][0]
-
-
-def _alike(steps: list[ast.expr]) -> list[ast.expr]:
-    """Return `*(Block(64) for _ in range(5))` in place of arguments that are the same."""
-    found: list[ast.expr] = []
-    texts = [ast.unparse(ast.fix_missing_locations(step)) for step in steps]
-    start = 0
-    while start < len(steps):
-        stop = start + 1
-        while stop < len(steps) and texts[stop] == texts[start]:
-            stop += 1
-        if stop - start > 2:
-            found.append(ast.Starred(repeated(steps[start], stop - start)))
-        else:
-            found += steps[start:stop]
-        start = stop
-    return found
-
-
-def repeated(module: ast.expr, times: int) -> ast.expr:
-    """Return `(Block() for _ in range(4))`."""
-    over = ast.Call(ast.Name("range"), [ast.Constant(times)], [])
-    return ast.GeneratorExp(module, [ast.comprehension(ast.Name("_"), over, [], 0)])

@@ -13,7 +13,15 @@ from bigbrain_fx.core import Graph, Op, ParamRef, Ref
 from bigbrain_fx.emit.expressions import member, tuple_of
 from bigbrain_fx.emit.folding import Folding, Piece, is_short
 from bigbrain_fx.emit.hints import Hints, alias
-from bigbrain_fx.emit.items import Body, Item, gives_of, takes_of
+from bigbrain_fx.emit.items import (
+    Body,
+    Item,
+    LayerCall,
+    Results,
+    gives_of,
+    takes_of,
+    values_in,
+)
 from bigbrain_fx.emit.layout import statement
 from bigbrain_fx.emit.names import identifier
 from bigbrain_fx.emit.rolling import Loop, Step
@@ -144,7 +152,8 @@ class FunctionText:
         if isinstance(item, Op):
             key = self.keys.get(item.name)
             return Piece(self.writing.op(item), item.source, key)
-        key = self.keys.get(item.gives[0])
+        made = item.op.name if isinstance(item, LayerCall) else item.gives[0]
+        key = self.keys.get(made)
         inside = key is None and any(op.random for op in item.ops)
         return Piece(self.writing.call(item), self._source_of(item), key, inside)
 
@@ -175,6 +184,8 @@ class FunctionText:
             return False
         if isinstance(item, Op) and (item.is_tuple or item.mutates or item.checks):
             return False
+        if isinstance(item, LayerCall) and item.results:
+            return False
         found = self.readers[gives[0]]
         if len(found) != 1 or isinstance(found[0], Loop):
             return False
@@ -188,6 +199,10 @@ class FunctionText:
         comment = "" if is_number else self._comment(piece.source)
         if isinstance(item, Op) and not self._has_value(item):
             return Line(ast.Expr(piece.expression), comment, piece.key)
+        if isinstance(item, LayerCall) and item.results:
+            given = {value: self._give(value) for value in item.gives}
+            unpacked = _pattern(item.results, given)
+            return Line(ast.Assign([unpacked], piece.expression, lineno=0), comment, piece.key)
         parts = self._unpacked(item) if isinstance(item, Op) and item.is_tuple else None
         names = parts or [self._give(value) for value in gives_of(item)]
         target = tuple_of([ast.Name(name) for name in names])
@@ -341,6 +356,18 @@ def _assigned(names: Sequence[str], values: Sequence[str]) -> list[Line]:
         )
         for group in groups
     ]
+
+
+def _pattern(results: Results, names: Mapping[str, str]) -> ast.expr:
+    """Return the target `out, (hidden, _)` for what a layer returns; unread parts stay unnamed."""
+    parts: list[ast.expr] = []
+    for part in results:
+        if isinstance(part, tuple):
+            is_read = any(values_in(part))
+            parts.append(_pattern(part, names) if is_read else ast.Name("_"))
+        else:
+            parts.append(ast.Name("_" if part is None else names[part]))
+    return ast.Tuple(parts)
 
 
 def _numbered(items: Iterable[Item]) -> Iterator[tuple[str, str]]:

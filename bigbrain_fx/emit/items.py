@@ -17,6 +17,8 @@ from bigbrain_fx.core import Arg, ModuleCall, Op, Ref, leaves
 
 Signature: TypeAlias = tuple[object, ...]
 """What the uses of one class have in common: nested tuples, only ever compared."""
+Results: TypeAlias = "tuple[str | Results | None, ...]"
+"""What a layer returns when it is no single tensor: values, None for one that nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """A call of a torch.nn layer; `op` is the op that makes its value, `covered` all it runs."""
+    """A call of a torch.nn layer; `op` is the op that makes its value, `covered` all it runs.
+
+    `results` is what it returns where that is a tuple, as `output, (hidden, cell)` of an nn.LSTM.
+    """
 
     module: ModuleCall
     layer: Layer
     op: Op
     inputs: tuple[Arg, ...]
     covered: tuple[Op, ...]
+    results: Results = ()
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -55,8 +61,13 @@ class LayerCall:
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """The value that it makes."""
-        return (self.op.name,)
+        """The values that it makes."""
+        return tuple(values_in(self.results)) if self.results else (self.op.name,)
+
+    @property
+    def returned(self) -> object:
+        """Which parts of its results are read: equal for calls that are unpacked alike."""
+        return _wanted(self.results)
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -67,6 +78,19 @@ class LayerCall:
     def params(self) -> tuple[str, ...]:
         """Names of its tensors."""
         return self.layer.params
+
+
+def values_in(results: Results) -> Iterator[str]:
+    """Yield the values of a layer's results that are read."""
+    for part in results:
+        if isinstance(part, tuple):
+            yield from values_in(part)
+        elif part is not None:
+            yield part
+
+
+def _wanted(results: Results) -> tuple[object, ...]:
+    return tuple(_wanted(p) if isinstance(p, tuple) else p is not None for p in results)
 
 
 @dataclass(frozen=True, eq=False)

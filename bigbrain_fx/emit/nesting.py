@@ -29,6 +29,7 @@ from bigbrain_fx.emit.items import (
 )
 from bigbrain_fx.emit.kept import leaf_path
 from bigbrain_fx.emit.layers import layer_call
+from bigbrain_fx.emit.recurrent import recurrent_call
 from bigbrain_fx.emit.scope import NoSizeError, make_body, with_sizes
 from bigbrain_fx.units import is_size
 
@@ -132,12 +133,18 @@ class Nesting:
         self, module: ModuleCall, run: Sequence[Op], inner: Sequence[Item], depth: int
     ) -> Item | None:
         held = frozenset(self.held[module.path])
-        layer = layer_call(self.facts.graph, module, run, held)
-        if layer is not None:
+        facts = self.facts.graph, module, run, held
+        layer = layer_call(*facts) or recurrent_call(*facts)
+        if layer is not None and self._is_unpacked(layer, run):
             return layer
         if module.type.startswith(CONTAINERS):
             return self._sequential(module, run, inner)
         return self._block(module, run, inner, depth)
+
+    def _is_unpacked(self, layer: LayerCall, run: Sequence[Op]) -> bool:
+        """Whether all parts of a layer's tuple are taken inside its call."""
+        first, last = self.position[run[0].name], self.position[run[-1].name]
+        return not layer.results or all(first <= i <= last for i in self.readers[layer.op.name])
 
     # ------------------------------------------------------------------ nn.Sequential
 
@@ -155,6 +162,8 @@ class Nesting:
             return None
         if any(isinstance(step, LayerCall) and step.op.random for step in steps):
             return None  # its key is written in the forward that calls it
+        if any(isinstance(step, LayerCall) and step.results for step in steps):
+            return None  # it returns more than its one value that is read
         if any(isinstance(step, BlockCall) and step.body.outer_params for step in steps):
             return None
         params = {name for step in steps for name in step.params}

@@ -189,7 +189,7 @@ def _pattern(item: Item, mark: object | None) -> object | None:
     if not isinstance(item, Op):
         extra: object = len(item.takes)
         if isinstance(item, LayerCall):
-            extra = item.layer.name, len(item.inputs)
+            extra = item.layer.name, len(item.inputs), item.returned
         return type(item), _plain(item.module.path), extra, len(item.gives), mark
     if item.random or item.mutates or item.body is not None or item.checks:
         return None

@@ -152,9 +152,15 @@ def _reads(source: ast.expr | int, axis: int) -> bool:
 
 def _names(target: ast.expr) -> tuple[str, ...]:
     if isinstance(target, ast.Tuple | ast.List):
-        return tuple(_name(element) or IGNORED for element in target.elts)
+        return tuple(name for element in target.elts for name in _parts(element))
     name = _name(target)
     return (name,) if name else ()
+
+
+def _parts(element: ast.expr) -> tuple[str, ...]:
+    """Return the names in one part of `out, (hidden, cell) = ...`, nested ones in their order."""
+    is_nested = isinstance(element, ast.Tuple | ast.List)
+    return _names(element) if is_nested else (_name(element) or IGNORED,)
 
 
 def _name(target: ast.expr) -> str | None:

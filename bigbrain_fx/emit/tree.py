@@ -6,7 +6,7 @@ This room knows how children are named and numbered; how each is made is given t
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from bigbrain_fx.core import Param
@@ -17,6 +17,7 @@ from bigbrain_fx.emit.names import is_attribute
 Tree: TypeAlias = dict[str, "ast.expr | Tree"]
 """A module's children by name: a module or declared tensor, or a plain holder of more."""
 MAX_PERIOD = 4  # layers that take turns
+MIN_RUN = 3  # fewer are written one by one
 
 
 def put(tree: Tree, path: str, value: ast.expr) -> None:
@@ -103,12 +104,9 @@ def _module_list(tree: Tree) -> ast.expr | None:
         return None
     period = _period(made)
     if period is None:
-        return ast.Call(dotted("nn.ModuleList"), [ast.List(made)], [])
-    variable = "_" if period == 1 else "i"
-    over = ast.Call(ast.Name("range"), [ast.Constant(len(made))], [])
-    loop = ast.comprehension(ast.Name(variable), over, [], 0)
-    alike = ast.GeneratorExp(_in_turn(made[:period], 0), [loop])
-    return ast.Call(dotted("nn.ModuleList"), [bare(alike)], [])
+        return ast.Call(dotted("nn.ModuleList"), [ast.List(alike(made))], [])
+    turns = _turns(made[:period], 0, len(made))
+    return ast.Call(dotted("nn.ModuleList"), [bare(turns)], [])
 
 
 def bare(generator: ast.GeneratorExp) -> ast.expr:
@@ -130,12 +128,75 @@ def _mapping(tree: Mapping[str, ast.expr | Tree]) -> ast.expr:
     made = [_holder(value) for value in tree.values()]
     period = _period(made)
     if period is None or not indices or indices != list(range(indices[0], indices[0] + len(made))):
-        keys: list[ast.expr | None] = [ast.Constant(child_key(name)) for name in tree]
-        return ast.Dict(keys, made)
-    bounds = [ast.Constant(indices[0])] if indices[0] else []
-    over = ast.Call(ast.Name("range"), [*bounds, ast.Constant(indices[-1] + 1)], [])
-    loop = ast.comprehension(ast.Name("i"), over, [], 0)
-    return ast.DictComp(ast.Name("i"), _in_turn(made[:period], indices[0]), [loop])
+        return _in_parts([child_key(name) for name in tree], made)
+    return _by_number(made[:period], indices[0], len(made))
+
+
+def _in_parts(keys: Sequence[int | str], made: Sequence[ast.expr]) -> ast.Dict:
+    """Return `{1: Half(), **{i: Block() for i in range(2, 8)}}`: runs of like children are one."""
+    parts: list[tuple[ast.expr | None, ast.expr]] = []
+    for start, stop, period in _runs(made, keys):
+        if period is None:
+            parts.append((ast.Constant(keys[start]), made[start]))
+        else:
+            first = int(keys[start])
+            parts.append((None, _by_number(made[start : start + period], first, stop - start)))
+    return ast.Dict([key for key, _ in parts], [value for _, value in parts])
+
+
+def _by_number(turn: Sequence[ast.expr], first: int, count: int) -> ast.DictComp:
+    """Return `{i: Block() for i in range(6, 12)}`; `turn` is made again and again."""
+    loop = ast.comprehension(ast.Name("i"), _range(first, count), [], 0)
+    return ast.DictComp(ast.Name("i"), _in_turn(turn, first), [loop])
+
+
+def alike(made: Sequence[ast.expr]) -> list[ast.expr]:
+    """Return `*(Block(64) for _ in range(5))` in place of modules in a row that are the same."""
+    found: list[ast.expr] = []
+    for start, stop, period in _runs(made, range(len(made))):
+        if period is None:
+            found.append(made[start])
+            continue
+        turns = _turns(made[start : start + period], start, stop - start)
+        found.append(ast.Starred(turns))
+    return found
+
+
+def _turns(turn: Sequence[ast.expr], first: int, count: int) -> ast.GeneratorExp:
+    """Return `(Block() for _ in range(6))`; children that take turns ask for their number."""
+    variable, first = ("_", 0) if len(turn) == 1 else ("i", first)
+    loop = ast.comprehension(ast.Name(variable), _range(first, count), [], 0)
+    return ast.GeneratorExp(_in_turn(turn, first), [loop])
+
+
+def _range(first: int, count: int) -> ast.expr:
+    bounds = [ast.Constant(first)] if first else []
+    return ast.Call(ast.Name("range"), [*bounds, ast.Constant(first + count)], [])
+
+
+def _runs(
+    made: Sequence[ast.expr], keys: Sequence[int | str]
+) -> Iterator[tuple[int, int, int | None]]:
+    """Yield (start, stop, period) of children that repeat, and the others one by one."""
+    texts = [ast.unparse(ast.fix_missing_locations(value)) for value in made]
+    start = 0
+    while start < len(texts):
+        ends = {p: _run_end(texts, keys, start, p) for p in range(1, MAX_PERIOD + 1)}
+        long = [p for p, end in ends.items() if end - start >= max(MIN_RUN, 2 * p)]
+        period = max(long, key=lambda p: ends[p] - p, default=None)
+        stop = start + 1 if period is None else ends[period]
+        yield start, stop, period
+        start = stop
+
+
+def _run_end(texts: Sequence[str], keys: Sequence[int | str], start: int, period: int) -> int:
+    """Return where children from `start` stop to be numbered on end and to take turns."""
+    first, stop = keys[start], start
+    while stop < len(texts) and isinstance(first, int) and keys[stop] == first + stop - start:
+        if stop - start >= period and texts[stop] != texts[stop - period]:
+            break
+        stop += 1
+    return stop
 
 
 def _period(made: Sequence[ast.expr]) -> int | None:

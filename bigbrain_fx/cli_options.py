@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.errors import InputError
+
 if TYPE_CHECKING:
     from bigbrain_fx.plan import Options
 
@@ -104,6 +106,27 @@ _OF_THE_MODEL = (
     ),
     _option("--devices", type=PATH, help="The cluster.json."),
 )
+
+
+def capture_options(command: Command) -> Command:
+    """Add what every command that captures a model takes."""
+    for option in _OF_CAPTURE:
+        command = option(command)
+    return command
+
+
+def read_rows(text: str | None) -> tuple[int, ...]:
+    """Read "4,8"; nothing is an empty tuple.
+
+    Raises:
+        InputError: these are no positive numbers.
+    """
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"expected positive numbers, found {text!r}", at="--rows", help="4,8")
+    return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 def planning_options(command: Command) -> Command:

@@ -26,7 +26,6 @@ from bigbrain_fx.plan import (
     Options,
     Plan,
     Source,
-    make_plan,
     plan_placed,
     read_plan,
     replan,
@@ -34,6 +33,7 @@ from bigbrain_fx.plan import (
     with_placement,
 )
 from bigbrain_fx.plugins import estimator, preset
+from bigbrain_fx.remedy import plan_or_remedy
 from bigbrain_fx.schedule import SCHEDULES
 from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
 
@@ -135,7 +135,7 @@ def estimate(
     """
     chosen, cluster = _known(options, model), _cluster(devices)
     with _captured(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
-        return make_plan(found.graph, cluster, found.source, chosen)
+        return plan_or_remedy(found.graph, cluster, found.source, chosen)
 
 
 def simulate(
@@ -176,6 +176,8 @@ def source_of(facts: ModelFacts) -> Source:
         facts.has_lr_scale,
         facts.clip_norm,
         facts.module,
+        facts.optimizer_state,
+        facts.optimizer_temporaries,
     )
 
 
@@ -211,7 +213,7 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
 def _plan(found: _Found, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
-        return make_plan(found.graph, cluster, found.source, options)
+        return plan_or_remedy(found.graph, cluster, found.source, options)
     same = followed.micro_batches
     fits = found.graph.static_batch is None and found.graph.batch % same == 0
     count = options.micro_batches or (same if fits else None)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bigbrain_fx.core import Edge, Graph, Placement, Stage
+from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan import Plan, with_placement
+from bigbrain_fx.plan import Plan, costs_of, measured_share, with_placement
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Explanation:
     """A plan in words and numbers.
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
-    because they must stay with others.
+    because they must stay with others. `measured` is the share of the ops' time that was measured,
+    None if the estimator does not measure.
     """
 
     step_s: float
@@ -71,9 +72,13 @@ class Explanation:
     devices: tuple[DevicePart, ...]
     cuts: tuple[Cut, ...]
     moved: tuple[str, ...] = ()
+    measured: float | None = None
 
     def __str__(self) -> str:
-        lines = [f"forecast {self.step_s:.4f} s a step", *([self.reason] if self.reason else [])]
+        lines = [
+            f"forecast {self.step_s:.4f} s a step{measured_text(self.measured)}",
+            *([self.reason] if self.reason else []),
+        ]
         lines += [
             f"  {part.device}: {part.modules} ({part.ops} ops); busy {part.busy_s:.4f} s, "
             f"idle {part.idle_s:.4f} s; "
@@ -104,9 +109,17 @@ def explain(plan: Plan) -> Explanation:
     """Explain a plan: the parts, and for each cut of a chain the neighbours it was chosen over."""
     parts = tuple(_part(plan, device) for device in plan.stages.devices)
     pairs = {(e.source, e.target) for e in _crossing(plan)}
-    cuts = tuple(_cut(plan, a, b) for a, b in sorted(pairs))
+    costs = costs_of(plan)
+    cuts = tuple(_cut(plan, costs, a, b) for a, b in sorted(pairs))
     reason = f"{plan.partitioner}: {plan.placement.reason}" if plan.placement.reason else ""
-    return Explanation(plan.forecast.step_s, reason, parts, cuts, plan.stages.moved)
+    return Explanation(
+        plan.forecast.step_s, reason, parts, cuts, plan.stages.moved, measured_share(plan)
+    )
+
+
+def measured_text(share: float | None) -> str:
+    """Say how much of a forecast was measured; nothing, where nothing ever is."""
+    return "" if share is None else f", {100 * share:.0f} % of the ops' time measured"
 
 
 def size_text(count: int) -> str:
@@ -140,7 +153,7 @@ def _crossing(plan: Plan) -> list[Edge]:
     return [e for e in edges if e.kind == "activation" and not plan.stages.is_local(e)]
 
 
-def _cut(plan: Plan, source: int, target: int) -> Cut:
+def _cut(plan: Plan, costs: Costs, source: int, target: int) -> Cut:
     there = [e for e in _crossing(plan) if (e.source, e.target) == (source, target)]
     back = [
         e
@@ -149,7 +162,8 @@ def _cut(plan: Plan, source: int, target: int) -> Cut:
     ]
     a, b = plan.stages.stages[source], plan.stages.stages[target]
     link = plan.cluster.link(a.device, b.device)
-    moves = _alternatives(plan, a, b) if plan.stages.is_chain and target == source + 1 else ()
+    neighbours = plan.stages.is_chain and target == source + 1
+    moves = _alternatives(plan, costs, a, b) if neighbours else ()
     return Cut(
         source,
         target,
@@ -171,24 +185,29 @@ def _place(plan: Plan, a: Stage, b: Stage) -> str:
     return f"after {last[0]}" if last else "after the inputs"
 
 
-def _alternatives(plan: Plan, a: Stage, b: Stage) -> tuple[Alternative, ...]:
+def _alternatives(plan: Plan, costs: Costs, a: Stage, b: Stage) -> tuple[Alternative, ...]:
     before, after = _blocks(plan, a), _blocks(plan, b)
     found = []
     if len(before) > 1:
         start = min(i for i, op in enumerate(a.ops) if _is_of(plan, a, op, before[-1]))
-        found.append(_moved(plan, before[-1], a.ops[start:], b, whole=before[-1] in after))
+        whole = before[-1] in after
+        found.append(_moved(plan, costs, before[-1], a.ops[start:], b, whole))
     if len(after) > 1:
         end = max(i for i, op in enumerate(b.ops) if _is_of(plan, b, op, after[0]))
-        found.append(_moved(plan, after[0], b.ops[: end + 1], a, whole=after[0] in before))
+        whole = after[0] in before
+        found.append(_moved(plan, costs, after[0], b.ops[: end + 1], a, whole))
     return tuple(found)
 
 
-def _moved(plan: Plan, block: str, ops: Sequence[str], to: Stage, whole: bool) -> Alternative:
+def _moved(
+    plan: Plan, costs: Costs, block: str, ops: Sequence[str], to: Stage, whole: bool
+) -> Alternative:
     """Forecast the plan with some ops moved: all that lie between the block's end and the cut."""
     name = f"all of {block}" if whole else block
     placement = Placement({**plan.placement.device_of, **dict.fromkeys(ops, to.device)})
     try:
-        return Alternative(name, to.device, with_placement(plan, placement).forecast.step_s)
+        moved = with_placement(plan, placement, costs)
+        return Alternative(name, to.device, moved.forecast.step_s)
     except NoPlanError as error:
         return Alternative(name, to.device, None, error.what)
 

@@ -19,8 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from bigbrain_fx.core import (
     Cluster,
     Costs,
-    Device,
-    DeviceForecast,
     Forecast,
     Graph,
     Placement,
@@ -29,6 +27,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.fitting import beside_tensors, for_tensors, require_fits, with_data
 from bigbrain_fx.plugins import estimator, options_of, partitioner
 from bigbrain_fx.schedule import build, require_sound, stage_costs
 from bigbrain_fx.simulate import simulate
@@ -64,7 +63,9 @@ class Options:
 class Source:
     """Where the model came from, so that `verify` can ask it again.
 
-    A module in memory has no `path`; `module` is the model file's name as a module.
+    A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
+    keeps `optimizer_state` bytes per byte of parameters, and for a moment `optimizer_temporaries`
+    tensors of the size of the largest; AdamW's are 2 and 2.
     """
 
     path: str
@@ -74,6 +75,8 @@ class Source:
     has_lr_scale: bool = False
     clip_norm: float | None = None
     module: str = ""
+    optimizer_state: float = 2.0
+    optimizer_temporaries: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ def plan_placed(
         )
     plans = []
     for count in _counts(graph, cluster, options):
-        costs = estimator(options.estimator).estimate(graph.at(graph.batch // count), cluster)
+        concrete = graph.at(graph.batch // count)
+        costs = _costs(concrete, cluster, source, options.estimator)
         plans.append(_placed(graph, cluster, source, options, count, placement, costs))
     return min(plans, key=lambda plan: plan.forecast.step_s)
 
@@ -178,8 +182,13 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
     return make_plan(plan.graph, cluster, plan.source, options)
 
 
-def with_placement(plan: Plan, placement: Placement) -> Plan:
+def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
     """Return the plan with another placement, all its other choices kept where they still apply.
+
+    Args:
+        plan: to change.
+        placement: where its ops go.
+        costs: `costs_of(plan)` where it is known already.
 
     Raises:
         NoPlanError: it does not fit in memory.
@@ -194,20 +203,38 @@ def with_placement(plan: Plan, placement: Placement) -> Plan:
         options,
         plan.micro_batches,
         placement,
-        costs_of(plan),
+        costs or costs_of(plan),
         keep_schedule=False,
     )
 
 
 def costs_of(plan: Plan) -> Costs:
     """Estimate the plan's ops again, for a closer look than plan.json holds."""
-    return estimator(plan.estimator).estimate(plan.graph.at(plan.rows), plan.cluster)
+    return _costs(plan.graph.at(plan.rows), plan.cluster, plan.source, plan.estimator)
+
+
+def measured_share(plan: Plan) -> float | None:
+    """Return the share of the ops' forecast time that was measured; None if nothing ever is."""
+    costs = costs_of(plan)
+    if not costs.measured:
+        return None
+    known = {device: set(ops) for device, ops in costs.measured.items()}
+    measured_s = total_s = 0.0
+    for stage in plan.stages.stages:
+        for op in stage.ops:
+            cost = costs.op_cost(op, stage.device)
+            taken_s = cost.forward_s + cost.backward_s
+            total_s += taken_s
+            measured_s += taken_s if op in known[stage.device] else 0.0
+    return measured_s / total_s if total_s else 1.0
 
 
 def timeline(plan: Plan) -> Forecast:
     """Simulate the plan again, with its timeline."""
-    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, costs_of(plan))
-    return simulate(plan.programs, plan.stages, costs)
+    concrete = plan.graph.at(plan.rows)
+    costs = stage_costs(concrete, plan.stages, costs_of(plan))
+    found = simulate(plan.programs, plan.stages, costs)
+    return with_data(found, concrete, plan.stages, plan.micro_batches)
 
 
 def _plan(
@@ -215,10 +242,24 @@ def _plan(
 ) -> Plan:
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
-    costs = estimator(options.estimator).estimate(concrete, cluster)
+    costs = _costs(concrete, cluster, source, options.estimator)
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
-    placement = method.partition(concrete, cluster, costs)
+    smaller = for_tensors(cluster, concrete, micro_batches)
+    try:
+        placement = method.partition(concrete, smaller, replace(costs, cluster=smaller))
+    except NoPlanError as error:
+        notes = (*error.notes, *beside_tensors(cluster, concrete, micro_batches))
+        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
     return _placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def _costs(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
+    """Estimate a concrete graph, for the user's own optimizer."""
+    return replace(
+        estimator(name).estimate(graph, cluster),
+        optimizer_state_per_byte=source.optimizer_state,
+        optimizer_temporaries=source.optimizer_temporaries,
+    )
 
 
 def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
@@ -251,8 +292,9 @@ def _placed(
     per_stage = stage_costs(concrete, stages, costs)
     programs = build(schedule, stages, micro_batches, per_stage, with_backward, options.in_flight)
     require_sound(programs, stages)
-    forecast = replace(simulate(programs, stages, per_stage, timeline=False), timeline=())
-    _require_fits(forecast, cluster)
+    forecast = simulate(programs, stages, per_stage, timeline=False)
+    forecast = with_data(forecast, concrete, stages, micro_batches)
+    require_fits(forecast, cluster)
     return Plan(
         graph,
         cluster,
@@ -294,35 +336,6 @@ def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
             help=f"use --micro-batches with one of {divisors}",
         )
     return [options.micro_batches]
-
-
-def _require_fits(forecast: Forecast, cluster: Cluster) -> None:
-    over = [e for e in forecast.devices if e.peak_bytes > cluster.device[e.device].memory_bytes]
-    if not over:
-        return
-    raise NoPlanError(
-        f"the plan does not fit: {', '.join(e.device for e in over)} would run out of memory",
-        notes=tuple(_arithmetic(e, cluster.device[e.device]) for e in forecast.devices),
-        help="use more micro-batches, more devices, or --partitioner chain-dp, "
-        "which respects memory",
-    )
-
-
-def _arithmetic(entry: DeviceForecast, device: Device) -> str:
-    """Return what a device needs, what it has, and what the need is made of."""
-    parts = {
-        "weights": entry.weights_bytes,
-        "gradients": entry.gradients_bytes,
-        "optimizer": entry.optimizer_bytes,
-        "activations": entry.activations_bytes,
-        "messages": entry.messages_bytes,
-    }
-    needs = f"{entry.device} needs {_mib(entry.peak_bytes)} and has {_mib(device.memory_bytes)}"
-    return f"{needs}: {', '.join(f'{name} {_mib(count)}' for name, count in parts.items())}"
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
 
 
 # --------------------------------------------------------------------------- plan.json

@@ -23,15 +23,15 @@ def _progress_console() -> Console:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show that something is going on, on a terminal only."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show that something is going on, on a terminal only; give a function that says how far."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda said: None
         return
     from rich.markup import escape
 
-    with _progress_console().status(escape(what)):
-        yield
+    with _progress_console().status(escape(what)) as status:
+        yield lambda said: status.update(escape(f"{what}: {said}"))
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bigbrain_fx.explain import Explanation, explain, size_text
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.explain import Explanation, explain, measured_text, size_text
+from bigbrain_fx.plan import Plan, measured_share
 
 if TYPE_CHECKING:
     from bigbrain_fx.compile import Split
@@ -43,7 +43,9 @@ def show_forecast(plan: Plan) -> None:
     rows_per_s = plan.micro_batches * plan.rows / plan.forecast.step_s
     by = f"{plan.partitioner} with {plan.estimator}"
     _say((plan.graph.name, "bold"), f": {by}, {_schedule(plan)}")
-    _say(f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second; it fits:")
+    measured = measured_text(measured_share(plan))
+    said = f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second{measured}"
+    _say(f"{said}; it fits:")
     heads = ("device", "busy s", "idle s", "weights", "gradients", "optimizer", "activations")
     rows = []
     for entry in plan.forecast.devices:
@@ -89,7 +91,7 @@ def show_explanation(found: Explanation) -> None:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
-    _say(f"forecast {found.step_s:.4f} s a step")
+    _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
 
 
 def show_verification(found: Verification) -> None:
@@ -125,6 +127,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "rows": plan.rows,
         "stages": len(plan.stages.stages),
         "step_s": plan.forecast.step_s,
+        "measured": measured_share(plan),
         "devices": [
             {
                 **dataclasses.asdict(entry),

@@ -5,9 +5,11 @@ This room knows which ops must share a device; it knows nothing of devices, cost
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import networkx as nx
@@ -43,6 +45,22 @@ def units(graph: Graph) -> Units:
     Returns:
         The groups in an order in which they could run; deterministic for a given graph.
     """
+    graph_of, found = _known.get(id(graph), (None, None))
+    if found is None or graph_of is None or graph_of() is not graph:
+        found = _grouped(graph)
+        _known[id(graph)] = (weakref.ref(graph, partial(_forget, id(graph))), found)
+    return found
+
+
+_known: dict[int, tuple[weakref.ref[Graph], Units]] = {}
+"""Units of the graphs that are alive, by identity: each plan of a graph asks for them again."""
+
+
+def _forget(key: int, _graph: weakref.ref[Graph]) -> None:
+    _known.pop(key, None)
+
+
+def _grouped(graph: Graph) -> Units:
     index = {op.name: i for i, op in enumerate(graph.ops)}
     replicated = frozenset(_replicated(graph))
     classes = nx.utils.UnionFind([op.name for op in graph.ops if op.name not in replicated])

@@ -9,6 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from estimators.analytical import Analytical
+from estimators.learned import Learned
+from estimators.measured import Measured
 
-TABLE: Mapping[str, Callable[..., object]] = {Analytical.name: Analytical}
+TABLE: Mapping[str, Callable[..., object]] = {
+    Analytical.name: Analytical,
+    Learned.name: Learned,
+    Measured.name: Measured,
+}
 """Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""

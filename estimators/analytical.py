@@ -126,6 +126,10 @@ def _region(call: Call, body: Graph, device: Device, kept: set[str]) -> OpCost:
 
 def _workspace_bytes(call: Call, rule: OpRule, device: Device) -> int:
     """Return what is there while it runs, beside its result: the gradients of its inputs."""
+    if call.op.saves is not None and device.kind == "cpu":
+        saves = call.op.saves
+        forward = number(saves.forward_bytes) - number(saves.own_bytes)
+        return max(0, forward - number(call.op.writes_bytes), number(saves.backward_bytes))
     inputs = sum(spec.nbytes for _, spec in call.values if spec.requires_grad)
     return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
 

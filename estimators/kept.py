@@ -1,7 +1,8 @@
 """What autograd keeps from an op's forward for its backward, in bytes.
 
 A storage counts once, at the first op that keeps it; parameters and the batch are held anyway and
-do not count. A view keeps the whole storage of its base. The rules are in `op_rules`.
+do not count. A view keeps the whole storage of its base. What capture measured (`Op.saves`)
+comes first; the rules, for graphs that nobody measured, are in `op_rules`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from bigbrain_fx.core import DTYPE_BYTES, TensorSpec
+from bigbrain_fx.core import DTYPE_BYTES, Saves, TensorSpec
 from estimators.calls import Call, number
 from estimators.op_rules import Kept, OpRule
 
@@ -25,6 +26,8 @@ def saved_bytes(call: Call, rule: OpRule, device_kind: str, kept: set[str]) -> i
         device_kind: some kernels of "cpu" keep more than those of "cuda".
         kept: names of the values whose storage is kept already; new ones are added.
     """
+    if call.op.saves is not None:
+        return _measured_bytes(call, call.op.saves, device_kind, kept)
     found = sum(_bytes_of(call, part, device_kind, kept) for part in rule.keeps)
     if rule.floats_per_row and call.values:
         shape = call.values[0][1].shape
@@ -32,6 +35,16 @@ def saved_bytes(call: Call, rule: OpRule, device_kind: str, kept: set[str]) -> i
     if rule.kind == "attention":
         found += scores_bytes(call, device_kind) or _log_sums_bytes(call)
     return found + rule.bytes_per_element * call.result.numel
+
+
+def _measured_bytes(call: Call, saves: Saves, device_kind: str, kept: set[str]) -> int:
+    """Return what capture measured; where CUDA's kernels keep other things, its rule."""
+    values, own = saves.values, saves.own_bytes
+    if device_kind == "cuda" and saves.cuda_own_bytes is not None:
+        values, own = saves.cuda_values or (), saves.cuda_own_bytes
+    names = [call.op.refs[place] if place >= 0 else call.op.name for place in values]
+    found = ((name, call.scope.spec(name)) for name in names)
+    return number(own) + _fresh_bytes(call, [(n, s) for n, s in found if s is not None], kept)
 
 
 def scores_bytes(call: Call, device_kind: str) -> int:

@@ -30,6 +30,8 @@ TABLE: Mapping[str, Callable[..., object]] = {
 PRESETS: Mapping[str, tuple[str, str]] = {
     "naive": ("naive", "analytical"),
     "analytical": ("chain-dp", "analytical"),
+    "learned": ("chain-dp", "learned"),
+    "measured": ("chain-dp", "measured"),
     "m-sct": ("m-sct", "analytical"),
     "scattered": ("scattered", "analytical"),
 }

@@ -16,7 +16,7 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
-from partitioners.facts import Facts, facts
+from partitioners.facts import AHEAD, Facts, facts
 from partitioners.footprint import require_fits
 from partitioners.jobs import Jobs, Timetable
 
@@ -240,4 +240,5 @@ class Ledger:
             copies = 1 + len(weight.readers)
             return weight.nbytes + weight.trained_bytes * (copies + self._known.state_per_byte)
         value = self._known.values[number]
-        return self._flights[device] * value.nbytes + 2 * value.gradient_bytes
+        ahead = AHEAD * (value.nbytes + value.gradient_bytes)
+        return self._flights[device] * value.nbytes + 2 * value.gradient_bytes + ahead

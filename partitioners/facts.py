@@ -36,6 +36,10 @@ class Value:
     gradient_bytes: int
 
 
+AHEAD = 2
+"""Receives that the runtime posts ahead on every channel: so much room is taken for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A parameter, buffer or constant, tied names counted once, and the units that read it."""
@@ -55,7 +59,7 @@ class Facts:
         seconds: device -> forward and backward of one micro-batch, per unit.
         once_s: device -> work done once a step (the optimizer), per unit.
         saved_bytes, workspace_bytes: device -> bytes, per unit; as in `OpCost`, but the workspace
-            includes the results of the op that needs the most.
+            includes the results of the op that needs the most, or what the optimizer needs.
         state_per_byte: optimizer state per byte of trained parameters.
         trains: whether there is a backward pass.
         rows: of the micro-batch that all this is for.
@@ -253,7 +257,17 @@ def _saved(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: boo
 def _workspace(graph: Graph, costs: Costs, device: str, held: Iterable[Sequence[str]]) -> Bytes:
     of = costs.ops[device]
     each = [
-        max(int(graph.op[name].writes_bytes) + of[name].workspace_bytes for name in names)
+        max(
+            max(int(graph.op[name].writes_bytes) + of[name].workspace_bytes for name in names),
+            _while_updated(graph, costs, names),
+        )
         for names in held
     ]
     return np.array(each, dtype=np.int64)
+
+
+def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
+    """Return what the optimizer holds for a moment while it updates the largest parameter."""
+    params = (graph.param[key] for name in names for key in graph.op[name].params)
+    sizes = (p.spec.nbytes for p in params if p.kind == "parameter" and p.spec.requires_grad)
+    return int(costs.optimizer_temporaries * max(sizes, default=0)) if graph.loss else 0

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import NoPlanError
-from partitioners.facts import Facts, Weight
+from partitioners.facts import AHEAD, Facts, Weight
 
 Matrix = NDArray[np.float64]  # [first unit, unit after the last]; only first < after means anything
 
@@ -151,13 +151,15 @@ def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, one_s
         activations=flight * int(facts.saved_bytes[device][here].sum())
         + int(facts.workspace_bytes[device][here].max()),
         messages=flight * sum(v.nbytes for v in crossing)
-        + sum(v.gradient_bytes for v in (*sent, *received, *(received if one_stage else crossing))),
+        + sum(v.gradient_bytes for v in (*sent, *received, *(received if one_stage else crossing)))
+        + AHEAD * sum(v.nbytes + v.gradient_bytes for v in (received if one_stage else crossing))
+        + AHEAD * sum(v.gradient_bytes for v in (sent if one_stage else ())),
     )
 
 
 def extra_ties(weight: Weight, devices: int) -> int:
-    """Count the gradients that come from a third holder on; the second's is in the doubled sum."""
-    return weight.trained_bytes * max(0, min(len(weight.readers), devices) - 2)
+    """Count the gradients that come from other holders: their receives are posted all the time."""
+    return weight.trained_bytes * max(0, min(len(weight.readers), devices) - 1)
 
 
 def require_fits(
@@ -221,8 +223,9 @@ class Pieces:
             nbytes = weight.nbytes + trained * (2 + facts.state_per_byte)
             rectangles.reads(weight.readers, -1, nbytes + extra_ties(weight, self.devices))
         for value in facts.values:
-            rectangles.reads(value.readers, value.maker, 2 * value.gradient_bytes)
-            rectangles.makes(value.maker, value.readers[-1], value.gradient_bytes)
+            ahead = AHEAD * (value.nbytes + value.gradient_bytes)
+            rectangles.reads(value.readers, value.maker, 2 * value.gradient_bytes + ahead)
+            rectangles.makes(value.maker, value.readers[-1], (1 + AHEAD) * value.gradient_bytes)
         return rectangles.summed()
 
     @cached_property

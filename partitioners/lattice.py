@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from partitioners.facts import Facts, Seconds, Value
+from partitioners.facts import AHEAD, Facts, Seconds, Value
 from partitioners.footprint import extra_ties, in_flight_at
 from partitioners.ideals import Sets, states, within
 from partitioners.line import Hop, Split, hop_of, least_busy_s
@@ -172,7 +172,10 @@ class Lattice:
     @cached_property
     def _once(self) -> Matrix:
         facts, devices = self.facts, len(self.cluster.devices)
-        found = self._messages(lambda v: 2 * v.gradient_bytes, lambda v: v.gradient_bytes)
+        found = self._messages(
+            lambda v: (2 + AHEAD) * v.gradient_bytes + AHEAD * v.nbytes,
+            lambda v: (1 + AHEAD) * v.gradient_bytes,
+        )
         sums = _Products(len(self.sets))
         for weight in facts.weights:
             nbytes = weight.nbytes + weight.trained_bytes * (2 + facts.state_per_byte)

@@ -55,9 +55,11 @@ def write(folder: Path, text: str, name: str = "model.py") -> Path:
     return path
 
 
+@pytest.mark.usefixtures("cold")
 def test_capture_file_brings_the_graph_and_later_the_weights(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it would show prints without a flush
     path = write(tmp_path, GOOD, "my_net.py")
     with capture_file(path, time_limit_s=120) as session:
         assert session.graph.loss

@@ -302,17 +302,25 @@ def python(program: str, folder: Path, *words: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
+    """A checkpoint, its bytes, and the peak bytes of a child that splits next to nothing."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("big")
+    tensors = write_checkpoint(folder / "hf", BIG)
+    whole = sum(t.numel() * t.element_size() for t in tensors.values())
+    _, idle = peaks_of_split(write_config(folder / "tiny", LLAMA), folder / "t")
+    return folder / "hf", whole, idle
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--weights-by-reference",)])
-def test_no_process_holds_the_whole_model(tmp_path: Path, more: tuple[str, ...]) -> None:
-    pytest.importorskip("transformers")
-    tensors = write_checkpoint(tmp_path / "hf", BIG)
-    whole = sum(t.numel() * t.element_size() for t in tensors.values())
-    del tensors
+def test_no_process_holds_the_whole_model(
+    big: tuple[Path, int, int], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    hf, whole, idle = big
     assert whole > 400_000_000
-    _, idle = peaks_of_split(write_config(tmp_path / "tiny", LLAMA), tmp_path / "t")
-    weights = ("--weights", str(tmp_path / "hf"))
-    parent, child = peaks_of_split(tmp_path / "hf", tmp_path / "b", *weights, *more)
+    parent, child = peaks_of_split(hf, tmp_path / "b", "--weights", str(hf), *more)
     assert parent < 0.5 * whole  # Python, planner and one piece of a tensor
     assert child < idle + 0.25 * whole  # torch and transformers, and a longer graph
 

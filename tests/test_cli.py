@@ -28,6 +28,7 @@ COMMANDS = (
     "schema",
     "init",
     "doctor",
+    "profile",
 )
 
 
@@ -51,6 +52,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # --------------------------------------------------------------------------- the whole road
 
 
+@pytest.mark.usefixtures("cold")
 def test_from_init_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("init", "new").out == "wrote new/model.py\nwrote new/cluster.json\n"
@@ -151,7 +153,10 @@ def test_doctor_writes_a_cluster_that_can_be_used(
     out = tmp_path / "here.json"
     done = call("doctor", "--write", out, "--json")
     assert done.code == 0, done.err
-    assert done.objects == [json.loads(out.read_text())]
+    (found,) = done.objects
+    measured = found.pop("measured")
+    assert found == json.loads(out.read_text())
+    assert measured["cpu"] == {"flops_per_s": 1e10, "memory_bytes_per_s": 1e10, "launch_s": 1e-6}
     assert done.err == f"wrote {out}\n"
     assert call("simulate", bundle, "--devices", out).code == 0
     again = call("doctor", "--write", out)
@@ -212,7 +217,8 @@ def test_help_is_readable(command: str) -> None:
 
 def test_help_lists_the_plug_ins() -> None:
     text = " ".join(call("split", "--help").out.split())
-    assert "One of analytical, chain-dp, ideal-dp, m-etf, m-sct, m-topo, naive, scattered." in text
+    presets = ("analytical", "chain-dp", "ideal-dp", "learned", "m-etf", "m-sct", "m-topo")
+    assert f"One of {', '.join((*presets, 'measured', 'naive', 'scattered'))}." in text
     assert "One of 1f1b, forward, gpipe, list [default: for chains 1f1b, or forward to" in text
 
 

@@ -92,7 +92,7 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("bigbrain_fx.launch.popen", start)
     done = call("run", "bundle", "--steps", "7", "--port", "4000", "--seed", "3")
     rest = "MASTER_ADDR=node-1 MASTER_PORT=4000 python train.py --steps 7 --seed 3 --deadline 300.0"
     assert done.code == 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bigbrain_fx import cluster as room
 from bigbrain_fx.cluster import PRESETS, parse_cluster, read_cluster, schema, to_json
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.errors import InputError
 
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
@@ -198,7 +198,9 @@ def test_devices_win_over_hosts_and_hosts_over_same_host() -> None:
 
 _names = st.text(string.ascii_letters + string.digits, min_size=1, max_size=8)
 _rates = st.floats(min_value=1e-3, max_value=1e18)
-_link_values = st.builds(Link, st.floats(min_value=0.0, max_value=1e3), _rates)
+_times = st.floats(min_value=0.0, max_value=1e3)
+_link_values = st.builds(Link, _times, _rates)
+_overheads = st.builds(Overheads, _times, st.none() | _rates, _times, _times)
 
 
 @st.composite
@@ -214,13 +216,16 @@ def _clusters(draw: st.DrawFn) -> Cluster:
             draw(_rates),
             draw(st.floats(min_value=0.0, max_value=1.0)),
             draw(st.integers(1, 64)),
+            draw(_overheads),
         )
         for name in names
     )
+    shared = draw(st.lists(st.sampled_from([d.host for d in devices]), unique=True))
+    hosts = tuple(Host(name, draw(st.none() | _rates)) for name in shared)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
     linked = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
     links = tuple((a, b, draw(_link_values)) for a, b in linked)
-    return Cluster(devices, draw(_link_values), links)
+    return Cluster(devices, draw(_link_values), links, hosts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -256,10 +261,10 @@ def test_schema_describes_every_field() -> None:
     described = schema()
     assert described["$schema"].startswith("https://json-schema.org/")
     assert described["required"] == ["devices"]
-    assert set(_properties(described)) == {"$schema", "$comment", "devices", "links"}
+    assert set(_properties(described)) == {"$schema", "$comment", "devices", "links", "hosts"}
     device = described["$defs"]["DeviceEntry"]
-    fields = "name host kind preset memory flops memory_bandwidth launch threads $comment"
-    assert set(_properties(device)) == set(fields.split())
+    fields = "name host kind preset memory flops memory_bandwidth launch threads overheads"
+    assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]
     objects = [described, *described["$defs"].values()]
     assert all(node["additionalProperties"] is False for node in objects)
@@ -290,3 +295,55 @@ def test_the_room_imports_no_torch() -> None:
                 assert all(not alias.name.startswith("torch") for alias in node.names)
             if isinstance(node, ast.ImportFrom):
                 assert not (node.module or "").startswith("torch")
+
+
+# --------------------------------------------------------------------------- hosts, overheads
+
+TWO_HOSTS = f"""{{
+  "devices": [
+    {{"name": "a0", "host": "a", {CPU}}},
+    {{"name": "a1", "host": "a", {CPU.replace("12GB/s", "36GB/s")}}},
+    {{"name": "b0", "host": "b", {CPU}}}
+  ],
+  "hosts": HOSTS
+}}"""
+
+
+def test_what_a_host_shares() -> None:
+    hosts = '[{"name": "a", "nic": "1Gbit/s"}]'
+    found = parse(TWO_HOSTS.replace("HOSTS", hosts))
+    assert found.hosts == (Host("a", nic_bytes_per_s=125e6),)
+    assert found.nics("a0", "b0") == (("out of a", 125e6),)
+    assert found.nics("b0", "a1") == (("into a", 125e6),)
+    assert found.nics("a0", "a1") == ()
+    assert [d.memory_bytes_per_s for d in found.devices] == [12e9, 36e9, 12e9]
+
+
+def test_devices_share_their_hosts_memory_by_what_they_would_take() -> None:
+    for total, expected in [("16GB/s", [4e9, 12e9, 12e9]), ("48GB/s", [12e9, 36e9, 12e9])]:
+        hosts = f'[{{"name": "a", "memory_bandwidth": "{total}"}}]'
+        found = parse(TWO_HOSTS.replace("HOSTS", hosts))
+        assert [d.memory_bytes_per_s for d in found.devices] == pytest.approx(expected)
+        assert parse(to_json(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("hosts", "what", "at"),
+    [
+        ('[{"name": "c"}]', "no device is on a host 'c'", "hosts[0].name"),
+        ('[{"name": "a"}, {"name": "a"}]', "duplicate of hosts[0].name", "hosts[1].name"),
+        ('[{"name": "a", "nic": "10Gb/s"}]', "", "hosts[0].nic"),
+    ],
+)
+def test_hosts_that_are_not_right(hosts: str, what: str, at: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(TWO_HOSTS.replace("HOSTS", hosts))
+    assert what.replace("'", '"') in caught.value.what.replace("'", '"')
+    assert at in str(caught.value.at)
+
+
+def test_overheads_are_none_unless_written() -> None:
+    assert one(CPU).overheads == Overheads()
+    given = '"overheads": {"message": "20us", "message_bandwidth": "2GB/s", "step": "1ms"}'
+    assert one(f"{CPU}, {given}").overheads == Overheads(20e-6, 2e9, 0.0, 1e-3)
+    assert one(f"{CPU}, {given}").overheads.handling_s(1_000_000) == pytest.approx(520e-6)

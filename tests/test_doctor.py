@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -11,14 +12,24 @@ import pytest
 
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Device, Link
-from bigbrain_fx.doctor import Gpu, HostProbe, ProbeError, Rates, probe
+from bigbrain_fx.doctor import (
+    DeviceProbe,
+    Gpu,
+    HostProbe,
+    MatmulRate,
+    ProbeError,
+    Rates,
+    Survey,
+    probe,
+    survey,
+)
 from bigbrain_fx.doctor.fleet import Fleet, run
 from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.doctor.measure import beyond_latency_bytes_per_s, per_call_s
 from bigbrain_fx.errors import InputError
 
 GIB = 2**30
-FLEET = Fleet(world=2, busy=2, threads=1, window_s=0.1, deadline_s=30.0, gpus=False)
+FLEET = Fleet(("d0", "d1"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)
 
 CPU = HostProbe(
     kind="cpu",
@@ -73,6 +84,26 @@ def test_the_cluster_is_this_host(measured: HostProbe) -> None:
     assert 0.98 * measured.memory_bytes < total <= measured.memory_bytes
 
 
+def test_products_are_measured_by_size_and_dtype(measured: HostProbe) -> None:
+    rows = {(row.dtype, row.rows, row.inner, row.columns): row for row in measured.matmul}
+    assert len(rows) == len(measured.matmul)
+    assert {row.dtype for row in measured.matmul} == {"float32", "bfloat16"}
+    assert {("float32", 64, 64, 64), ("bfloat16", 512, 1024, 1024)} <= set(rows)
+    assert all(1e6 < row.flops_per_s < 1e13 for row in measured.matmul)
+    as_json = json.loads(json.dumps(measured.measured))
+    assert len(as_json["matmul"]) == len(rows)
+    assert as_json["link"]["latency_s"] == measured.link.latency_s
+
+
+def test_every_pair_of_devices_is_surveyed() -> None:
+    device = Device("a", "here", "cpu", GIB, 1.0, 1.0)  # its rates do not matter
+    found = survey([device, replace(device, name="b"), replace(device, name="c")], window_s=0.02)
+    assert [probe.name for probe in found.devices] == ["a", "b", "c"]
+    assert [pair for *pair, _ in found.links] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    assert all(1e-6 < link.latency_s < 1.0 for *_, link in found.links)
+    assert all(probe.rates.flops_per_s > 1e8 for probe in found.devices)
+
+
 def test_what_is_written_can_be_read(measured: HostProbe, tmp_path: Path) -> None:
     measured.write(tmp_path / "cluster.json")
     assert read_cluster(tmp_path / "cluster.json") == measured.cluster
@@ -102,12 +133,38 @@ def test_it_prints() -> None:
         "cpu       61.2 GFLOP/s, 12.0 GB/s, 2.3 us per op",
         "          each of 2 processes at once, 1 thread(s) each",
         "loopback  49 us, 1.23 GB/s",
+        "overheads 0 us a message, 0 us an instruction, 0 us a step",
         "cluster   2 cpu device(s), probed in 7.0 s",
     ]
     assert "gpu 2     NVIDIA T2, 5.0 GiB free, 8000.0 GFLOP/s, 300.0 GB/s, 4.0 us per op" in str(
         GPUS
     )
     assert "gpu-gpu   9 us, 11.00 GB/s" in str(GPUS)
+
+
+def test_it_prints_the_range_of_products() -> None:
+    rates = ((128, 61.2345e9), (8, 7e9), (64, 30e9))
+    table = tuple(MatmulRate("float32", rows, 512, 512, rate) for rows, rate in rates)
+    line = "matmul    float32: 7.0 (8x512x512) to 61.2 (128x512x512) GFLOP/s"
+    assert line in str(replace(CPU, matmul=table)).splitlines()
+
+
+def test_a_survey_is_a_cluster_of_unlike_devices(tmp_path: Path) -> None:
+    fast, slow = Rates(61.2345e9, 12e9, 2e-6), Rates(30.66e9, 6e9, 4e-6)
+    found = Survey(
+        (DeviceProbe("a", "x", 1, GIB, fast), DeviceProbe("b", "y", 2, 2 * GIB, slow)),
+        (("a", "b", Link(1.01234e-3, 119.876e6)),),
+        took_s=9.6,
+    )
+    cluster = found.cluster
+    assert [(d.name, d.host, d.threads, d.flops_per_s) for d in cluster.devices] == [
+        ("a", "x", 1, 61.2e9),
+        ("b", "y", 2, 30.7e9),
+    ]
+    assert cluster.link("b", "a") == Link(1.01e-3, 120e6)
+    found.write(tmp_path / "cluster.json")
+    assert read_cluster(tmp_path / "cluster.json") == cluster
+    assert "a-b       1012 us, 0.12 GB/s" in str(found).splitlines()
 
 
 def test_it_notes_that_devices_share_cores() -> None:

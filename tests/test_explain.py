@@ -22,6 +22,7 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.explain import Alternative, Explanation, explain, size_text
+from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, with_placement
 from tests.synthetic import cluster_of, device, graph_of, weight
 
@@ -60,7 +61,7 @@ def stack(paths: tuple[str, ...] = PATHS) -> Graph:
     return graph_of(ops, weights)
 
 
-def two(memory_bytes: int = 2**20, bytes_per_s: float = 4 * KIB) -> Cluster:
+def two(memory_bytes: int = 2**26, bytes_per_s: float = 4 * KIB) -> Cluster:
     """Two devices; a value takes 1 s + 0.5 s from one to the other."""
     a, b = device("a", memory_bytes=memory_bytes), device("b", memory_bytes=memory_bytes)
     return cluster_of(a, b, link=Link(0.5, bytes_per_s))
@@ -103,7 +104,7 @@ def test_the_text() -> None:
     assert lines[2].startswith(
         "  a: embed to layers.0 (2 ops); busy 6.0000 s, idle 12.0000 s; memory "
     )
-    assert lines[2].endswith(" of 1.0 MiB")
+    assert lines[2].endswith(" of 64.0 MiB")
     assert lines[4:] == [
         "  cut 0 -> 1 after layers.0: 4.0 KiB a micro-batch in 1500.00 ms, "
         "gradients back 4.0 KiB in 1500.00 ms",
@@ -130,7 +131,7 @@ def test_alternatives_are_simulated_plans() -> None:
 
 def test_an_alternative_that_does_not_fit_says_so() -> None:
     plan = placed(stack(), "aabbb", two())
-    most = max(entry.peak_bytes for entry in plan.forecast.devices)
+    most = max(needed_bytes(e, plan.cluster.device[e.device]) for e in plan.forecast.devices)
     tight = with_placement(replace(plan, cluster=two(memory_bytes=most)), plan.placement)
     back, forth = explain(tight).cuts[0].alternatives
     assert back.step_s is None

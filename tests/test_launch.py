@@ -49,6 +49,7 @@ def pids(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_run_reports_every_step(bundle: Path, tmp_path: Path) -> None:
     """What the user's own code prints is no step, and stops nothing."""
     bundle = copied(bundle, tmp_path)

@@ -109,6 +109,7 @@ def test_a_hugging_face_model_with_labels_it_does_not_need(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cold")
 def test_files_run_one_after_another_and_names_do_not_clash(tmp_path: Path) -> None:
     """Inputs and outputs are called like ops on purpose: "index", "add"."""
     bundle = tiny(tmp_path)

@@ -60,14 +60,16 @@ def test_ours_are_there() -> None:
         "naive",
         "scattered",
     )
-    assert plugins.names("estimator") == ("analytical",)
+    assert plugins.names("estimator") == ("analytical", "learned", "measured")
     assert plugins.names() == (
         "analytical",
         "chain-dp",
         "ideal-dp",
+        "learned",
         "m-etf",
         "m-sct",
         "m-topo",
+        "measured",
         "naive",
         "scattered",
     )
@@ -85,6 +87,7 @@ def test_presets_pair_a_partitioner_with_an_estimator() -> None:
     assert plugins.preset("chain-dp") == ("chain-dp", "analytical")
 
 
+@pytest.mark.usefixtures("learned_costs", "profile_database")
 def test_every_preset_can_be_made() -> None:
     for name in plugins.names():
         partitioner, estimator = plugins.preset(name)
@@ -104,7 +107,7 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
 def test_a_strange_name_gets_them_all() -> None:
     with pytest.raises(InputError, match="no estimator 'zzz'") as caught:
         plugins.estimator("zzz")
-    assert caught.value.help == "choose one of analytical"
+    assert caught.value.help == "choose one of analytical, learned, measured"
 
 
 def test_an_unknown_option_is_named() -> None:

@@ -298,13 +298,13 @@ def test_held_follows_a_training_program() -> None:
         for word, entry in zip(written(program), held(program, stages, costs), strict=True)
     ]
     assert rows == [
-        ("recv x0.0", 0, 0, 1),
-        ("forward 1.0", 0, 10 + 5, 1),
+        ("recv x0.0", 0, 0, 2),  # the next receive is posted already
+        ("forward 1.0", 0, 10 + 5, 2),
         ("recv x0.1", 0, 10, 2),
         ("forward 1.1", 0, 20 + 5, 2),
         ("backward 1.0", 100, 20 + 5, 2 + 1),
         ("send x0.0", 100, 10, 1 + 1),
-        ("backward 1.1", 200, 10 + 5, 1 + 1),
+        ("backward 1.1", 100, 10 + 5 + 100, 1 + 1),  # made again, and added
         ("send x0.1", 100, 0, 1),
         ("optimizer_step", 100, 0, 0),
     ]
@@ -324,8 +324,8 @@ def test_held_keeps_an_inference_value_until_its_last_use() -> None:
     program = build("list", stages, 1, costs, frozenset())[0]
     messages = [entry.messages_bytes for entry in held(program, stages, costs)]
     assert list(zip(written(program), messages, strict=True)) == [
-        ("forward 0.0", 7),
-        ("send x.0", 7),
+        ("forward 0.0", 7 + 3),  # the receive of y is posted
+        ("send x.0", 7 + 3),
         ("recv y.0", 7 + 3),
         ("forward 2.0", 7 + 3),
     ]

@@ -28,8 +28,8 @@ Capture = pytest.CaptureFixture[str]
 PLAN = """\
 toy: 1,280 parameters, 5 ops; 2 stages on 2 devices; 1f1b, 1 micro-batch of 4 rows
 device  stages  modules            ops  busy s   idle s    memory       of
-a       0       embed to layers.0    2  6.0000  12.0000  {a} 1.0 MiB
-b       1       layers.1 to head     3  9.0000   9.0000  {b} 1.0 MiB
+a       0       embed to layers.0    2  6.0000  12.0000  {a} 64.0 MiB
+b       1       layers.1 to head     3  9.0000   9.0000  {b} 64.0 MiB
 naive: by hand
 cut 0 -> 1 after layers.0: 4.0 KiB a micro-batch in 1500.00 ms, gradients back 4.0 KiB in 1500.00 ms
   with layers.0 on b: 18.0000 s (+0.0 %)
@@ -66,7 +66,7 @@ def test_a_plan_as_json() -> None:
     found = json.loads(json_line(plan_json(plan)))
     assert found["step_s"] == 18.0
     assert found["stages"] == 2
-    assert [entry["memory_bytes"] for entry in found["devices"]] == [2**20, 2**20]
+    assert [entry["memory_bytes"] for entry in found["devices"]] == [2**26, 2**26]
     assert [entry["weights_bytes"] for entry in found["devices"]] == [2048, 3072]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -13,8 +14,10 @@ from bigbrain_fx.core import (
     Edge,
     Forecast,
     Forward,
+    Host,
     Link,
     OptimizerStep,
+    Overheads,
     Program,
     Recv,
     Send,
@@ -256,16 +259,16 @@ def test_peak_is_the_sum_of_its_parts() -> None:
     entry = simulate(programs, stages, costs).of("d0")
     assert entry.weights_bytes == 1000
     assert entry.optimizer_bytes == 2000
-    assert entry.gradients_bytes == 2000  # those summed so far, and those of this backward
-    assert entry.activations_bytes == 2 * 10 + 5
-    assert entry.messages_bytes == 2 * 3 + 3
-    assert entry.peak_bytes == 1000 + 2000 + 2000 + 25 + 9
+    assert entry.gradients_bytes == 1000  # those summed so far
+    assert entry.activations_bytes == 2 * 10 + 5 + 1000  # and those that this backward makes
+    assert entry.messages_bytes == 2 * 3 + 3 + 2 * 3  # sent, received, posted ahead
+    assert entry.peak_bytes == 1000 + 2000 + 2000 + 25 + 15
 
     timeline = memory_timeline(programs, stages, costs)["d0"]
     assert max(nbytes for _, nbytes in timeline) == entry.peak_bytes
     starts_s = [start_s for start_s, _ in timeline]
     assert starts_s == list(accumulate(starts_s, max))
-    assert timeline[0] == (0.0, 1000 + 2000 + 10 + 5 + 3)
+    assert timeline[0] == (0.0, 1000 + 2000 + 10 + 5 + 3 + 2 * 3)
 
 
 def test_inference_has_no_gradients_and_no_optimizer_state() -> None:
@@ -333,3 +336,120 @@ def test_64_stages_and_64_micro_batches_take_about_a_second(name: str) -> None:
     done = simulate(programs, stages, costs)
     assert time.process_time() - start_s < 3.0  # 0.3 s on a quiet machine
     assert len(done.timeline) == 64 * (2 * 64 + 1) + 63 * 2 * 64
+
+
+# ------------------------------------------------------------------------------- overheads
+
+
+def with_overheads(costs: StageCosts, own: Overheads) -> StageCosts:
+    devices = tuple(replace(device, overheads=own) for device in costs.cluster.devices)
+    return replace(costs, cluster=replace(costs.cluster, devices=devices))
+
+
+def stepped(stages: Stages, costs: StageCosts, name: str = "gpipe", m: int = 1) -> Forecast:
+    return simulate(build(name, stages, m, costs, all_of(stages)), stages, costs)
+
+
+def test_each_instruction_and_each_step_has_its_overhead() -> None:
+    own = Overheads(instruction_s=0.25, step_s=3.0)
+    for p, m in [(1, 1), (3, 4), (4, 2)]:
+        done = stepped(chain(p), with_overheads(even_costs(p, f=3.0, b=5.0), own), m=m)
+        assert done.step_s == 3.0 + (m + p - 1) * (3.25 + 5.25)
+        assert all(entry.busy_s == m * 8.5 for entry in done.devices)
+
+
+def test_a_message_takes_both_its_ends() -> None:
+    """Out: 1 + 8/4 at the sender, as much at the receiver; back the same."""
+    own = Overheads(message_s=1.0, message_bytes_per_s=4.0)
+    stages, costs = chain(2, nbytes=8), even_costs(2)
+    free = stepped(stages, costs).step_s
+    assert stepped(stages, with_overheads(costs, own)).step_s == free + 2 * (3.0 + 3.0)
+
+
+def test_handling_a_message_keeps_a_device_from_computing() -> None:
+    """Two micro-batches: the second forward waits until the first one's result is handed over."""
+    costs = with_overheads(even_costs(2, b=1.0), Overheads(message_s=0.5))
+    done = stepped(chain(2, nbytes=8), costs, m=2)
+    bars = {(b.device, b.what): b.start_s for b in done.timeline if b.device in ("d0", "d1")}
+    assert bars["d0", "forward 0 #1"] == 1.5
+    assert bars["d1", "forward 1 #0"] == 2.0
+    assert bars["d1", "forward 1 #1"] == 3.5  # its message is there at 3.0, and takes 0.5
+
+
+# ------------------------------------------------------------------------------- what hosts share
+
+
+def shared(nic_bytes_per_s: float | None, link: Link) -> StageCosts:
+    """d0 and d1 on one host, d2 and d3 on another."""
+    devices = tuple(
+        Device(f"d{i}", "left" if i < 2 else "right", "cpu", 1 << 30, 1.0, 1.0) for i in range(4)
+    )
+    hosts = (Host("left", nic_bytes_per_s),) if nic_bytes_per_s else ()
+    return StageCosts((1.0,) * 4, (1.0,) * 4, (1,) * 4, Cluster(devices, link, hosts=hosts))
+
+
+def crossing(nbytes: int) -> Stages:
+    """d0 sends to d2, d1 to d3, at the same time."""
+    edges = tuple(Edge(f"x{i}", i, i + 2, "activation", nbytes) for i in range(2))
+    return Stages(tuple(Stage(i, f"d{i}", ()) for i in range(4)), edges)
+
+
+def arrivals(costs: StageCosts, nbytes: int = 8) -> list[float]:
+    stages = crossing(nbytes)
+    sent = [
+        Program(f"d{i}", (Forward(i, 0), Send(stages.edges[i], 0), OptimizerStep()))
+        for i in range(2)
+    ]
+    got = [
+        Program(f"d{i + 2}", (Recv(stages.edges[i], 0), Forward(i + 2, 0), OptimizerStep()))
+        for i in range(2)
+    ]
+    done = simulate((*got, *sent), stages, costs)
+    return [bar.start_s for bar in done.timeline if bar.what.startswith(("forward 2", "forward 3"))]
+
+
+def test_messages_of_one_host_share_its_nic() -> None:
+    """8 bytes at 4 a second take 2 s on either link; a NIC of 4 lets them go one by one."""
+    link = Link(0.0, 4.0)
+    assert arrivals(shared(None, link)) == [3.0, 3.0]
+    assert arrivals(shared(4.0, link)) == [3.0, 5.0]
+
+
+def test_a_nic_that_is_faster_than_its_links_takes_several_messages() -> None:
+    """Each takes 2 s of its link and 1 s of the NIC; the second waits for that one alone."""
+    assert arrivals(shared(8.0, Link(0.0, 4.0))) == [3.0, 4.0]
+
+
+def test_a_nic_that_is_slower_than_a_link_holds_a_message_up() -> None:
+    assert arrivals(shared(2.0, Link(0.0, 4.0))) == [5.0, 9.0]
+
+
+def test_within_a_host_there_is_no_nic() -> None:
+    devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(3))
+    cluster = Cluster(devices, Link(0.5, 4.0), hosts=(Host("h", 1e-9),))
+    stages, costs = chain(3, nbytes=8), even_costs(3)
+    slow = replace(costs, cluster=cluster)
+    free = replace(costs, cluster=replace(cluster, hosts=()))
+    for m in (1, 2, 5):
+        assert stepped(stages, slow, "1f1b", m) == stepped(stages, free, "1f1b", m)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("p", range(1, 5))
+def test_taking_turns_changes_nothing_where_nothing_is_shared(name: str, p: int) -> None:
+    """A NIC that is never scarce: the same times, though devices are followed in another order."""
+    link = Link(0.25, 16.0)
+    for m in (1, 3, 6):
+        stages, costs = chain(p, nbytes=8), even_costs(p, link, b=1.5)
+        apart = tuple(replace(d, host=d.name) for d in costs.cluster.devices)
+        wide = tuple(Host(device.name, 1e30) for device in apart)
+        one = replace(costs, cluster=Cluster(apart, link))
+        two = replace(costs, cluster=Cluster(apart, link, hosts=wide))
+        assert stepped(stages, one, name, m).step_s == stepped(stages, two, name, m).step_s
+
+
+def test_a_program_that_is_stuck_is_still_named_where_nics_are_shared() -> None:
+    stages, costs = crossing(8), shared(4.0, FREE)
+    waiting = Program("d2", (Recv(stages.edges[0], 0), Forward(2, 0)))
+    with pytest.raises(ScheduleError):
+        simulate((waiting,), stages, costs)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import IO, NoReturn
 
 from bigbrain_fx.launch import Command
@@ -62,20 +63,25 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def fork(command: Command) -> Forked:
-    """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.launch`."""
+def fork(command: Command, before: Callable[[Command], None] | None = None) -> Forked:
+    """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.launch`.
+
+    `before` is called in the new process, the bundle's folder already on its path.
+    """
     reader, writer = os.pipe() if command.reports else (None, None)
     pid = os.fork()
     if pid == 0:
         if reader is not None:
             os.close(reader)
-        _become(command, writer)
+        _become(command, writer, before)
     if writer is not None:
         os.close(writer)
     return Forked(pid, os.fdopen(reader) if reader is not None else None)
 
 
-def _become(command: Command, stdout: int | None) -> NoReturn:
+def _become(
+    command: Command, stdout: int | None, before: Callable[[Command], None] | None
+) -> NoReturn:
     """Be the process: its streams, folder, environment and words; then its program."""
     code = 1
     try:
@@ -89,6 +95,8 @@ def _become(command: Command, stdout: int | None) -> NoReturn:
         program = command.words[1]
         sys.argv = list(command.words[1:])
         sys.path.insert(0, str(command.folder.resolve()))
+        if before is not None:
+            before(command)
         runpy.run_path(program, run_name="__main__")
         code = 0
     except SystemExit as end:

@@ -3,10 +3,10 @@
     python -m tools.matrix [--models gpt,moe] [--devices 2,4] [--processes 6] [--json]
     python -m tools.matrix --cell gpt/analytical/2/1f1b --cell moe/scattered/4/list/gloo
 
-Each model is captured once. A cell plans, writes the bundle, imports it, trains it for five AdamW
-steps and compares with the one-process reference: all losses, every gradient of step 0, every
-tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table, as real
-processes over gloo; those train with the model file's own optimizer.
+Each model is captured once. A cell plans, writes the bundle, imports it, trains it for some AdamW
+steps (`--steps`, five) and compares with the one-process reference: all losses, every gradient of
+step 0, every tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table,
+as real processes over gloo; those train with the model file's own optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigbrain_fx.capture import Captured, ModelFile, capture, load_model_file
+from bigbrain_fx.capture.optimizer import optimizer_facts
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
@@ -119,14 +120,15 @@ class Bench:
 
     file: ModelFile
     captured: Captured
+    steps: int = STEPS
     references: dict[str, Trace] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: str) -> Bench:
+    def of(model: str, steps: int = STEPS) -> Bench:
         """Load and capture a model of models/."""
         file = load_model_file(ROOT / "models" / f"{model}.py")
         captured = capture(file.model, file.example_batch, file.loss, name=model)
-        return Bench(file, captured)
+        return Bench(file, captured, steps)
 
     def plan(self, cell: Cell) -> Plan:
         """Plan a cell."""
@@ -138,6 +140,8 @@ class Bench:
             file.loss is not None,
             file.lr_scale is not None,
             file.clip_norm,
+            "",
+            *astuple(optimizer_facts(file.model, file.optimizer)),
         )
         partitioner, estimator = preset(cell.partitioner)
         options = Options(partitioner, estimator, cell.schedule, MICRO_BATCHES)
@@ -151,16 +155,17 @@ class Bench:
             with imported(folder, force_adamw=not real) as bundle:
                 expected = self.reference(plan, folder, bundle)
                 if real:
-                    actual = run_processes(folder, Path(scratch))
+                    actual = run_processes(folder, Path(scratch), self.steps)
                 else:
-                    actual = run_bundle(bundle, plan, STEPS, plan.seed)
+                    actual = run_bundle(bundle, plan, self.steps, plan.seed)
         failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
         found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
         return found or other_bytes(expected, actual)
 
     def reference(self, plan: Plan, folder: Path, bundle: ModuleType) -> Trace:
         """Train in one process; a plan with the same stages has the same reference."""
-        key = f"{plan.stages} {bundle.BUNDLE.training.optimizer}"
+        optimizer = bundle.BUNDLE.training.optimizer  # each bundle has its own copy
+        key = f"{self.steps} {plan.stages} {optimizer.__module__}.{optimizer.__qualname__}"
         if key not in self.references:
             functions = self.captured.functions
             training = bundle.BUNDLE.training
@@ -170,7 +175,7 @@ class Bench:
                 training.optimizer,
                 training.lr_scale,
                 training.clip_norm,
-                STEPS,
+                self.steps,
                 plan.seed,
             )
         return self.references[key]
@@ -215,10 +220,10 @@ def imported(folder: Path, *, force_adamw: bool) -> Iterator[ModuleType]:
                 del sys.modules[name]
 
 
-def run_processes(folder: Path, scratch: Path) -> Trace:
+def run_processes(folder: Path, scratch: Path, steps: int) -> Trace:
     """Run the bundle as one process per device, over gloo on the loopback."""
     options = RunOptions(
-        STEPS,
+        steps,
         deadline_s=DEADLINE_S,
         save=scratch / "tensors",
         first_gradients=scratch / "gradients",
@@ -243,10 +248,10 @@ def other_bytes(expected: Trace, actual: Trace) -> str:
     return ", ".join(name for name, want, found in pairs if _bytes(want) != _bytes(found))
 
 
-def rows(wanted: Sequence[Cell]) -> Iterator[Row]:
+def rows(wanted: Sequence[Cell], steps: int = STEPS) -> Iterator[Row]:
     """Run cells in order; a model is captured when its first cell comes."""
     for model, group in itertools.groupby(wanted, key=lambda cell: cell.model):
-        bench = Bench.of(model)
+        bench = Bench.of(model, steps)
         for cell in group:
             start, stages = time.perf_counter(), 0
             try:
@@ -276,6 +281,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--devices", default=",".join(map(str, DEVICES)), show_default=True)
 @click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
+@click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
 def main(
     models: str,
@@ -283,6 +289,7 @@ def main(
     devices: str,
     chosen: tuple[str, ...],
     processes: int,
+    steps: int,
     as_json: bool,
 ) -> None:
     """Run the table, or chosen cells; exit code 5 where one differs."""
@@ -293,7 +300,7 @@ def main(
     table = cells(_names(models), _names(partitioners), counts)
     wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
     bad = 0
-    for row in rows(wanted):
+    for row in rows(wanted, steps):
         bad += bool(row.fault)
         click.echo(json.dumps(asdict(row)) if as_json else str(row))
     if not as_json:

@@ -8,6 +8,7 @@ its parent.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from bigbrain_fx.capture.trace import Captured
 
 _PR_SET_PDEATHSIG = 1
+_OBJECTS_A_SWEEP = 200_000
+"""Objects made between two sweeps for garbage: torch's own modules are a million that all stay."""
 
 
 def main() -> None:
     """Capture, report, and serve requests until standard input ends."""
     _die_with_parent()
+    gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
     requests, replies = _private_pipes()
     wanted = json.loads(sys.argv[1])
     service: list[_Service] = []
@@ -102,7 +106,10 @@ class _Service:
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
+        from bigbrain_fx.capture.optimizer import optimizer_facts
+
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
+        optimizer = optimizer_facts(file.model, file.optimizer)
         facts = {
             "path": file.location if file.is_data else str(file.path),
             "name": file.name,
@@ -115,6 +122,8 @@ class _Service:
             "autocast": file.autocast,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
+            "optimizer_state": optimizer.state,
+            "optimizer_temporaries": optimizer.temporaries,
         }
         return {"facts": facts, "warnings": self.captured.warnings, "capture_s": self.capture_s}
 
@@ -231,5 +240,6 @@ def _structure(template: object) -> object:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()  # what the user's code printed
     sys.stderr.flush()
     os._exit(0)  # all is written; taking torch and the model down in order takes a second

@@ -13,12 +13,14 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
+from torch.utils import _traceback as torch_frames
 
 from bigbrain_fx.capture import step as step_file
 from bigbrain_fx.capture.casts import idle_casts
@@ -110,14 +112,31 @@ def _users_lines() -> Iterator[None]:
     """Let every node remember the innermost line of the user's, helper functions included.
 
     torch keeps frames of functions called `forward` only, which names the wrong line for an op in a
-    helper; and formatting one frame instead of ten is quicker.
+    helper; and formatting one frame instead of ten is quicker. Nor is the text of every line of a
+    hundred frames read for each node.
     """
-    kept = TracerBase._filter_traceback_frames
+    kept, read = TracerBase._filter_traceback_frames, torch_frames._extract_symbolized_tb
     TracerBase._filter_traceback_frames = _innermost  # type: ignore[method-assign,assignment]  # put back
+    torch_frames._extract_symbolized_tb = _unread
     try:
         yield
     finally:
         TracerBase._filter_traceback_frames = kept  # type: ignore[method-assign]
+        torch_frames._extract_symbolized_tb = read
+
+
+def _unread(frames: Sequence[Mapping[str, Any]], skip: int) -> traceback.StackSummary:
+    """Return a stack as torch does, outermost frame first, its lines read when they are asked for.
+
+    Args:
+        frames: innermost first, as torch's `symbolize_tracebacks` gives them.
+        skip: innermost frames to leave out.
+    """
+    stack = traceback.StackSummary()
+    for frame in reversed(frames[skip:]):
+        place = frame["filename"], frame["line"], frame["name"]
+        stack.append(traceback.FrameSummary(*place, lookup_line=False))
+    return stack
 
 
 def _innermost(_tracer: TracerBase, stack: traceback.StackSummary) -> traceback.StackSummary:

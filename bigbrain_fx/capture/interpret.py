@@ -25,6 +25,7 @@ from bigbrain_fx.errors import InputError
 
 Leaf = Callable[[str, str], Tensor]
 Key = Callable[[Op], AbstractContextManager[object]]
+Watch = Callable[[Op, object], None]
 
 
 def run_graph(
@@ -38,6 +39,7 @@ def run_graph(
     values: Iterable[str] | None = None,
     functions: Mapping[str, object] | None = None,
     device: torch.device | str = "cpu",
+    watch: Watch | None = None,
 ) -> dict[str, object]:
     """Run a graph and return the values asked for.
 
@@ -55,6 +57,7 @@ def run_graph(
         values: names of the values to return; the loss and the outputs when left out.
         functions: classes behind `opaque.` targets; imported by name when left out.
         device: what stands for the stage's own device.
+        watch: called with each op and its value, as soon as it has run; for ops in a region, too.
 
     Returns:
         Value by name; other values are freed after their last use.
@@ -68,7 +71,7 @@ def run_graph(
         else [*([graph.loss] if graph.loss else []), *graph.outputs]
     )
     ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
-    machine = _Machine(tensors, leaf, functions or {}, torch.device(device))
+    machine = _Machine(tensors, leaf, functions or {}, torch.device(device), watch)
     read = {name for op in ops for name in op.refs}.union(wanted)
     missing = [e.name for e in graph.inputs if e.name not in inputs and e.name in read]
     if missing:
@@ -92,11 +95,13 @@ class _Machine:
         leaf: Leaf | None,
         functions: Mapping[str, object],
         device: torch.device,
+        watch: Watch | None,
     ) -> None:
         self.tensors = tensors
         self.leaf = leaf
         self.functions = functions
         self.device = device
+        self.watch = watch
 
     def run(
         self,
@@ -112,6 +117,8 @@ class _Machine:
         for position, op in enumerate(ops):
             with key(op) if key is not None and op.random else nullcontext():
                 env[op.name] = self.call(op, env, owner or op.name)
+            if self.watch is not None:
+                self.watch(op, env[op.name])
             for name in last.get(position, ()):
                 env.pop(name, None)
         return {name: env[name] for name in wanted}

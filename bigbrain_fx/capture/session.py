@@ -42,6 +42,7 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
+        optimizer_state, optimizer_temporaries: what its optimizer holds, see `Source` of a plan.
     """
 
     path: str
@@ -55,6 +56,8 @@ class ModelFacts:
     autocast: str | None
     parameters: int
     functions: tuple[str, ...] = ()
+    optimizer_state: float = 2.0
+    optimizer_temporaries: float = 2.0
 
 
 class CaptureSession:

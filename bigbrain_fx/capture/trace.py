@@ -35,6 +35,7 @@ from bigbrain_fx.capture.refusals import (
     undecided,
     with_loss_remedy,
 )
+from bigbrain_fx.capture.saves import with_saves
 from bigbrain_fx.capture.sources import where
 from bigbrain_fx.capture.step import Loss, Step, input_names, route, without_fast_path
 from bigbrain_fx.capture.translate import Labels, translate
@@ -147,7 +148,8 @@ class _Job:
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
         said = (*self.warnings, *self.ladder.remarks(found.graph))
-        return replace(found, warnings=tuple(dict.fromkeys(said)))
+        graph = with_saves(found.graph)
+        return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)))
 
     def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
         """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""

@@ -103,6 +103,29 @@ class Entry(BaseModel):
     comment: str | None = _left_out(alias="$comment", description="A note for people; ignored.")
 
 
+class OverheadsEntry(Entry):
+    """What the device's process does beside computing; `doctor` measures it. All default to 0."""
+
+    message: Time = Field(
+        default=0.0,
+        json_schema_extra={"default": "0s"},
+        description="Its own time for each message that it sends or receives.",
+    )
+    message_bandwidth: OptionalBandwidth = _left_out(
+        description="What it handles of a message's bytes, sending or receiving. Left out: no time."
+    )
+    instruction: Time = Field(
+        default=0.0,
+        json_schema_extra={"default": "0s"},
+        description="Around each forward and each backward of a stage.",
+    )
+    step: Time = Field(
+        default=0.0,
+        json_schema_extra={"default": "0s"},
+        description="Once a step: the data loader, posted receives.",
+    )
+
+
 class DeviceEntry(Entry):
     """One device. With a preset the other rates may be left out; what is written overrides it."""
 
@@ -121,6 +144,9 @@ class DeviceEntry(Entry):
     launch: Time = Field(default=5e-6, json_schema_extra={"default": "5us"})
     threads: int = Field(
         default=1, ge=1, le=4096, description="CPU threads its process computes with."
+    )
+    overheads: OverheadsEntry | None = _left_out(
+        description="What its process does beside computing. Left out: nothing."
     )
 
 
@@ -150,6 +176,18 @@ class LinksEntry(Entry):
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 
 
+class HostEntry(Entry):
+    """A host whose devices share something scarce."""
+
+    name: HostName
+    nic: OptionalBandwidth = _left_out(
+        description="Of all messages that leave the host together, and of all that enter it."
+    )
+    memory_bandwidth: OptionalBandwidth = _left_out(
+        description="Of all its devices together; those that would take more share it."
+    )
+
+
 class ClusterFile(Entry):
     """The devices to split a model over, in pipeline order, and the connections between them."""
 
@@ -158,6 +196,9 @@ class ClusterFile(Entry):
     )
     devices: list[DeviceEntry] = Field(min_length=1, max_length=MAX_DEVICES)
     links: LinksEntry = Field(default_factory=LinksEntry)
+    hosts: list[HostEntry] = Field(
+        default=[], description="Hosts whose devices share a NIC or memory bandwidth."
+    )
 
 
 def schema() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,10 +18,18 @@ from pydantic import ValidationError
 from bigbrain_fx.cluster import quantity
 from bigbrain_fx.cluster.document import Document, JsonPath, read_document, read_text
 from bigbrain_fx.cluster.faults import file_error
-from bigbrain_fx.cluster.file import BetweenEntry, ClusterFile, DeviceEntry, LinkEntry, LinksEntry
+from bigbrain_fx.cluster.file import (
+    BetweenEntry,
+    ClusterFile,
+    DeviceEntry,
+    HostEntry,
+    LinkEntry,
+    LinksEntry,
+    OverheadsEntry,
+)
 from bigbrain_fx.cluster.presets import Preset, preset
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.errors import InputError
 
 # For a file that names no links: the slowest network a lab is likely to have, so that a forecast
@@ -30,6 +39,7 @@ DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=125e6)
 DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
 
 _Pair = frozenset[str]
+_ROUNDING = 1e-9  # shares that were written to a file and read again add up to the same
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -60,10 +70,12 @@ def parse_cluster(text: str, source: str) -> Cluster:
         _device(document, ("devices", i), entry) for i, entry in enumerate(file.devices)
     )
     _check_names(document, devices)
+    hosts = _hosts(document, file.hosts, devices)
     return Cluster(
-        devices=devices,
+        devices=_sharing(devices, hosts),
         default_link=_link(file.links.default) if file.links.default else DEFAULT_LINK,
         links=_links(document, file.links, devices),
+        hosts=hosts,
     )
 
 
@@ -87,7 +99,14 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         memory_bytes_per_s=memory_bytes_per_s,
         launch_s=entry.launch,
         threads=entry.threads,
+        overheads=_overheads(entry.overheads),
     )
+
+
+def _overheads(entry: OverheadsEntry | None) -> Overheads:
+    if entry is None:
+        return Overheads()
+    return Overheads(entry.message, entry.message_bandwidth, entry.instruction, entry.step)
 
 
 def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> Preset | None:
@@ -131,6 +150,50 @@ def _check_names(document: Document, devices: tuple[Device, ...]) -> None:
                 "give every device its own name",
             )
         first[device.name] = i
+
+
+# --------------------------------------------------------------------------- hosts
+
+
+def _hosts(
+    document: Document, entries: list[HostEntry], devices: tuple[Device, ...]
+) -> tuple[Host, ...]:
+    known = list(dict.fromkeys(device.host for device in devices))
+    first: dict[str, int] = {}
+    for i, entry in enumerate(entries):
+        if entry.name not in known:
+            near = nearest(entry.name, known)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            raise document.error(
+                ("hosts", i, "name"),
+                f"no device is on a host {quoted(entry.name)}",
+                f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+            )
+        if entry.name in first:
+            raise document.error(
+                ("hosts", i, "name"),
+                f"duplicate of hosts[{first[entry.name]}].name: {quoted(entry.name)}",
+                "keep one of the two",
+            )
+        first[entry.name] = i
+    return tuple(Host(entry.name, entry.nic, entry.memory_bandwidth) for entry in entries)
+
+
+def _sharing(devices: tuple[Device, ...], hosts: tuple[Host, ...]) -> tuple[Device, ...]:
+    """Give devices that together would take more than their host's memory has a share of it.
+
+    In a pipeline all devices compute most of the time; `doctor` measures them so, too.
+    """
+    found = list(devices)
+    for host in hosts:
+        here = [i for i, device in enumerate(devices) if device.host == host.name]
+        wanted = sum(devices[i].memory_bytes_per_s for i in here)
+        if host.memory_bytes_per_s is None or wanted <= host.memory_bytes_per_s * (1 + _ROUNDING):
+            continue
+        for i in here:
+            share = devices[i].memory_bytes_per_s * host.memory_bytes_per_s / wanted
+            found[i] = replace(devices[i], memory_bytes_per_s=share)
+    return tuple(found)
 
 
 # --------------------------------------------------------------------------- links
@@ -223,7 +286,7 @@ def to_json(cluster: Cluster) -> str:
         InputError: a value that has no text with a unit (an infinite bandwidth).
     """
     try:
-        content = {
+        content: dict[str, object] = {
             "devices": [_device_json(device) for device in cluster.devices],
             "links": {
                 "default": _link_json(cluster.default_link),
@@ -232,12 +295,23 @@ def to_json(cluster: Cluster) -> str:
                 ],
             },
         }
+        if cluster.hosts:
+            content["hosts"] = [_host_json(host) for host in cluster.hosts]
     except BadValueError as error:
         raise InputError(f"cannot write the cluster: {error.what}", help=error.help) from error
     return json.dumps(content, indent=2) + "\n"
 
 
-def _device_json(device: Device) -> dict[str, str | int]:
+def _host_json(host: Host) -> dict[str, str]:
+    rates = {"nic": host.nic_bytes_per_s, "memory_bandwidth": host.memory_bytes_per_s}
+    found = {
+        name: quantity.rate_text(rate, "B/s") for name, rate in rates.items() if rate is not None
+    }
+    return {"name": host.name, **found}
+
+
+def _device_json(device: Device) -> dict[str, object]:
+    own = device.overheads
     return {
         "name": device.name,
         "host": device.host,
@@ -247,7 +321,16 @@ def _device_json(device: Device) -> dict[str, str | int]:
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,
+        **({"overheads": _overheads_json(own)} if own != Overheads() else {}),
     }
+
+
+def _overheads_json(own: Overheads) -> dict[str, str]:
+    times = {"message": own.message_s, "instruction": own.instruction_s, "step": own.step_s}
+    found = {name: quantity.time_text(time_s) for name, time_s in times.items()}
+    if own.message_bytes_per_s is not None:
+        found["message_bandwidth"] = quantity.rate_text(own.message_bytes_per_s, "B/s")
+    return found
 
 
 def _link_json(link: Link) -> dict[str, str]:

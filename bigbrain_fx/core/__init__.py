@@ -6,7 +6,7 @@ machine that has neither a model nor a GPU.
     Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
 """
 
-from bigbrain_fx.core.cluster import Cluster, Device, Link
+from bigbrain_fx.core.cluster import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.core.graph import (
     Arg,
     CallArguments,
@@ -18,6 +18,7 @@ from bigbrain_fx.core.graph import (
     Param,
     ParamRef,
     Ref,
+    Saves,
     TensorSpec,
     leaves,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Forecast",
     "Forward",
     "Graph",
+    "Host",
     "Input",
     "Instruction",
     "Link",
@@ -61,6 +63,7 @@ __all__ = [
     "Op",
     "OpCost",
     "OptimizerStep",
+    "Overheads",
     "Param",
     "ParamRef",
     "Partitioner",
@@ -68,6 +71,7 @@ __all__ = [
     "Program",
     "Recv",
     "Ref",
+    "Saves",
     "Send",
     "Slice",
     "Stage",

@@ -9,6 +9,46 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class Overheads:
+    """What a device's process does beside computing; all zero unless somebody measured it.
+
+    Attributes:
+        message_s: its own time for each message that it sends or receives.
+        message_bytes_per_s: and what it handles of its bytes: copies, the kernel's part; None for
+            no time.
+        instruction_s: around each forward and each backward of a stage.
+        step_s: once a step, before its first instruction: the data loader, posted receives.
+    """
+
+    message_s: float = 0.0
+    message_bytes_per_s: float | None = None
+    instruction_s: float = 0.0
+    step_s: float = 0.0
+
+    def handling_s(self, nbytes: int) -> float:
+        """Seconds that one end of a message of `nbytes` bytes takes."""
+        rate = self.message_bytes_per_s
+        return self.message_s if rate is None else self.message_s + nbytes / rate
+
+
+NO_OVERHEADS = Overheads()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the devices of one host share; None stands for: enough for all of them.
+
+    Attributes:
+        nic_bytes_per_s: of all messages that leave the host together, and of all that enter it.
+        memory_bytes_per_s: of all its devices together; their own rates respect it already.
+    """
+
+    name: str
+    nic_bytes_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One device of the cluster; rates are what it sustains, not what its datasheet promises.
 
@@ -23,6 +63,7 @@ class Device:
     memory_bytes_per_s: float
     launch_s: float = 5e-6
     threads: int = 1
+    overheads: Overheads = NO_OVERHEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +80,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The devices, in pipeline order unless a planner finds a better one, and their links."""
+    """The devices, in pipeline order unless a planner finds a better one, and their links.
+
+    `hosts` are those whose devices share something that is scarce.
+    """
 
     devices: tuple[Device, ...]
     default_link: Link
     links: tuple[tuple[str, str, Link], ...] = ()
+    hosts: tuple[Host, ...] = ()
 
     @cached_property
     def device(self) -> Mapping[str, Device]:
@@ -56,6 +101,28 @@ class Cluster:
         for a, b, link in self.links:
             pairs[a, b] = pairs[b, a] = link
         return pairs
+
+    @cached_property
+    def _nic(self) -> Mapping[str, tuple[str, float]]:
+        rates = {host.name: host.nic_bytes_per_s for host in self.hosts}
+        found = ((d.name, d.host, rates.get(d.host)) for d in self.devices)
+        return {name: (host, rate) for name, host, rate in found if rate is not None}
+
+    @property
+    def has_shared_nics(self) -> bool:
+        """Whether messages between some devices may wait for messages of others."""
+        return bool(self._nic)
+
+    def nics(self, a: str, b: str) -> tuple[tuple[str, float], ...]:
+        """Return what a message from `a` to `b` shares with others: (name, bytes per second)."""
+        if self.device[a].host == self.device[b].host:
+            return ()
+        sides = (("out of", a), ("into", b))
+        return tuple(
+            (f"{way} {self._nic[end][0]}", self._nic[end][1])
+            for way, end in sides
+            if end in self._nic
+        )
 
     def link(self, a: str, b: str) -> Link:
         """Return the link between devices `a` and `b`; within one device moving data is free."""

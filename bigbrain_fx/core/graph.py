@@ -104,6 +104,45 @@ class CallArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """What one op holds, as autograd really does: measured by capture, on the CPU's kernels.
+
+    Places are positions in `Op.refs`; -1 is the op's own result.
+
+    Attributes:
+        values: places of the tensors whose storage it keeps for its backward; parameters left out.
+        own_bytes: what it keeps besides: masks, statistics, copies.
+        forward_bytes: the most that its forward holds at once, its result and `own_bytes` included,
+            what it reads not.
+        backward_bytes: the most that its backward adds to what is kept and the gradients of its
+            result; gradients of what it reads included.
+        passed: places of the values whose gradient is the result's own, in the same storage.
+        cuda_own_bytes: `own_bytes` on "cuda", by rule, where other kernels run there; then its
+            forward and backward hold no more than these, the result and the gradients.
+        cuda_values: likewise `values`.
+    """
+
+    values: tuple[int, ...] = ()
+    own_bytes: Dim = 0
+    forward_bytes: Dim = 0
+    backward_bytes: Dim = 0
+    passed: tuple[int, ...] = ()
+    cuda_own_bytes: Dim | None = None
+    cuda_values: tuple[int, ...] | None = None
+
+    def at(self, batch: int) -> Saves:
+        """Return the same with every size a number."""
+        cuda = self.cuda_own_bytes
+        return replace(
+            self,
+            own_bytes=size_of(self.own_bytes, batch),
+            forward_bytes=size_of(self.forward_bytes, batch),
+            backward_bytes=size_of(self.backward_bytes, batch),
+            cuda_own_bytes=None if cuda is None else size_of(cuda, batch),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One call in the graph; its name is also the name of its value.
 
@@ -124,6 +163,7 @@ class Op:
         view_of: name of the value or param whose storage its output shares; None for a fresh one.
         flops: floating point operations of the forward call.
         reads_bytes: bytes of its tensor inputs. writes_bytes: bytes of its outputs (0 for a view).
+        saves: what it keeps for its backward; None when nobody has measured it.
     """
 
     name: str
@@ -143,6 +183,7 @@ class Op:
     writes_bytes: Dim = 0
     body: Graph | None = None
     lines: tuple[tuple[str, ...], ...] = ()
+    saves: Saves | None = None
 
     @property
     def module_path(self) -> str:
@@ -183,6 +224,7 @@ class Op:
             reads_bytes=size_of(self.reads_bytes, batch),
             writes_bytes=size_of(self.writes_bytes, batch),
             body=self.body.at(batch) if self.body else None,
+            saves=self.saves.at(batch) if self.saves else None,
         )
 
     def _all_args(self) -> tuple[Arg, ...]:
@@ -309,12 +351,19 @@ class Graph:
 
     def at(self, batch: int) -> Graph:
         """Return the graph for a (micro-)batch of `batch` rows, every size a number."""
-        return replace(
-            self,
-            ops=tuple(op.at(batch) for op in self.ops),
-            inputs=tuple(replace(entry, spec=entry.spec.at(batch)) for entry in self.inputs),
-            batch=batch,
-        )
+        if batch not in self._sized:
+            self._sized[batch] = replace(
+                self,
+                ops=tuple(op.at(batch) for op in self.ops),
+                inputs=tuple(replace(entry, spec=entry.spec.at(batch)) for entry in self.inputs),
+                batch=batch,
+            )
+        return self._sized[batch]
+
+    @cached_property
+    def _sized(self) -> dict[int, Graph]:
+        """What `at` gave, by rows: planning asks for the same few sizes again and again."""
+        return {}
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}: {len(self.ops)} ops, {len(self.params)} tensors"]

@@ -78,7 +78,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceForecast:
-    """What one device will do and hold in one step."""
+    """What one device will do and hold in one step.
+
+    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's, `context_bytes` what the
+    process takes before a tensor is made.
+    """
 
     device: str
     busy_s: float
@@ -89,6 +93,8 @@ class DeviceForecast:
     optimizer_bytes: int
     activations_bytes: int
     messages_bytes: int
+    data_bytes: int = 0
+    context_bytes: int = 0
 
 
 @dataclass(frozen=True)

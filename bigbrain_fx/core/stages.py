@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -29,13 +29,16 @@ class OpCost:
 class Costs:
     """What every op costs on every device, and what moving bytes costs.
 
-    `ops[device][op]`; `optimizer_s_per_byte[device]` is per byte of parameters.
+    `ops[device][op]`; `optimizer_s_per_byte[device]` is per byte of parameters. `measured[device]`
+    are the ops whose times were measured; an estimator that measures nothing leaves it out.
     """
 
     ops: Mapping[str, Mapping[str, OpCost]]
     cluster: Cluster
     optimizer_s_per_byte: Mapping[str, float]
     optimizer_state_per_byte: float = 2.0  # Adam keeps two moments
+    optimizer_temporaries: float = 2.0  # Adam's: a root, and a quotient
+    measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def op_cost(self, op: str, device: str) -> OpCost:
         """Return the cost of the op named `op` on the device named `device`."""

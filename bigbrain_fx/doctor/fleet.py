@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.launch import Command, Process, Spawn, free_port, popen
 
 WORKER = (sys.executable, "-m", "bigbrain_fx.doctor.worker")
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -34,25 +34,40 @@ class ProbeError(BigBrainError):
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many processes to start, how many of them compute, and for how long.
+    """What processes to start, what they measure, and for how long.
 
     Attributes:
-        world: processes; two at least, for the link.
+        names: of the devices, by rank; two at least, for the link.
+        threads: CPU threads of each.
         busy: how many compute at once; the others only wait.
+        linked: the links between the first so many are measured, pair by pair.
         window_s: seconds that one measurement takes.
         deadline_s: after this the fleet is ended.
+        gpus: measure GPUs too, where there are any.
+        table: measure matrix products by size and dtype too.
+        shared_cores: the devices leave no core of their host idle.
     """
 
-    world: int
+    names: tuple[str, ...]
+    threads: tuple[int, ...]
     busy: int
-    threads: int
+    linked: int
     window_s: float
     deadline_s: float
-    gpus: bool
+    gpus: bool = False
+    table: bool = False
+    shared_cores: bool = False
 
 
-def run(fleet: Fleet, worker: Sequence[str] = WORKER) -> list[Mapping[str, Any]]:
+def run(
+    fleet: Fleet, worker: Sequence[str] = WORKER, spawn: Spawn = popen
+) -> list[Mapping[str, Any]]:
     """Run the fleet to its end; return what each process wrote, by rank.
+
+    Args:
+        fleet: what to run.
+        worker: the program of each process.
+        spawn: starts a process; as a child on this host, or in another place.
 
     Raises:
         ProbeError: a worker failed or the deadline passed; holds the last lines it printed.
@@ -61,64 +76,63 @@ def run(fleet: Fleet, worker: Sequence[str] = WORKER) -> list[Mapping[str, Any]]
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="bigbrain-fx-doctor-"))
         )
-        # Bound here, to loopback: TCPStore by itself would listen on every address.
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            children = [
-                _start(fleet, rank, server, folder, worker, stack) for rank in range(fleet.world)
-            ]
+        port = free_port()
+        children: list[Process] = []
+        for rank in range(len(fleet.names)):
+            children.append(spawn(_command(fleet, rank, port, folder, worker)))
+            stack.callback(_end, children[-1])
         _wait(children, folder, time.monotonic() + fleet.deadline_s)
         return [
             json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(fleet.world)
+            for rank in range(len(fleet.names))
         ]
 
 
-def _start(
-    fleet: Fleet,
-    rank: int,
-    server: socket.socket,
-    folder: Path,
-    worker: Sequence[str],
-    stack: ExitStack,
-) -> subprocess.Popen[bytes]:
+def _command(fleet: Fleet, rank: int, port: int, folder: Path, worker: Sequence[str]) -> Command:
     numbers = {
         "rank": rank,
-        "world": fleet.world,
+        "world": len(fleet.names),
         "busy": fleet.busy,
-        "threads": fleet.threads,
+        "linked": fleet.linked,
+        "threads": fleet.threads[rank],
         "window-s": fleet.window_s,
         "deadline-s": fleet.deadline_s,
-        "port": server.getsockname()[1],
-        "listen-fd": server.fileno(),
         "out": folder / f"{rank}.json",
     }
     arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
-    with (folder / f"{rank}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [*worker, *arguments, *(["--gpus"] if fleet.gpus else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,  # `-m` looks here first, not in the user's folder with its torch.py
-            env=_environment(fleet.threads),
-            pass_fds=(server.fileno(),) if rank == 0 else (),
-        )
-    stack.callback(_end, child)
-    return child
+    switches = {
+        "--gpus": fleet.gpus,
+        "--table": fleet.table,
+        "--shared-cores": fleet.shared_cores,
+    }
+    return Command(
+        device=fleet.names[rank],
+        words=(*worker, *arguments, *(name for name, is_on in switches.items() if is_on)),
+        folder=folder,  # `-m` looks here first, not in the user's folder with its torch.py
+        environment=_environment(fleet, rank, port),
+        log=folder / f"{rank}.log",
+        reports=False,
+    )
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(fleet: Fleet, rank: int, port: int) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
+    kept = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_USE_AGENT_STORE"}
+    threads = str(fleet.threads[rank])
     return {
-        **os.environ,
+        **kept,
         "PYTHONPATH": path,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(fleet.names)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
     }
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], folder: Path, deadline: float) -> None:
+def _wait(children: Sequence[Process], folder: Path, deadline: float) -> None:
     """Wait for all; the first that fails ends the wait, since the others would wait for it."""
     waiting = dict(enumerate(children))
     while waiting:
@@ -146,7 +160,7 @@ def _failure(what: str, folder: Path, rank: int) -> ProbeError:
     )
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Process) -> None:
     if child.poll() is None:
         child.kill()
     child.wait()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,17 @@ CPU_SHAPES = (
     (512, 1024, 1024),
 )
 GPU_SHAPES = ((2048, 1024, 4096), (2048, 4096, 1024), (4096, 2048, 1024), (2048, 4096, 4096))
+# For the table only: a few rows, where reading the weights counts, and a small square.
+CPU_TABLE = (*CPU_SHAPES, (8, 512, 512), (64, 64, 64))
+GPU_TABLE = (*GPU_SHAPES, (64, 1024, 1024), (512, 512, 512))
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COPY_BYTES = 64 * 2**20  # beyond most caches
 _WEIGHTS_BYTES = 16 * 2**20  # weights come from memory, as they do when a model's layers take turns
 _MESSAGE_BYTES = (2**18, 2**20, 2**22)
 _SAMPLES = 5
+_WARM_UP = 3  # the first few messages of a size open buffers
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 500
 
 
 def per_call_s(
@@ -50,12 +57,17 @@ def _stretch_s(run: Callable[[int], object], calls: int, sync: Callable[[], obje
     return time.perf_counter() - start
 
 
-def matmul_flops_per_s(shape: tuple[int, int, int], window_s: float, device: torch.device) -> float:
-    """Measure one shape of FP32 product, the right factor taken in turn from many."""
+def matmul_flops_per_s(
+    shape: tuple[int, int, int],
+    window_s: float,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """Measure one shape of product, the right factor taken in turn from many."""
     rows, inner, columns = shape
-    count = max(2, _WEIGHTS_BYTES // (4 * inner * columns))
-    x = torch.randn(rows, inner, device=device)
-    weights = [torch.randn(columns, inner, device=device) for _ in range(count)]
+    count = min(64, max(2, _WEIGHTS_BYTES // (dtype.itemsize * inner * columns)))
+    x = torch.randn(rows, inner, device=device, dtype=dtype)
+    weights = [torch.randn(columns, inner, device=device, dtype=dtype) for _ in range(count)]
     taken_s = per_call_s(lambda i: torch.mm(x, weights[i % count].t()), window_s, _sync(device))
     return 2.0 * rows * inner * columns / taken_s
 
@@ -73,17 +85,43 @@ def launch_s(window_s: float, device: torch.device) -> float:
     return per_call_s(lambda _: x + 1.0, window_s, _sync(device))
 
 
-def ping_pong(rank: int, rounds: int) -> tuple[float, float]:
-    """Send messages to and fro between ranks 0 and 1; both call this.
+def matmul_table(
+    shapes: Sequence[tuple[int, int, int]],
+    dtypes: Sequence[torch.dtype],
+    window_s: float,
+    device: torch.device,
+) -> list[dict[str, object]]:
+    """Measure every shape in every dtype; rows as `MatmulRate` has them."""
+    return [
+        {
+            "dtype": str(dtype).removeprefix("torch."),
+            "rows": shape[0],
+            "inner": shape[1],
+            "columns": shape[2],
+            "flops_per_s": matmul_flops_per_s(shape, window_s, device, dtype),
+        }
+        for dtype in dtypes
+        for shape in shapes
+    ]
+
+
+def ping_pong(peer: int, leads: bool, window_s: float) -> tuple[float, float]:
+    """Send messages to and fro between this rank and `peer`; both call this, and one leads.
+
+    Larger messages are left out where they would take much longer than `window_s`.
 
     Returns:
         latency_s of an empty-handed message, and bytes_per_s of what larger ones take beyond that.
     """
-    latency_s = _one_way_s(rank, 4, rounds * 5)
-    rates = [
-        beyond_latency_bytes_per_s(nbytes, _one_way_s(rank, nbytes, rounds), latency_s)
-        for nbytes in _MESSAGE_BYTES
-    ]
+    latency_s = _one_way_s(peer, leads, 4, window_s)
+    rates: list[float] = []
+    for nbytes in _MESSAGE_BYTES:
+        round_s = 2 * (latency_s + nbytes / rates[-1]) if rates else 0.0
+        too_long = (_WARM_UP + _FEWEST_ROUNDS) * round_s > 4 * window_s
+        if agreed(peer, leads, int(not too_long)) == 0:
+            break
+        taken_s = _one_way_s(peer, leads, nbytes, window_s / 2)
+        rates.append(beyond_latency_bytes_per_s(nbytes, taken_s, latency_s))
     return latency_s, statistics.median(rates)
 
 
@@ -96,20 +134,35 @@ def beyond_latency_bytes_per_s(nbytes: int, taken_s: float, latency_s: float) ->
     return nbytes / max(taken_s - latency_s, taken_s / 2)
 
 
-def _one_way_s(rank: int, nbytes: int, rounds: int) -> float:
+def _one_way_s(peer: int, leads: bool, nbytes: int, window_s: float) -> float:
     message = torch.zeros(nbytes // 4)
-    taken_s = []
-    for _ in range(rounds + 3):
-        start = time.perf_counter()
-        if rank == 0:
-            dist.send(message, 1)
-            dist.recv(message, 1)
-        else:
-            dist.recv(message, 0)
-            dist.send(message, 0)
-        taken_s.append((time.perf_counter() - start) / 2)
-    # The first few open buffers. Disturbance only adds: the lower quartile is the link's own.
-    return statistics.quantiles(taken_s[3:], n=4)[0]
+    warm_s = [_round_s(peer, leads, message) for _ in range(_WARM_UP)]
+    fitting = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, round(window_s / warm_s[-1])))
+    rounds = agreed(peer, leads, fitting)
+    _round_s(peer, leads, message)  # the ends have not begun it together
+    taken_s = [_round_s(peer, leads, message) / 2 for _ in range(rounds)]
+    return statistics.quantiles(taken_s, n=4)[0]  # disturbance only adds: the link's own is low
+
+
+def _round_s(peer: int, leads: bool, message: torch.Tensor) -> float:
+    start = time.perf_counter()
+    if leads:
+        dist.send(message, peer)
+        dist.recv(message, peer)
+    else:
+        dist.recv(message, peer)
+        dist.send(message, peer)
+    return time.perf_counter() - start
+
+
+def agreed(peer: int, leads: bool, number: int) -> int:
+    """Return the leader's number at both ends."""
+    told = torch.tensor([number])
+    if leads:
+        dist.send(told, peer)
+    else:
+        dist.recv(told, peer)
+    return int(told)
 
 
 def gpu_link(window_s: float) -> tuple[float, float]:

@@ -10,12 +10,12 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bigbrain_fx.cluster import to_json
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Link, Overheads
 from bigbrain_fx.doctor.fleet import Fleet, run
 from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.errors import InputError
@@ -43,12 +43,24 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """What a product of (rows, inner) by (inner, columns) sustains in one dtype."""
+
+    dtype: str
+    rows: int
+    inner: int
+    columns: int
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU of the host; its memory is what was free when it was probed."""
 
     name: str
     memory_bytes: int
     rates: Rates
+    matmul: tuple[MatmulRate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ class HostProbe:
         gpus: every GPU seen; empty without CUDA.
         gpu_link: between GPUs 0 and 1; None with fewer.
         load: processes that wanted a core before the probe began (one-minute average).
+        matmul: matrix products of each CPU device by size and dtype; planners get `cpu` only.
+        overheads: what a device's process does beside computing.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -76,6 +90,8 @@ class HostProbe:
     gpu_link: Link | None
     took_s: float
     load: float = 0.0
+    matmul: tuple[MatmulRate, ...] = ()
+    overheads: Overheads = field(default_factory=Overheads)
 
     @property
     def cluster(self) -> Cluster:
@@ -88,7 +104,7 @@ class HostProbe:
             share_bytes = self.memory_bytes // self.devices
             devices = [self._device(i, share_bytes, self.cpu) for i in range(self.devices)]
         return Cluster(
-            tuple(devices), Link(_three_digits(link.latency_s), _three_digits(link.bytes_per_s))
+            tuple(devices), Link(three_digits(link.latency_s), three_digits(link.bytes_per_s))
         )
 
     @property
@@ -101,10 +117,11 @@ class HostProbe:
             host="localhost",
             kind=self.kind,
             memory_bytes=memory_bytes // _MIB * _MIB,
-            flops_per_s=_three_digits(rates.flops_per_s),
-            memory_bytes_per_s=_three_digits(rates.memory_bytes_per_s),
-            launch_s=_three_digits(rates.launch_s),
+            flops_per_s=three_digits(rates.flops_per_s),
+            memory_bytes_per_s=three_digits(rates.memory_bytes_per_s),
+            launch_s=three_digits(rates.launch_s),
             threads=self.threads,
+            overheads=self.overheads,
         )
 
     @property
@@ -121,26 +138,15 @@ class HostProbe:
             )
         return tuple(notes)
 
-    def write(self, path: str | Path, force: bool = False) -> None:
-        """Write the cluster file; an existing file stays unless `force`.
+    @property
+    def measured(self) -> dict[str, object]:
+        """Everything that was measured, for JSON; `cluster` has less, and to three digits."""
+        content = asdict(self)
+        return {key: value for key, value in content.items() if key != "gpu_link" or value}
 
-        Raises:
-            InputError: the file exists, or cannot be written.
-        """
-        text = to_json(self.cluster)
-        try:
-            with Path(path).open("w" if force else "x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError as error:
-            raise InputError(
-                "the cluster file exists already", at=str(path), help="add --force to replace it"
-            ) from error
-        except OSError as error:
-            raise InputError(
-                f"cannot write the cluster file: {error.strerror}",
-                at=str(path),
-                help="name a file in a folder that exists and can be written",
-            ) from error
+    def write(self, path: str | Path, force: bool = False) -> None:
+        """Write the cluster file: see `write_cluster`."""
+        write_cluster(self.cluster, path, force)
 
     def __str__(self) -> str:
         memory = f"{self.memory_bytes / 2**30:.1f} GiB"
@@ -149,15 +155,38 @@ class HostProbe:
             f"host      {self.cores} cores, {memory} of memory for use",
             f"cpu       {self.cpu}",
             f"          each of {self.devices} {plural}, {self.threads} thread(s) each",
-            f"loopback  {_link_text(self.link)}",
+            f"loopback  {link_text(self.link)}",
+            f"overheads {overheads_text(self.overheads)}",
+            *_table_lines(self.matmul),
         ]
-        lines += [
-            f"gpu {i}     {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB free, {gpu.rates}"
-            for i, gpu in enumerate(self.gpus)
-        ]
-        lines += [f"gpu-gpu   {_link_text(self.gpu_link)}"] if self.gpu_link else []
+        for i, gpu in enumerate(self.gpus):
+            free = f"{gpu.memory_bytes / 2**30:.1f} GiB free"
+            lines += [f"gpu {i}     {gpu.name}, {free}, {gpu.rates}", *_table_lines(gpu.matmul)]
+        lines += [f"gpu-gpu   {link_text(self.gpu_link)}"] if self.gpu_link else []
         lines += [f"cluster   {self.devices} {self.kind} device(s), probed in {self.took_s:.1f} s"]
         return "\n".join(itertools.chain(lines, (f"note      {note}" for note in self.notes)))
+
+
+def write_cluster(cluster: Cluster, path: str | Path, force: bool = False) -> None:
+    """Write a cluster file; an existing file stays unless `force`.
+
+    Raises:
+        InputError: the file exists, or cannot be written.
+    """
+    text = to_json(cluster)
+    try:
+        with Path(path).open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InputError(
+            "the cluster file exists already", at=str(path), help="add --force to replace it"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"cannot write the cluster file: {error.strerror}",
+            at=str(path),
+            help="name a file in a folder that exists and can be written",
+        ) from error
 
 
 def probe(
@@ -186,15 +215,18 @@ def probe(
     cores = usable_cores()
     _check(threads, devices, cores)
     memory_bytes, load = usable_memory_bytes(), os.getloadavg()[0]  # before our own processes
-    start = time.monotonic()
+    start, world = time.monotonic(), max(2, devices)
     results = run(
         Fleet(
-            world=max(2, devices),
+            names=tuple(f"d{i}" for i in range(world)),
+            threads=(threads,) * world,
             busy=devices,
-            threads=threads,
+            linked=2,
             window_s=_QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S,
             deadline_s=_QUICK_DEADLINE_S if quick else _THOROUGH_DEADLINE_S,
             gpus=kind != "cpu",
+            table=True,
+            shared_cores=cores < 2 * threads * devices,
         )
     )
     gpus = tuple(_gpu(entry) for entry in results[0].get("gpus", ()))
@@ -211,14 +243,13 @@ def probe(
         cores=cores,
         memory_bytes=memory_bytes,
         cpu=_middle_rates(results[:devices]),
-        link=Link(
-            statistics.mean(result["latency_s"] for result in results[:2]),
-            statistics.mean(result["bytes_per_s"] for result in results[:2]),
-        ),
+        link=link_between(results, 0, 1),
         gpus=gpus,
         gpu_link=_gpu_link(results[0]),
         took_s=time.monotonic() - start,
         load=load,
+        matmul=_middle_table(results[:devices]),
+        overheads=overheads_of(results[:2]),
     )
 
 
@@ -246,8 +277,69 @@ def _middle_rates(results: Sequence[Mapping[str, Any]]) -> Rates:
     return Rates(middle("flops_per_s"), middle("memory_bytes_per_s"), middle("launch_s"))
 
 
+def _middle_table(results: Sequence[Mapping[str, Any]]) -> tuple[MatmulRate, ...]:
+    """Take the middle of what the processes found, entry by entry."""
+    tables = [result["matmul"] for result in results]
+    return tuple(
+        MatmulRate(
+            **{**rows[0], "flops_per_s": statistics.median(row["flops_per_s"] for row in rows)}
+        )
+        for rows in zip(*tables, strict=True)
+    )
+
+
+def _table_lines(table: Sequence[MatmulRate]) -> list[str]:
+    """Show, for each dtype, the slowest and the fastest product."""
+    lines = []
+    for dtype in dict.fromkeys(row.dtype for row in table):
+        rows = sorted((row for row in table if row.dtype == dtype), key=lambda r: r.flops_per_s)
+        ends = (f"{r.flops_per_s / 1e9:.1f} ({r.rows}x{r.inner}x{r.columns})" for r in rows[::-1])
+        shown = list(ends)
+        lines.append(f"matmul    {dtype}: {shown[-1]} to {shown[0]} GFLOP/s")
+    return lines
+
+
+def link_between(results: Sequence[Mapping[str, Any]], a: int, b: int) -> Link:
+    """Return the link between two ranks: the mean of what its two ends found."""
+    ends = [
+        entry
+        for rank, peer in ((a, b), (b, a))
+        for entry in results[rank]["links"]
+        if entry["peer"] == peer
+    ]
+    return Link(
+        statistics.mean(end["latency_s"] for end in ends),
+        statistics.mean(end["bytes_per_s"] for end in ends),
+    )
+
+
+def overheads_of(results: Sequence[Mapping[str, Any]]) -> Overheads:
+    """Return the middle of what some processes found, to three digits."""
+    found = [result["overheads"] for result in results]
+
+    def middle(key: str) -> float:
+        return three_digits(statistics.median(float(entry[key]) for entry in found))
+
+    return Overheads(
+        middle("message_s"),
+        middle("message_bytes_per_s"),
+        middle("instruction_s"),
+        middle("step_s"),
+    )
+
+
 def _gpu(entry: Mapping[str, Any]) -> Gpu:
-    return Gpu(str(entry["name"]), int(entry["memory_bytes"]), _middle_rates([entry]))
+    return Gpu(
+        str(entry["name"]),
+        int(entry["memory_bytes"]),
+        rates_of(entry),
+        _middle_table([entry]),
+    )
+
+
+def rates_of(result: Mapping[str, Any]) -> Rates:
+    """Return the rates that one process found."""
+    return _middle_rates([result])
 
 
 def _gpu_link(result: Mapping[str, Any]) -> Link | None:
@@ -256,9 +348,21 @@ def _gpu_link(result: Mapping[str, Any]) -> Link | None:
     return Link(float(result["gpu_latency_s"]), float(result["gpu_bytes_per_s"]))
 
 
-def _link_text(link: Link) -> str:
+def link_text(link: Link) -> str:
+    """Write a link as people read it."""
     return f"{link.latency_s * 1e6:.0f} us, {link.bytes_per_s / 1e9:.2f} GB/s"
 
 
-def _three_digits(value: float) -> float:
+def overheads_text(own: Overheads) -> str:
+    """Write overheads as people read them."""
+    rate = own.message_bytes_per_s
+    handled = f" and {rate / 1e9:.2f} GB/s" if rate else ""
+    return (
+        f"{own.message_s * 1e6:.0f} us a message{handled}, "
+        f"{own.instruction_s * 1e6:.0f} us an instruction, {own.step_s * 1e6:.0f} us a step"
+    )
+
+
+def three_digits(value: float) -> float:
+    """Round to what a measurement is good for."""
     return float(f"{value:.3g}")

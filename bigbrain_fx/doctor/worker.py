@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
 import statistics
-from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from bigbrain_fx.doctor import measure
+from bigbrain_fx.doctor import measure, overheads
+from bigbrain_fx.doctor.limits import usable_memory_bytes
+from bigbrain_fx.runtime.network import NetworkTransport
+from bigbrain_fx.runtime.rendezvous import join
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 Result = dict[str, object]
 
@@ -27,8 +34,11 @@ def main() -> None:
     faulthandler.dump_traceback_later(options.deadline_s, exit=True)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    _join(options)
-    result = _measure_cpu(options)
+    kinds = ["cpu"] * options.world  # over gloo
+    store = join("doctor", kinds, options.rank, options.deadline_s)
+    result = {"memory_bytes": usable_memory_bytes(), **_measure_cpu(options)}
+    links = result["links"] = _measure_links(options)
+    result["overheads"] = _measure_overheads(options, store, links)
     if options.gpus and options.rank == 0 and torch.cuda.is_available():
         result |= _measure_gpus(options.window_s)
     options.out.write_text(json.dumps(result), encoding="utf-8")
@@ -38,29 +48,15 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("rank", "world", "busy", "threads", "port", "listen-fd"):
+    for name in ("rank", "world", "busy", "linked", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("window-s", "deadline-s"):
         parser.add_argument(f"--{name}", type=float, required=True)
     parser.add_argument("--gpus", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--shared-cores", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
-
-
-def _join(options: argparse.Namespace) -> None:
-    timeout = timedelta(seconds=options.deadline_s)
-    is_master = options.rank == 0
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it, but not for mypy
-        "127.0.0.1",
-        options.port,
-        options.world,
-        is_master,
-        timeout=timeout,
-        master_listen_fd=options.listen_fd if is_master else None,
-    )
-    dist.init_process_group(
-        "gloo", store=store, rank=options.rank, world_size=options.world, timeout=timeout
-    )
 
 
 def _measure_cpu(options: argparse.Namespace) -> Result:
@@ -82,9 +78,51 @@ def _measure_cpu(options: argparse.Namespace) -> Result:
     if busy:
         result["launch_s"] = measure.launch_s(window_s, cpu)
     dist.barrier()
-    if options.rank < 2:
-        latency_s, bytes_per_s = measure.ping_pong(options.rank, rounds=round(80 * window_s))
-        result |= {"latency_s": latency_s, "bytes_per_s": bytes_per_s}
+    if busy and options.table:
+        dtypes, shapes = measure.CPU_DTYPES, measure.CPU_TABLE
+        result["matmul"] = measure.matmul_table(shapes, dtypes, window_s / 2, cpu)
+    dist.barrier()
+    return result
+
+
+def _measure_links(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Measure every pair of the linked ranks in turn, while the others are still."""
+    links: list[dict[str, float]] = []
+    for pair in itertools.combinations(range(options.linked), 2):
+        dist.barrier()
+        if options.rank not in pair:
+            continue
+        leads = options.rank == pair[0]
+        peer = pair[1] if leads else pair[0]
+        latency_s, bytes_per_s = measure.ping_pong(peer, leads, options.window_s)
+        links.append({"peer": peer, "latency_s": latency_s, "bytes_per_s": bytes_per_s})
+    dist.barrier()
+    return links
+
+
+def _measure_overheads(
+    options: argparse.Namespace, store: Store, links: list[dict[str, float]]
+) -> Result:
+    """Measure what messages cost either end, rank 0 with each in turn, and the runtime itself."""
+    instruction_s, step_s = overheads.instruction_costs()
+    result: Result = {"instruction_s": instruction_s, "step_s": step_s}
+    ranks = {f"r{rank}": rank for rank in range(options.world)}
+    cpu, most = torch.device("cpu"), max(3, round(20 * options.window_s))
+    for peer in range(1, options.linked):
+        dist.barrier()
+        if options.rank not in (0, peer):
+            continue
+        leads = options.rank == 0
+        other = peer if leads else 0
+        (link,) = (entry for entry in links if entry["peer"] == other)
+        fitting = round(2 * options.window_s / overheads.round_s(link))
+        rounds = measure.agreed(other, leads, min(most, max(3, fitting)))
+        # One transport for each pair: a channel's tag belongs to one peer.
+        transport = NetworkTransport(ranks, cpu, options.deadline_s, store)
+        message_s, bytes_per_s = overheads.message_costs(
+            transport, ("r0", f"r{peer}"), leads, rounds, options.shared_cores
+        )
+        result |= {"message_s": message_s, "message_bytes_per_s": bytes_per_s}
     dist.barrier()
     return result
 
@@ -109,6 +147,7 @@ def _measure_gpu(index: int, window_s: float) -> Result:
         "flops_per_s": statistics.median(rates),
         "memory_bytes_per_s": measure.copy_bytes_per_s(window_s, device),
         "launch_s": measure.launch_s(window_s / 2, device),
+        "matmul": measure.matmul_table(measure.GPU_TABLE, measure.GPU_DTYPES, window_s / 2, device),
     }
 
 

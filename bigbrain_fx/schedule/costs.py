@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
-from bigbrain_fx.core import Cluster, Costs, Dim, Edge, Graph, Op, Param, Stage, Stages
+from bigbrain_fx.core import (
+    DTYPE_BYTES,
+    Cluster,
+    Costs,
+    Dim,
+    Edge,
+    Graph,
+    Op,
+    Param,
+    Stage,
+    Stages,
+    TensorSpec,
+)
+from bigbrain_fx.schedule.walk import Part, Working, trained_params, walk
 
 
 @dataclass(frozen=True)
@@ -14,9 +28,11 @@ class StageCosts:
 
     Tuples have one entry per stage. `saved_bytes` stay from forward to backward; `workspace_bytes`
     are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
-    one leaf per (parameter, stage). Mappings are by device: `weights_bytes` counts parameters,
-    buffers and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable
-    parameters.
+    one leaf per (parameter, stage); `working` has what is held op by op, and stands for the two
+    where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters, buffers
+    and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
+    `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
+    a received tensor whose strides leave gaps; the gaps are not sent.
     """
 
     forward_s: tuple[float, ...]
@@ -28,11 +44,25 @@ class StageCosts:
     weights_bytes: Mapping[str, int] = field(default_factory=dict)
     optimizer_bytes: Mapping[str, int] = field(default_factory=dict)
     optimizer_s: Mapping[str, float] = field(default_factory=dict)
+    optimizer_workspace_bytes: Mapping[str, int] = field(default_factory=dict)
+    working: tuple[Working, ...] = ()
+    gappy_bytes: Mapping[Edge, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
+
+    def working_of(self, stage: int) -> Working:
+        """Return what a stage holds while it runs; the most it can, where only sums are known.
+
+        A later backward makes all parameter gradients again before it adds them up.
+        """
+        if self.working:
+            return self.working[stage]
+        saved, work = self.saved_bytes[stage], self.workspace_bytes[stage]
+        again = work + self.gradient_bytes[stage]
+        return Working(saved, saved + work, (work, again, again))
 
     def wire_s(self, stages: Stages, edge: Edge) -> tuple[float, float]:
         """Return the seconds one message occupies its link, and the latency that comes on top."""
@@ -50,6 +80,8 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         stages: the cut; copies that a stage recomputes are paid for in that stage.
         costs: one entry per op and device that `stages` uses.
     """
+    measured = graph.loss is not None and any(op.saves for op in graph.ops)
+    parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
     trainable = {device: _trainable_bytes(graph, stages.of(device)) for device in stages.devices}
     return StageCosts(
@@ -61,6 +93,9 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         gradient_bytes=tuple(_trainable_bytes(graph, (stage,)) for stage in stages.stages),
         weights_bytes={d: _bytes(_params(graph, stages.of(d))) for d in stages.devices},
         optimizer_bytes={d: int(trainable[d] * costs.optimizer_state_per_byte) for d in trainable},
+        working=tuple(map(walk, parts)),
+        gappy_bytes=dict(_gappy(graph, stages)),
+        optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs.optimizer_temporaries),
         optimizer_s={d: trainable[d] * costs.optimizer_s_per_byte[d] for d in trainable},
     )
 
@@ -100,6 +135,63 @@ def _live_bytes(graph: Graph, stage: Stage, costs: Costs) -> Iterator[int]:
             held[name] = _number(op.writes_bytes, op)
         yield sum(held.values()) + costs.op_cost(name, stage.device).workspace_bytes
         held = {n: size for n, size in held.items() if last.get(n, -1) > i or n in kept}
+
+
+def _gappy(graph: Graph, stages: Stages) -> Iterator[tuple[Edge, int]]:
+    """Yield the edges whose tensors have strides that leave gaps: parts of larger tensors."""
+    for edge in stages.edges:
+        spec = None
+        if edge.kind == "activation":
+            spec = graph.op[edge.value].outputs[0]
+        elif edge.kind == "gradient":
+            spec = _part_of_a_gradient(graph, stages, edge)
+        if spec is not None and (extent := _extent(spec)) > _stored(spec):
+            yield edge, extent * DTYPE_BYTES[spec.dtype]
+
+
+def _part_of_a_gradient(graph: Graph, stages: Stages, edge: Edge) -> TensorSpec | None:
+    """Return a gradient that is a part of its only reader's, as for what is concatenated."""
+    here = set(stages.stages[edge.source].ops) & graph.graded
+    readers = [graph.op[name] for name in graph.consumers[edge.value] if name in here]
+    if len(readers) != 1 or readers[0].saves is None:
+        return None
+    whole, part = readers[0].outputs[0], graph.op[edge.value].outputs[0]
+    passed = readers[0].refs.index(edge.value) in readers[0].saves.passed
+    larger = len(whole.shape) == len(part.shape) and whole.numel > part.numel
+    return replace(part, strides=whole.strides) if passed and larger else None
+
+
+def _extent(spec: TensorSpec) -> int:
+    """Return the elements from a tensor's first to its last, gaps included."""
+    steps = zip(spec.shape, spec.strides, strict=True)
+    return 1 + sum((int(size) - 1) * int(step) for size, step in steps)
+
+
+def _stored(spec: TensorSpec) -> int:
+    """Return the elements that are stored; those repeated by a stride of 0 once."""
+    steps = zip(spec.shape, spec.strides, strict=True)
+    return prod(int(size) for size, step in steps if step != 0)
+
+
+def _optimizer_workspace(graph: Graph, stages: Stages, temporaries: float) -> Mapping[str, int]:
+    """Return what the optimizer holds for a moment, besides gradients and state.
+
+    On a CPU it goes parameter by parameter: its temporaries are those of the largest. Clipping
+    makes all gradients anew before the old ones go, and tied ones are summed into new tensors.
+    """
+    tied = {
+        (edge.value, stages.stages[edge.target].device)
+        for edge in stages.edges
+        if edge.kind == "tied"
+    }
+    clips = any(edge.kind == "norm" for edge in stages.edges)
+    found = {}
+    for device in stages.devices:
+        sizes = [n for s in stages.of(device) for n in trained_params(graph, s).values()]
+        copies = _trainable_bytes(graph, stages.of(device)) if clips else 0
+        copies += sum(graph.param[name].spec.nbytes for name, where in tied if where == device)
+        found[device] = copies + int(temporaries * max(sizes, default=0))
+    return found
 
 
 def _read(graph: Graph, name: str, own: set[str]) -> Iterator[str]:

@@ -4,22 +4,24 @@ Weights and optimizer state are there all the time and not counted here. What co
 to when:
 
     saved activations       Forward .. end of Backward (none without Backward)
-    received activations    Recv .. end of Backward (without Backward: the last reader here)
+    received activations    Recv .. end of Backward (without Backward: the last reader here); the
+                            gaps that their strides leave count
     made outputs            Forward .. end of Backward (without Backward: the last Send or reader)
     received gradients      Recv .. end of Backward
-    made gradients          Backward .. their Send (on the same device: the reader)
-    parameter gradients     first Backward of the stage .. OptimizerStep; each later Backward makes
-                            them again before it adds them up
+    made gradients          Backward .. they have left, after the last of its Sends (on the same
+                            device: the reader)
+    parameter gradients     first Backward of the stage .. OptimizerStep
     tied, norm messages     Recv .. OptimizerStep
-    workspace               while the stage runs
+    receives posted ahead   the next AHEAD messages of each channel from another device
+    workspace               while the stage, or the optimizer, runs
 
-It knows nothing of times; `simulate` adds them.
+It knows nothing of times; `simulate` adds them, and says when a message has left.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,6 +39,9 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.schedule.costs import StageCosts
 
+AHEAD = 2
+"""Receives that the runtime posts ahead on every channel, beside the message in use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -52,11 +57,21 @@ class Held:
         return self.gradients_bytes + self.activations_bytes + self.messages_bytes
 
 
-def held(program: Program, stages: Stages, costs: StageCosts) -> Iterator[Held]:
-    """Yield what the device holds while each instruction runs, in order: the most during it."""
-    ledger = _Ledger(program, stages, costs)
-    for instruction in program.instructions:
-        yield ledger.entry(instruction)
+def held(
+    program: Program, stages: Stages, costs: StageCosts, left: Mapping[Message, int] | None = None
+) -> Iterator[Held]:
+    """Yield what the device holds while each instruction runs, in order: the most during it.
+
+    Args:
+        program: of one device.
+        stages: what it runs.
+        costs: of these stages.
+        left: the place in the program by which a message that it sends has left; when left out,
+            that is at once.
+    """
+    ledger = _Ledger(program, stages, costs, left or {})
+    for position, instruction in enumerate(program.instructions):
+        yield ledger.entry(position, instruction)
 
 
 def fixed_bytes(program: Program, costs: StageCosts) -> tuple[int, int]:
@@ -66,66 +81,110 @@ def fixed_bytes(program: Program, costs: StageCosts) -> tuple[int, int]:
     return weights, costs.optimizer_bytes.get(program.device, 0) if steps else 0
 
 
+Message: TypeAlias = tuple[Edge, int | None]
 _Key: TypeAlias = tuple[EdgeKind, str, int, int | None]
 
 
 class _Ledger:
     """The running account of one device: tensors by key, each with how many still need it."""
 
-    def __init__(self, program: Program, stages: Stages, costs: StageCosts) -> None:
-        self.stages, self.costs = stages, costs
+    def __init__(
+        self, program: Program, stages: Stages, costs: StageCosts, left: Mapping[Message, int]
+    ) -> None:
+        self.stages, self.costs, self._left = stages, costs, left
         self.trained = frozenset(i.stage for i in program.instructions if isinstance(i, Backward))
         self.gradients = self.activations = self.messages = 0
         self._bytes: dict[_Key, int] = {}
         self._uses: Counter[_Key] = Counter()
-        self._has_gradient: set[int] = set()
         self._once: list[Edge] = []
+        self._sent: list[Message] = []
+        self._backwards: Counter[int] = Counter()
+        self._device = program.device
+        self._due: dict[Edge, deque[int | None]] = {}
+        for instruction in program.instructions:
+            if isinstance(instruction, Recv):
+                self._due.setdefault(instruction.edge, deque()).append(instruction.micro)
+        for edge in self._due:
+            self._post(edge, AHEAD)
 
-    def entry(self, instruction: Instruction) -> Held:
+    def entry(self, position: int, instruction: Instruction) -> Held:
         """Book one instruction and return what is held while it runs."""
         match instruction:
-            case Recv(edge, micro):
-                self._hold((edge,), micro)
-                if micro is None:
-                    self._once.append(edge)
-                return self._now()
             case Send(edge, micro):
-                now = self._now()
+                self._sent.append((edge, micro))
+                return self._now()
+        self._let_go(position)
+        match instruction:
+            case Recv(edge, micro):
+                return self._recv(edge, micro)
+        return self._compute(instruction)
+
+    def _let_go(self, position: int) -> None:
+        """Drop what was sent and has left; all that one computation made is held until its last."""
+        waiting = [message for message in self._sent if self._left.get(message, 0) > position]
+        for edge, micro in self._sent:
+            if (edge, micro) not in waiting:
                 self._drop((edge,), micro)
-                return now
+        self._sent = waiting
+
+    def _compute(self, instruction: Instruction) -> Held:
+        match instruction:
             case Forward(stage, micro):
                 return self._forward(stage, micro)
             case Backward(stage, micro):
                 return self._backward(stage, micro)
-        now = self._now()  # the optimizer step lets go of all gradients
+        workspace = self.costs.optimizer_workspace_bytes.get(self._device, 0)
+        now = self._now(workspace)  # the optimizer step lets go of all gradients
         self._drop(self._once, None)
         self.gradients = 0
-        self._has_gradient.clear()
+        self._backwards.clear()
+        return now
+
+    def _recv(self, edge: Edge, micro: int | None) -> Held:
+        """Take a message; where its strides leave gaps, it is copied into a tensor with gaps."""
+        self._post(edge, 1)
+        if micro is None:
+            self._once.append(edge)
+        with_gaps = self.costs.gappy_bytes.get(edge, 0)
+        if not with_gaps:
+            return self._now()
+        self.messages += with_gaps
+        now = self._now()
+        key = _key(edge, micro)
+        self.messages -= self._bytes[key]
+        self._bytes[key] = with_gaps
         return now
 
     def _forward(self, stage: int, micro: int) -> Held:
         made = self.stages.out_of(stage, "activation")
         self._hold(made, micro)  # for each Send and each reader on this device
-        if stage in self.trained:
-            self._hold(made, micro)  # for the stage's own Backward
-            self.activations += self.costs.saved_bytes[stage]
-        now = self._now(workspace=self.costs.workspace_bytes[stage])
         if stage not in self.trained:
+            now = self._now(self.costs.workspace_bytes[stage])
             self._drop(self.stages.into(stage, "activation"), micro)
+            return now
+        working = self.costs.working_of(stage)
+        now = self._now(working.forward_bytes)
+        self._hold(made, micro)  # for the stage's own Backward
+        self.activations += working.saved_bytes
         return now
 
     def _backward(self, stage: int, micro: int) -> Held:
         self._hold(self.stages.out_of(stage, "gradient"), micro)
-        self.gradients += self.costs.gradient_bytes[stage]
-        now = self._now(workspace=self.costs.workspace_bytes[stage])
-        if stage in self._has_gradient:  # added to those of earlier micro-batches
-            self.gradients -= self.costs.gradient_bytes[stage]
-        self._has_gradient.add(stage)
-        self.activations -= self.costs.saved_bytes[stage]
+        working, before = self.costs.working_of(stage), self._backwards[stage]
+        if before == 0:
+            self.gradients += self.costs.gradient_bytes[stage]
+        now = self._now(working.backward_bytes[min(before, 2)])
+        self._backwards[stage] += 1
+        self.activations -= working.saved_bytes
         self._drop(self.stages.into(stage, "activation"), micro)
         self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _post(self, edge: Edge, count: int) -> None:
+        """Make room for the next messages of a channel."""
+        for _ in range(min(count, len(self._due.get(edge, ())))):
+            self._hold((edge,), self._due[edge].popleft())
 
     def _hold(self, edges: Iterable[Edge], micro: int | None) -> None:
         for edge in edges:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from bigbrain_fx.core import (
     Backward,
     DeviceForecast,
+    Edge,
     Forecast,
     Forward,
     Instruction,
@@ -60,7 +62,9 @@ def memory_timeline(
         program.device: tuple(
             (start_s, sum(fixed_bytes(program, costs)) + entry.total_bytes)
             for (start_s, _), entry in zip(
-                execution.spans[program.device], held(program, stages, costs), strict=True
+                execution.spans[program.device],
+                held(program, stages, costs, _left(program, execution)),
+                strict=True,
             )
         )
         for program in programs
@@ -70,7 +74,8 @@ def memory_timeline(
 def _device(
     program: Program, stages: Stages, costs: StageCosts, execution: Execution, step_s: float
 ) -> DeviceForecast:
-    peak = max(held(program, stages, costs), key=lambda entry: entry.total_bytes, default=Held())
+    entries = held(program, stages, costs, _left(program, execution))
+    peak = max(entries, key=lambda entry: entry.total_bytes, default=Held())
     weights_bytes, optimizer_bytes = fixed_bytes(program, costs)
     spans = zip(program.instructions, execution.spans[program.device], strict=True)
     busy_s = sum(
@@ -87,6 +92,20 @@ def _device(
         activations_bytes=peak.activations_bytes,
         messages_bytes=peak.messages_bytes,
     )
+
+
+def _left(program: Program, execution: Execution) -> Mapping[tuple[Edge, int | None], int]:
+    """Return, for each message, the first place in a program that it is not held at any more.
+
+    That begins after it has left; a forward, which holds the most at its end, half way.
+    """
+    spans = zip(program.instructions, execution.spans[program.device], strict=True)
+    from_s = [
+        (start_s + end_s) / 2 if isinstance(instruction, Forward) else start_s
+        for instruction, (start_s, end_s) in spans
+    ]
+    flights = ((f.edge, f.micro, f.free_s) for f in execution.flights)
+    return {(edge, micro): bisect_left(from_s, free_s) for edge, micro, free_s in flights}
 
 
 def _computes(instruction: Instruction) -> bool:

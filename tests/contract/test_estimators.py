@@ -20,7 +20,10 @@ from tests.synthetic import cluster_of, device, random_graph
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = plugins.names("estimator")
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
+pytestmark = [
+    pytest.mark.parametrize("name", NAMES),
+    pytest.mark.usefixtures("learned_costs", "profile_database"),
+]
 quick = settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )

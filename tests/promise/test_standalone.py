@@ -59,15 +59,12 @@ def test_with_rank_and_world_size(letters: Path, outside: Outside, losses: list[
     assert reported(second) == losses
 
 
-def test_in_one_process(letters: Path, outside: Outside, losses: list[float]) -> None:
-    words = ("train.py", "--in-process", "--json", "--steps", str(STEPS))
-    assert reported(outside.python(letters / "bundle", *words)) == losses
-
-
-def test_from_another_folder(letters: Path, outside: Outside, tmp_path: Path) -> None:
+def test_in_one_process_and_from_another_folder(
+    letters: Path, outside: Outside, losses: list[float], tmp_path: Path
+) -> None:
     train = str(letters / "bundle" / "train.py")
     found = outside.python(tmp_path, train, "--in-process", "--json", "--steps", str(STEPS))
-    assert len(reported(found)) == STEPS
+    assert reported(found) == losses
 
 
 def test_another_number_of_processes_is_refused(letters: Path, outside: Outside) -> None:

@@ -1,0 +1,201 @@
+"""A fitted model of op times: what `bigbrain-fx fit` writes and the estimator `learned` reads.
+
+Forward, input gradients and weight gradients have a regression each, of the logarithm (base 2) of
+seconds. With two stages, the first predicts from shapes which share of the roofline an op reaches,
+and the second takes that as one more feature.
+
+Source of the two stages: Pham, Durillo and Fahringer, Predicting workflow task execution time in
+the cloud using a two-stage machine learning approach (systems.md 2.17).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from bigbrain_fx.cost_model.features import Floats, Rates, Work, matrix, names, shape_columns
+from bigbrain_fx.cost_model.regressors import Regressor, from_json, to_json
+from bigbrain_fx.errors import InputError
+
+Phase: TypeAlias = Literal["forward", "backward_input", "backward_weight"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+FORMAT = "bigbrain-fx cost model"
+VERSION = 1
+
+_LEAST, _MOST = math.log2(1e-9), math.log2(1e6)  # no op is quicker or slower than these seconds
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The regressions of one phase: of the share of the roofline, if there are two, and of time.
+
+    `points` is how many times they were fitted to.
+    """
+
+    time: Regressor
+    share: Regressor | None = None
+    points: int = 0
+
+    def log_seconds(self, x: Floats, of_shapes: int) -> Floats:
+        """Return log2 of seconds for each row; `of_shapes` columns are of the op alone."""
+        return np.clip(self.time.predict(self.inputs(x, of_shapes)), _LEAST, _MOST)
+
+    def inputs(self, x: Floats, of_shapes: int) -> Floats:
+        """Return what the regression of time sees: the features, and the share if predicted."""
+        if self.share is None:
+            return x
+        return np.column_stack([x, self.share.predict(x[:, :of_shapes])])
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The fitted regressions of an op's times, and what they were fitted on.
+
+    Attributes:
+        kind: "random-forest", ...; for people.
+        families: those with a feature of their own.
+        places: rates of the devices that were profiled.
+        phases: by name; a phase of which nothing was measured is absent.
+        optimizer_touches: how often an optimizer's step moves each byte of a parameter, in the
+            middle of the places; 0.0 where it was not measured.
+    """
+
+    kind: str
+    families: tuple[str, ...]
+    places: tuple[Rates, ...]
+    phases: Mapping[Phase, Stages]
+    optimizer_touches: float = 0.0
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether a share of the roofline is predicted first."""
+        return any(stages.share is not None for stages in self.phases.values())
+
+    def seconds(self, phase: Phase, works: Sequence[Work], rates: Rates) -> Floats:
+        """Return the seconds of one phase of every op on a device, shape (ops,).
+
+        A device beyond the rates of those that were profiled is taken as the nearest within their
+        range, and the times are scaled by how much its roofline is above or below: regressions
+        do not extrapolate.
+
+        Raises:
+            InputError: no device of this kind was profiled, or nothing of this phase.
+        """
+        self._require(phase, rates)
+        if not works:
+            return np.zeros(0)
+        near = rates.within(self.places)
+        x = matrix(works, [near] * len(works), self.families)
+        found = np.exp2(self.phases[phase].log_seconds(x, shape_columns(self.families)))
+        scale = [work.roofline_s(rates) / work.roofline_s(near) for work in works]
+        scaled: Floats = found * np.array(scale)
+        return scaled
+
+    def _require(self, phase: Phase, rates: Rates) -> None:
+        kinds = sorted({place.kind for place in self.places})
+        if rates.kind not in kinds:
+            raise InputError(
+                f"the learned costs are of {', '.join(kinds)} devices, not of {rates.kind}",
+                help=f"profile a {rates.kind} device, merge, and fit again; "
+                "or use --estimator analytical",
+            )
+        if phase not in self.phases:
+            raise InputError(
+                f"the learned costs say nothing of the phase '{phase}'",
+                help="profile a model that trains, and fit again",
+            )
+
+
+def write_model(model: CostModel, path: Path) -> None:
+    """Write a model as JSON; whatever was there is replaced as a whole."""
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": model.kind,
+        "families": list(model.families),
+        "places": [asdict(place) for place in model.places],
+        "optimizer_touches": model.optimizer_touches,
+        "features": list(names(model.families)),
+        "phases": {name: _stages_json(stages) for name, stages in model.phases.items()},
+    }
+    scratch = path.with_name(f".{path.name}.part")
+    scratch.write_text(json.dumps(body) + "\n")
+    scratch.replace(path)
+
+
+def read_model(path: Path) -> CostModel:
+    """Read what `write_model` wrote.
+
+    Raises:
+        InputError: no such file, another file, or one of another version.
+    """
+    body = _read(path)
+    if body.get("version") != VERSION:
+        raise _wrong(path, f"expected version {VERSION}, found {body.get('version')}")
+    try:
+        model = CostModel(
+            kind=str(body["kind"]),
+            families=tuple(map(str, body["families"])),
+            places=tuple(Rates(**place) for place in body["places"]),
+            phases={
+                name: _stages(body["phases"][name]) for name in PHASES if name in body["phases"]
+            },
+            optimizer_touches=float(body["optimizer_touches"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _wrong(path, f"it is damaged: {type(error).__name__}: {error}") from error
+    if body.get("features") != list(names(model.families)):
+        raise _wrong(path, "its features are not those of this bigbrain-fx")
+    _check_columns(path, model)
+    return model
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(
+            f"expected learned costs, found no readable file: {error.strerror}",
+            at=str(path),
+            help="bigbrain-fx fit profiles.sqlite --out costs.json writes one",
+        ) from error
+    except ValueError as error:
+        raise _wrong(path, "it is no JSON") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise _wrong(path, "it is another file")
+    return body
+
+
+def _check_columns(path: Path, model: CostModel) -> None:
+    wide = len(names(model.families))
+    for name, stages in model.phases.items():
+        extra = 0 if stages.share is None else 1
+        if stages.time.columns != wide + extra:
+            raise _wrong(path, f"'{name}' takes {stages.time.columns} features, not {wide + extra}")
+        if stages.share is not None and stages.share.columns != shape_columns(model.families):
+            raise _wrong(path, f"the first stage of '{name}' takes {stages.share.columns} features")
+
+
+def _wrong(path: Path, why: str) -> InputError:
+    return InputError(
+        f"expected learned costs: {why}",
+        at=str(path),
+        help="fit again: bigbrain-fx fit profiles.sqlite --out costs.json",
+    )
+
+
+def _stages_json(stages: Stages) -> dict[str, Any]:
+    share = None if stages.share is None else to_json(stages.share)
+    return {"points": stages.points, "share": share, "time": to_json(stages.time)}
+
+
+def _stages(found: Mapping[str, Any]) -> Stages:
+    share = None if found["share"] is None else from_json(found["share"])
+    return Stages(from_json(found["time"]), share, int(found["points"]))

@@ -1,0 +1,161 @@
+"""What a bundle's process does beside computing: handling messages, stepping through instructions.
+
+Measured with the runtime's own classes. This file knows no files; it runs inside a worker.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
+from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.device import Transport
+from bigbrain_fx.runtime.local import Hub, LocalTransport
+
+_SMALL, _LARGE = 2**10, 2**18  # elements: 4 KiB, where the message counts, and 1 MiB
+_BATCH = 8  # messages that are timed together: a process's clock is coarse
+_MICRO_BATCHES = 16
+_ROWS = 16 * 8
+_STEPS = 15
+
+Clock = Callable[[], float]
+
+
+def message_costs(
+    transport: Transport, names: tuple[str, str], leads: bool, rounds: int, shared_cores: bool
+) -> tuple[float, float]:
+    """Send and receive in turn with a peer; both call this, and one leads.
+
+    Args:
+        transport: of this process.
+        names: of the two devices, the leader's first.
+        leads: whether this is the leader.
+        rounds: how often.
+        shared_cores: whether devices leave no core idle: then what gloo's own threads do for a
+            message is time that the device cannot compute in.
+
+    Returns:
+        Seconds that one message takes of this process, and how many bytes a second of larger ones
+        it handles beyond that; the middle of sending and receiving.
+    """
+    now: Clock = time.process_time if shared_cores else time.thread_time
+    small_s, large_s = (
+        _handled_s(transport, _channels(names, tag, numel), leads, rounds, now)
+        for tag, numel in ((900, _SMALL), (902, _LARGE))
+    )
+    beyond_s = max(large_s - small_s, large_s / 10)  # a noisy clock must not make bytes free
+    return small_s, 4 * (_LARGE - _SMALL) / beyond_s
+
+
+def round_s(link: Mapping[str, float]) -> float:
+    """Return what a round of large messages takes at least on a link that was measured."""
+    return 2 * _BATCH * (link["latency_s"] + 4 * _LARGE / link["bytes_per_s"])
+
+
+def _channels(names: tuple[str, str], tag: int, numel: int) -> tuple[Channel, Channel]:
+    leader, peer = names
+    there = Channel(tag, "activation", "x", 0, 1, leader, peer, (numel,), torch.float32)
+    back = Channel(tag + 1, "activation", "x", 1, 0, peer, leader, (numel,), torch.float32)
+    return there, back
+
+
+def _handled_s(
+    transport: Transport, channels: tuple[Channel, Channel], leads: bool, rounds: int, now: Clock
+) -> float:
+    there, back = channels
+    transport.begin_step(((back if leads else there, rounds * _BATCH),))
+    message, taken_s = torch.zeros(there.shape), []
+    for _ in range(rounds):
+        start_s = now()
+        for _ in range(_BATCH):
+            if leads:
+                transport.send(there, message)
+                transport.recv(back)
+            else:
+                transport.recv(there)
+                transport.send(back, message)
+        taken_s.append((now() - start_s) / (2 * _BATCH))
+    transport.finish()
+    return statistics.median(taken_s[1:] or taken_s)  # the first carries the header
+
+
+# ---------------------------------------------------------------------- instructions
+
+
+class _Tiny(Stage):
+    returns = ("loss",)
+    w: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(w=(8,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w).sum()
+
+
+class _Alone(Device):
+    name = "alone"
+    names = ("alone",)
+    stages: Mapping[int, type[Stage]] = {0: _Tiny}
+    loss = 0, "loss"
+
+    def step_once(self) -> None:
+        for micro in range(self.micro_batches):
+            self.forward(0, micro, x=self.batch("x", micro))
+            self.backward(0, micro)
+        self.optimizer_step()
+
+
+class _Many(_Alone):
+    micro_batches = _MICRO_BATCHES
+
+
+def _batches(seed: int) -> Iterator[dict[str, Tensor]]:
+    batch = {"x": torch.ones(_ROWS, 8)}
+    while True:
+        yield batch
+
+
+def instruction_costs() -> tuple[float, float]:
+    """Run the smallest of stages in the runtime.
+
+    Returns:
+        Seconds around each forward or backward of a stage, and once a step; the ops themselves and
+        their part of autograd's walk are not in them.
+    """
+    many_s, one_s = _step_s(_Many), _step_s(_Alone)
+    each_s = (many_s - one_s) / (_MICRO_BATCHES - 1)
+    around_s = max(0.0, (each_s - _ops_s()) / 2)
+    return around_s, max(0.0, one_s - each_s)
+
+
+def _step_s(cls: type[Device]) -> float:
+    cpu = torch.device("cpu")
+    stream = Stream(_batches, 0, {"x": ("x",)}, (), cls.micro_batches, cpu)
+    device = cls(LocalTransport(Hub()), stream, 0, cpu)
+    device.load({"w": torch.ones(8)}, {"w": cls.name})
+    device.train_with(Training(adamw))
+    taken_s = []
+    for step in range(_STEPS):
+        start_s = time.thread_time()
+        with device.transport.hub.turn:  # type: ignore[attr-defined]  # it is a LocalTransport
+            device.run_step(step)
+        taken_s.append(time.thread_time() - start_s)
+    return statistics.median(taken_s[3:])
+
+
+def _ops_s() -> float:
+    """Time the same ops without the runtime, as profiles have them."""
+    x, w, seed = torch.ones(8, 8), torch.ones(8, requires_grad=True), torch.ones(())
+    total, taken_s = torch.zeros(8), []
+    for _ in range(_STEPS * 4):
+        start_s = time.thread_time()
+        loss = (x * w).sum()
+        total.add_(torch.autograd.grad([loss], [w], [seed])[0])
+        taken_s.append(time.thread_time() - start_s)
+    return statistics.median(taken_s[3:])

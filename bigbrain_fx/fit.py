@@ -1,0 +1,298 @@
+"""Profiles -> a fitted model of op times. The only file that knows scikit-learn.
+
+What scikit-learn fits is taken apart into arrays (`cost_model`): the file that is written needs
+neither scikit-learn nor pickle to be used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bigbrain_fx.cost_model import (
+    LEAF,
+    PHASES,
+    CostModel,
+    Kernel,
+    Linear,
+    Phase,
+    Rates,
+    Regressor,
+    Stages,
+    Trees,
+    Work,
+    joined,
+    matrix,
+    shape_columns,
+    write_model,
+)
+from bigbrain_fx.cost_model.regressors import Floats
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore
+
+Row: TypeAlias = tuple[Machine, OpProfile]
+Learner: TypeAlias = Callable[[Floats, Floats], Regressor]
+
+FOLDS = 5
+FEWEST_TIMES = 2 * FOLDS
+LEAST_S = 1e-6  # what took less was not measured, but the clock
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What was fitted, and how far off it is on ops that it did not see.
+
+    `mape` and `median` are shares, of seconds; each time was predicted by a fit without its fifth
+    of the signatures.
+    """
+
+    model: CostModel
+    machines: tuple[str, ...]
+    times: int
+    mape: float
+    median: float
+
+
+def fit_file(
+    profiles: Path, out: Path, kind: str = "random-forest", two_stage: bool = False
+) -> FitReport:
+    """Fit a model, one of `MODELS`, to all of a database of `bigbrain-fx profile`; write it.
+
+    Raises:
+        InputError: no scikit-learn, no such model, no database, or too few profiles.
+    """
+    rows = ProfileStore(profiles, read_only=True).rows()
+    report = assess(rows, kind, two_stage)
+    write_model(report.model, out)
+    return report
+
+
+def assess(rows: Sequence[Row], kind: str, two_stage: bool = False) -> FitReport:
+    """Fit a model to all rows, and say how far off such a model is on rows it did not see."""
+    model = fit(rows, kind, two_stage)
+    errors = [abs(guess / real - 1.0) for guess, real in crosswise(rows, kind, two_stage)]
+    machines = tuple(sorted({machine.key for machine, _ in rows}))
+    times = sum(stages.points for stages in model.phases.values())
+    return FitReport(model, machines, times, statistics.fmean(errors), statistics.median(errors))
+
+
+def crosswise(rows: Sequence[Row], kind: str, two_stage: bool = False) -> list[tuple[float, float]]:
+    """Return (predicted, measured) seconds of every time, each predicted without its fifth."""
+    fold = folds([profile.signature.key for _, profile in rows])
+    found: list[tuple[float, float]] = []
+    for held in range(FOLDS):
+        seen = [row for row, own in zip(rows, fold, strict=True) if own != held]
+        unseen = [row for row, own in zip(rows, fold, strict=True) if own == held]
+        found.extend(predictions(fit(seen, kind, two_stage), unseen))
+    return found
+
+
+def predictions(model: CostModel, rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return (predicted, measured) seconds of every measured phase of some rows."""
+    found: list[tuple[float, float]] = []
+    for phase in PHASES:
+        for machine in {machine.key: machine for machine, _ in rows}.values():
+            timed = [p for m, p in rows if m.key == machine.key and is_measured(p, phase)]
+            if not timed or phase not in model.phases:
+                continue
+            guesses = model.seconds(phase, [work_of(p) for p in timed], Rates.of(machine))
+            measured = [seconds_of(p, phase) for p in timed]
+            found.extend(zip(map(float, guesses), measured, strict=True))
+    return found
+
+
+def has(profile: OpProfile, phase: Phase) -> bool:
+    """Whether an op has a phase at all; a size has none."""
+    graded = [t.is_parameter for t in profile.signature.tensors if t.wants_grad]
+    match phase:
+        case "forward":
+            return bool(profile.signature.outputs)
+        case "backward_input":
+            return False in graded
+    return True in graded
+
+
+def is_measured(profile: OpProfile, phase: Phase) -> bool:
+    """Whether an op has a phase, and the phase took long enough to be measured."""
+    return has(profile, phase) and seconds_of(profile, phase) > LEAST_S
+
+
+def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
+    """Fit the regressions of every phase of which enough was measured.
+
+    Raises:
+        InputError: no scikit-learn, no such model, or too few profiles.
+    """
+    learner = _learner(kind)
+    works = [work_of(profile) for _, profile in rows]
+    families = tuple(sorted({work.family for work in works}))
+    phases: dict[Phase, Stages] = {}
+    for phase in PHASES:
+        timed = [row for row in rows if has(row[1], phase)]
+        if len(timed) >= FEWEST_TIMES:
+            phases[phase] = _fit_phase(timed, phase, families, learner, two_stage)
+    if "forward" not in phases:
+        raise InputError(
+            f"expected at least {FEWEST_TIMES} measured ops, found {len(rows)}",
+            help="profile more models: bigbrain-fx profile model.py",
+        )
+    machines = {machine.key: machine for machine, _ in rows}
+    places = tuple(Rates.of(machines[key]) for key in sorted(machines))
+    return CostModel(kind, families, places, phases, _optimizer_touches(machines.values()))
+
+
+def _optimizer_touches(machines: Iterable[Machine]) -> float:
+    touches = [m.optimizer_s_per_byte * m.memory_bytes_per_s for m in machines]
+    return statistics.median([count for count in touches if count > 0.0] or [0.0])
+
+
+def work_of(profile: OpProfile) -> Work:
+    """Return what was measured as an op to be priced."""
+    return Work(profile.signature, profile.flops, profile.reads_bytes, profile.writes_bytes)
+
+
+def seconds_of(profile: OpProfile, phase: Phase) -> float:
+    """Return the measured seconds of one phase; what was too short to be measured as that."""
+    return max(LEAST_S, float(getattr(profile, f"{phase}_s")))
+
+
+def _fit_phase(
+    rows: Sequence[Row],
+    phase: Phase,
+    families: tuple[str, ...],
+    learner: Learner,
+    two_stage: bool,
+) -> Stages:
+    works = [work_of(profile) for _, profile in rows]
+    rates = [Rates.of(machine) for machine, _ in rows]
+    x = matrix(works, rates, families)
+    seconds = np.array([seconds_of(profile, phase) for _, profile in rows])
+    target = np.log2(seconds)
+    if not two_stage:
+        return Stages(learner(x, target), None, len(rows))
+    shapes = x[:, : shape_columns(families)]
+    ideal_s = np.array([w.roofline_s(r) for w, r in zip(works, rates, strict=True)])
+    share = np.log2(ideal_s) - target
+    fold = folds([work.signature.key for work in works])
+    guessed = _out_of_fold(learner, shapes, share, fold)
+    second = learner(np.column_stack([x, guessed]), target)
+    return Stages(second, learner(shapes, share), len(rows))
+
+
+def _out_of_fold(learner: Learner, x: Floats, target: Floats, fold: Sequence[int]) -> Floats:
+    """Predict each row by a fit without its fold: the second stage must see honest shares."""
+    groups, found = np.array(fold), np.empty_like(target)
+    for held in sorted(set(fold)):
+        inside = groups == held
+        found[inside] = learner(x[~inside], target[~inside]).predict(x[inside])
+    return found
+
+
+def folds(keys: Sequence[str]) -> list[int]:
+    """Return a fold, 0 to `FOLDS` - 1, for every key; equal keys share it. Always the same."""
+    distinct = sorted(set(keys))
+    order = np.random.default_rng(_SEED).permutation(len(distinct))
+    fold = {distinct[i]: int(at) % FOLDS for at, i in enumerate(order)}
+    return [fold[key] for key in keys]
+
+
+# --------------------------------------------------------------------------- scikit-learn
+
+
+def _learner(kind: str) -> Learner:
+    if importlib.util.find_spec("sklearn") is None:
+        raise InputError("expected scikit-learn, found none", help="pip install 'bigbrain-fx[ml]'")
+    if kind not in MODELS:
+        raise InputError(
+            f"there is no model '{kind}' to fit", help=f"choose one of {', '.join(MODELS)}"
+        )
+    return MODELS[kind]
+
+
+def _scaled(x: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the mean and the standard deviation (1 for a constant) of every column, and x so."""
+    center, scale = x.mean(axis=0), x.std(axis=0)
+    scale = np.where(scale > 1e-12, scale, 1.0)
+    return center, scale, (x - center) / scale
+
+
+def _linear(x: Floats, target: Floats) -> Regressor:
+    from sklearn.linear_model import Ridge
+
+    center, scale, scaled = _scaled(x)
+    made = Ridge(alpha=1.0).fit(scaled, target)
+    return Linear(center, scale, np.asarray(made.coef_, np.float64), float(made.intercept_))
+
+
+def _svm(x: Floats, target: Floats) -> Regressor:
+    from sklearn.svm import SVR
+
+    center, scale, scaled = _scaled(x)
+    gamma = 1.0 / max(1, int((scaled.std(axis=0) > 0).sum()))
+    made = SVR(kernel="rbf", C=30.0, epsilon=0.03, gamma=gamma).fit(scaled, target)
+    return Kernel(
+        center,
+        scale,
+        np.asarray(made.support_vectors_, np.float64),
+        np.asarray(made.dual_coef_[0], np.float64),
+        float(made.intercept_[0]),
+        gamma,
+    )
+
+
+def _forest(x: Floats, target: Floats) -> Regressor:
+    from sklearn.ensemble import RandomForestRegressor
+
+    made = RandomForestRegressor(
+        n_estimators=50, max_features=1 / 3, random_state=_SEED, n_jobs=1
+    ).fit(x, target)
+    weight = 1.0 / len(made.estimators_)
+    return joined([_tree(tree.tree_, 0.0, weight) for tree in made.estimators_])
+
+
+def _boosting(x: Floats, target: Floats) -> Regressor:
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    made = GradientBoostingRegressor(
+        n_estimators=200,
+        learning_rate=0.08,
+        max_depth=4,
+        subsample=0.7,
+        max_features=1 / 3,
+        random_state=_SEED,
+    ).fit(x, target)
+    base = float(np.ravel(made.init_.constant_)[0])
+    trees = [_tree(tree.tree_, base, made.learning_rate) for tree in made.estimators_[:, 0]]
+    return joined(trees)
+
+
+def _tree(tree: Any, base: float, weight: float) -> Trees:  # noqa: ANN401  # Cython, untyped
+    return Trees(
+        roots=np.zeros(1, np.int64),
+        feature=np.where(tree.children_left == -1, LEAF, tree.feature).astype(np.int64),
+        threshold=np.asarray(tree.threshold, np.float64),
+        left=np.asarray(tree.children_left, np.int64),
+        right=np.asarray(tree.children_right, np.int64),
+        value=np.asarray(tree.value[:, 0, 0], np.float64),
+        base=base,
+        weight=weight,
+        columns=int(tree.n_features),
+    )
+
+
+MODELS: Mapping[str, Learner] = {
+    "linear": _linear,
+    "svm": _svm,
+    "random-forest": _forest,
+    "boosting": _boosting,
+}
+"""What can be fitted: ridge regression, RBF support vectors, a random forest (50 trees, a third of
+the features at each node), and gradient boosting. Their options were set once, by eye."""

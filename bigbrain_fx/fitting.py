@@ -1,0 +1,151 @@
+"""Does a plan fit? What a process takes beside what its program holds, and the arithmetic of it.
+
+    tensors = weights + gradients + optimizer + activations + messages + data      (peak_bytes)
+    needs   = tensors * SHARE + context                            compared with a device's memory
+
+It knows forecasts and devices; it knows nothing of how a plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Cluster, Device, DeviceForecast, Forecast, Graph, Stages
+from bigbrain_fx.errors import NoPlanError
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a kind of device takes beside live tensors.
+
+    Attributes:
+        share: resident memory over live tensor bytes: blocks that an allocator cannot reuse.
+        context_bytes: taken before a tensor is made.
+    """
+
+    share: float
+    context_bytes: int
+
+
+PROCESS: Mapping[str, Process] = {
+    "cpu": Process(share=1.1, context_bytes=16 << 20),
+    "cuda": Process(share=1.1, context_bytes=600 << 20),
+}
+"""CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` (gloo's buffers, blocks that
+malloc keeps). CUDA: context, cuBLAS workspace and allocator, a guess that no GPU has
+tested.
+"""
+
+
+def with_data(forecast: Forecast, graph: Graph, stages: Stages, micro_batches: int) -> Forecast:
+    """Return a forecast that counts the batch, too: every device splits all of it.
+
+    What the user's `batches` holds itself, a data set, say, nobody can foresee.
+
+    Args:
+        forecast: of a step.
+        graph: concrete, for one micro-batch.
+        stages: what they read of the batch.
+        micro_batches: of a step.
+    """
+    data = data_bytes(graph, stages, micro_batches)
+    devices = (
+        replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + data)
+        for entry in forecast.devices
+    )
+    return replace(forecast, devices=tuple(devices))
+
+
+def data_bytes(graph: Graph, stages: Stages | None, micro_batches: int) -> int:
+    """Return the bytes of a batch's micro-batches; of all its entries where no stages are given."""
+    used = None if stages is None else {name for s in stages.stages for name in s.inputs}
+    entries = [entry for entry in graph.inputs if used is None or entry.name in used]
+    return sum(entry.spec.nbytes * (micro_batches if entry.batched else 1) for entry in entries)
+
+
+def needed_bytes(entry: DeviceForecast, device: Device) -> int:
+    """Return the memory that a device's process needs for what it holds."""
+    process = PROCESS[device.kind]
+    return int(entry.peak_bytes * process.share) + process.context_bytes
+
+
+def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
+    """Return the cluster with the memory that is left for tensors, the batch taken off.
+
+    Args:
+        cluster: as the user described it.
+        graph: concrete, for one micro-batch.
+        micro_batches: of a step.
+    """
+    data = data_bytes(graph, None, micro_batches)
+
+    def left(device: Device) -> Device:
+        process = PROCESS[device.kind]
+        tensors = int((device.memory_bytes - process.context_bytes) / process.share)
+        return replace(device, memory_bytes=max(1, tensors - data))
+
+    return replace(cluster, devices=tuple(map(left, cluster.devices)))
+
+
+def beside_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> tuple[str, ...]:
+    """Return what `for_tensors` takes off, a line for each kind of device."""
+    data = mib(data_bytes(graph, None, micro_batches))
+    return tuple(
+        f"of the memory of a {kind} device {mib(PROCESS[kind].context_bytes)} are the process's, "
+        f"{data} the batch's, and the rest holds {1 / PROCESS[kind].share:.0%} tensors"
+        for kind in sorted({device.kind for device in cluster.devices})
+    )
+
+
+def require_fits(forecast: Forecast, cluster: Cluster) -> None:
+    """Raise where a device lacks memory.
+
+    Raises:
+        NoPlanError: with what every device needs, of what, and has.
+    """
+    lacking = [e for e in forecast.devices if _lacks(e, cluster.device[e.device])]
+    if lacking:
+        names = ", ".join(entry.device for entry in lacking)
+        raise NoPlanError(
+            f"the plan does not fit: {names} would run out of memory",
+            notes=tuple(arithmetic(e, cluster.device[e.device]) for e in forecast.devices),
+            help="use more micro-batches, more devices, or --partitioner chain-dp, "
+            "which respects memory",
+        )
+
+
+def least_memory(forecast: Forecast, cluster: Cluster, graph: Graph, micro_batches: int) -> int:
+    """Return a memory that is enough for every device of a plan, a planner's reserve included.
+
+    A planner reserves for the worst order of events; a fifth on top covers what that adds.
+    """
+    needs = (needed_bytes(entry, cluster.device[entry.device]) for entry in forecast.devices)
+    return int(1.2 * (max(needs) + data_bytes(graph, None, micro_batches)))
+
+
+def _lacks(entry: DeviceForecast, device: Device) -> bool:
+    return needed_bytes(entry, device) > device.memory_bytes
+
+
+def arithmetic(entry: DeviceForecast, device: Device) -> str:
+    """Return what a device needs, what it has, and what the need is made of."""
+    process = PROCESS[device.kind]
+    parts = {
+        "weights": entry.weights_bytes,
+        "gradients": entry.gradients_bytes,
+        "optimizer": entry.optimizer_bytes,
+        "activations": entry.activations_bytes,
+        "messages": entry.messages_bytes,
+        "data": entry.data_bytes,
+        "allocator": int(entry.peak_bytes * process.share) - entry.peak_bytes,
+        "context": process.context_bytes,
+    }
+    has = f"needs {mib(needed_bytes(entry, device))} and has {mib(device.memory_bytes)}"
+    made_of = ", ".join(f"{name} {mib(count)}" for name, count in parts.items() if count)
+    return f"{entry.device} {has}: {made_of}"
+
+
+def mib(count: int) -> str:
+    """Return bytes as text."""
+    return f"{count / 2**20:.1f} MiB"

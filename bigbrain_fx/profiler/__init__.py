@@ -1,0 +1,15 @@
+"""Measure the ops of a model on this host: model file -> profile database.
+
+This room knows capture, the runtime's habits and doctor's measurements; it knows no clusters, no
+plans and no terminal. Only its child process imports torch.
+"""
+
+from bigbrain_fx.profiler.session import (
+    ROUNDS,
+    Measured,
+    Profiled,
+    ProfileOptions,
+    profile,
+)
+
+__all__ = ["ROUNDS", "Measured", "ProfileOptions", "Profiled", "profile"]

@@ -1,0 +1,124 @@
+"""A captured graph with numbers in it, which runs a micro-batch as a bundle's device does.
+
+This file knows how the runtime seeds dice and adds up gradients; it times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.capture import run_graph
+from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.randomness import draw_places, place_name
+from bigbrain_fx.runtime.modules import reseed
+
+_CPU = torch.device("cpu")
+_SHARE = 0.125  # the loss's seed: some number of micro-batches, which costs the same for all
+
+
+class Subject:
+    """A graph, ready to run again and again.
+
+    Args:
+        graph: concrete, for the rows of `inputs`.
+        tensors: parameters, buffers and constants by name; buffers go on as in training.
+        inputs: the batch's tensors by name.
+        functions: the user's own Python, by target.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        functions: Mapping[str, object],
+    ) -> None:
+        self.graph, self.inputs, self.functions = graph, inputs, functions
+        self._places = draw_places(graph)
+        self._tell: Callable[[str], None] | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._plain = {name: tensor.detach() for name, tensor in tensors.items()}
+        leaves = self._make_leaves() if graph.loss else {}
+        canonical = {param.name: param.canonical for param in graph.params}
+        self._tensors = {
+            name: leaves.get(canonical.get(name, name), tensor)
+            for name, tensor in self._plain.items()
+        }
+        self.trained = list(leaves.values())
+
+    def _make_leaves(self) -> dict[str, Tensor]:
+        leaves: dict[str, Tensor] = {}
+        for param in self.graph.params:
+            wanted = param.kind == "parameter" and param.spec.requires_grad
+            if wanted and param.canonical not in leaves:
+                leaf = self._plain[param.name].detach().requires_grad_()
+                leaf.register_hook(self._adder(param.canonical, leaf))
+                leaves[param.canonical] = leaf
+        return leaves
+
+    def _adder(self, name: str, leaf: Tensor) -> Callable[[Tensor], Tensor]:
+        """Add up gradients as the runtime does: in memory of their own, while they are warm."""
+        nothing = torch.zeros((), dtype=leaf.dtype).expand_as(leaf)
+        self._sums[name] = torch.zeros_like(leaf)
+
+        def add(gradient: Tensor) -> Tensor:
+            if self._tell is not None:
+                self._tell(name)
+            self._sums[name].add_(gradient)
+            return nothing
+
+        return add
+
+    @contextmanager
+    def telling(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """Call `tell` with each parameter whose gradient is about to be added up."""
+        self._tell = tell
+        try:
+            yield
+        finally:
+            self._tell = None
+
+    def forward(
+        self, watch: Callable[[Op, object], None] | None = None, frozen: bool = False
+    ) -> Tensor | None:
+        """Run forward; return the loss, if it has a gradient.
+
+        Args:
+            watch: called with each op and its value.
+            frozen: parameters want no gradient.
+        """
+        with nullcontext() if self.graph.loss else torch.no_grad():
+            found = run_graph(
+                self.graph,
+                self._plain if frozen else self._tensors,
+                self.inputs,
+                key=self._keyed,
+                functions=self.functions,
+                watch=watch,
+            )
+        loss = found[self.graph.loss] if self.graph.loss else None
+        return loss if isinstance(loss, Tensor) and loss.requires_grad else None
+
+    def _keyed(self, op: Op) -> AbstractContextManager[object]:
+        return self._seeded(op) if op.name in self._places else nullcontext()
+
+    @contextmanager
+    def _seeded(self, op: Op) -> Iterator[None]:
+        reseed((0, 0, 0), place_name(*self._places[op.name]), _CPU)
+        yield
+
+    def backward(self, loss: Tensor, leaves: list[Tensor]) -> None:
+        """Make the gradients of some leaves, and add up those of parameters."""
+        if leaves:
+            torch.autograd.grad([loss], leaves, [torch.full_like(loss, _SHARE)], allow_unused=True)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the parameters from the sums, as a device does once a step."""
+        for leaf, total in zip(self.trained, self._sums.values(), strict=True):
+            leaf.grad = total
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,335 @@
+"""What one micro-batch of a stage holds while it runs, op by op: as autograd keeps and frees.
+
+    forward    each op holds its result and what it keeps; what nobody reads or keeps any more goes
+    backward   the same ops in reverse: an op's gradients come, what only it kept goes
+
+It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
+that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
+It knows no times, and no other stage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+
+_ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
+Rounded = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What one micro-batch of a stage holds, in bytes.
+
+    Attributes:
+        saved_bytes: stay from forward to backward; what is sent or received not counted.
+        forward_bytes: the most while the forward runs, `saved_bytes` included, what it sends not.
+        backward_bytes: the most while the backward of the first micro-batch, the second and any
+            later one runs, on top of what is saved and of the gradients that it sends; the first's
+            on top of the stage's own parameter gradients, too. Negative where what is saved is
+            gone before the most is there.
+    """
+
+    saved_bytes: int
+    forward_bytes: int
+    backward_bytes: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage of a concrete graph, on its own device.
+
+    Attributes:
+        rounded: what the device's allocator takes for so many bytes.
+    """
+
+    graph: Graph
+    stages: Stages
+    stage: Stage
+    costs: Costs
+    rounded: Rounded = field(default=lambda nbytes: nbytes)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its device."""
+        return self.costs.cluster.device[self.stage.device].kind
+
+    def ops(self) -> Iterator[Op]:
+        """Yield its ops, in order."""
+        return (self.graph.op[name] for name in self.stage.ops)
+
+    def saves(self, op: Op) -> Saves:
+        """Return what an op holds here; by the estimator's rule where nobody has measured it."""
+        if op.saves is not None:
+            return op.saves if self.kind == "cpu" else _on_cuda(self.graph, op, op.saves)
+        if op.view_of is not None or not (op.outputs or op.mutates):
+            return Saves(passed=(0,))
+        cost = self.costs.op_cost(op.name, self.stage.device)
+        return Saves(
+            (), cost.saved_bytes, _int(op.writes_bytes) + cost.saved_bytes, cost.workspace_bytes
+        )
+
+    def result_bytes(self, op: Op) -> int:
+        """Return the bytes of an op's fresh results."""
+        return sum(self.rounded(spec.nbytes) for spec in op.outputs)
+
+    def is_graded(self, op: Op) -> bool:
+        """Whether the backward runs it."""
+        return op.name in self.graph.graded
+
+
+def walk(part: Part) -> Working:
+    """Follow one stage through its forward and its backward."""
+    forward = _Forward(part)
+    forward.run()
+    sends = {edge.value: edge.nbytes for edge in _edges(part, "activation")}
+    made = sum(map(part.rounded, sends.values()))
+    back = sum(part.rounded(edge.nbytes) for edge in _edges(part, "gradient"))
+    peaks = [_Backward(part, forward, micro).run() - back for micro in range(3)]
+    first = peaks[0] - sum(map(part.rounded, trained_params(part.graph, part.stage).values()))
+    saved = max(0, forward.live - made)
+    return Working(saved, max(saved, forward.peak - made), (first, peaks[1], peaks[2]))
+
+
+def trained_params(graph: Graph, stage: Stage) -> Mapping[str, int]:
+    """Return the bytes of each parameter of a stage that wants a gradient, by canonical name."""
+    found = (graph.param[name] for name in stage.params)
+    return {
+        p.canonical: p.spec.nbytes for p in found if p.kind == "parameter" and p.spec.requires_grad
+    }
+
+
+def _edges(part: Part, kind: EdgeKind) -> tuple[Edge, ...]:
+    return part.stages.out_of(part.stage.index, kind)
+
+
+def _int(size: object) -> int:
+    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
+    return size
+
+
+def _on_cuda(graph: Graph, op: Op, measured: Saves) -> Saves:
+    """Return what CUDA's kernels hold, where the rule says that they keep other things."""
+    if measured.cuda_own_bytes is None:
+        return measured
+    own = _int(measured.cuda_own_bytes)
+    values = measured.values if measured.cuda_values is None else measured.cuda_values
+    result = sum(spec.nbytes for spec in op.outputs)
+    known = (graph.op[ref] for ref in op.refs if ref in graph.op)
+    back = sum(spec.nbytes for reads in known for spec in reads.outputs if spec.requires_grad)
+    return Saves(values, own, own + result, back, measured.passed)
+
+
+class _Forward:
+    """One forward: what is alive, by storage.
+
+    Attributes:
+        live: bytes alive; after `run`, what stays for the backward and what is sent.
+        kept_by: root -> the ops that keep its storage.
+        held: root -> bytes, of the storages made here that are alive.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.live = self.peak = 0
+        self.held: dict[str, int] = {}
+        self.kept_by: dict[str, set[str]] = {}
+        self.root: dict[str, str] = {}
+        for op in part.graph.ops:
+            base = op.view_of
+            self.root[op.name] = op.name if base is None else self.root.get(base, base)
+        self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
+        here = set(part.stage.ops)
+        self._cut = {m for op in part.graph.ops if op.name not in here for m in op.modules}
+        self._sent = {self.root.get(name, name) for name in part.stage.sends}
+        self._last = {
+            self.root.get(ref, ref): i for i, op in enumerate(part.ops()) for ref in op.refs
+        }
+
+    def run(self) -> None:
+        """Follow all ops."""
+        for i, op in enumerate(self.part.ops()):
+            self._one(i, op)
+        for root in self._variables.values():
+            self.free(root)
+
+    def _one(self, i: int, op: Op) -> None:
+        saves = self.part.saves(op)
+        self.peak = max(self.peak, self.live + self.part.rounded(_int(saves.forward_bytes)))
+        if self.root[op.name] == op.name and op.outputs:
+            self.held[op.name] = self.part.result_bytes(op)
+            self.live += self.held[op.name]
+        if self.part.is_graded(op):
+            self.live += self.part.rounded(_int(saves.own_bytes))
+            for name in places(op, saves):
+                self.kept_by.setdefault(self.root.get(name, name), set()).add(op.name)
+        self.peak = max(self.peak, self.live)
+        self._return_from(op)
+        for name in dict.fromkeys((self.root[op.name], *map(self._root, op.refs))):
+            if self._last.get(name, -1) <= i and name not in self.kept_by:
+                self._read_out(name, op)
+
+    def _root(self, name: str) -> str:
+        return self.root.get(name, name)
+
+    def _read_out(self, root: str, reader: Op) -> None:
+        """Free a storage that nobody will read, unless a variable of the user's still has it.
+
+        A value that another line reads has a name. It goes when the module's call ends, or when
+        another value takes the name.
+        """
+        maker = self.part.graph.op.get(root)
+        if maker is None or root not in self.held or maker.source == reader.source:
+            self.free(root)
+            return
+        both = zip(maker.modules, reader.modules, strict=False)
+        frame = tuple(a for a, b in takewhile(lambda pair: pair[0] == pair[1], both))
+        self._name(frame, _variable(maker), root)
+
+    def _name(self, frame: tuple[ModuleCall, ...], name: str, root: str) -> None:
+        """Give a name to a storage; what had it goes."""
+        before = self._variables.get((frame, name))
+        self._variables[frame, name] = root
+        if before is not None:
+            self.free(before)
+
+    def _return_from(self, op: Op) -> None:
+        """End the calls that an op is not in; a call that was cut is the stage's own text."""
+        for frame, name in list(self._variables):
+            ended = op.modules[: len(frame)] != frame
+            if ended and frame[-1] in self._cut:
+                self._name((), name, self._variables.pop((frame, name)))
+            elif ended or name == _variable(op):
+                self.free(self._variables.pop((frame, name)))
+
+    def free(self, root: str) -> None:
+        """Let go of a storage, unless it is sent: then the ledger of messages has it."""
+        if root in self.held and root not in self._sent:
+            self.live -= self.held.pop(root)
+
+
+def _variable(op: Op) -> str:
+    """Return the name that the user's line gives to what it makes, or the op's own."""
+    found = _ASSIGNED.match(op.code)
+    return found[1] if found else op.name
+
+
+def places(op: Op, saves: Saves) -> Iterator[str]:
+    """Name the values that an op keeps."""
+    refs = op.refs
+    return (refs[place] if place >= 0 else op.name for place in saves.values)
+
+
+@dataclass
+class _Store:
+    """The storage of a gradient; `users` count the values whose gradient it is."""
+
+    nbytes: int
+    users: int = 1
+
+
+class _Backward:
+    """One backward, after a forward: bytes on top of what was alive before it.
+
+    `micro` 0 keeps its parameter gradients; 1 adds them to those, out of place; later ones in
+    place (see runtime/device.py).
+    """
+
+    def __init__(self, part: Part, forward: _Forward, micro: int) -> None:
+        self.part, self.root, self.micro = part, forward.root, micro
+        self.live = self.peak = 0
+        self.held = {r: n for r, n in forward.held.items() if r not in forward._sent}
+        self.kept_by = {root: set(ops) for root, ops in forward.kept_by.items()}
+        self.pending: dict[str, _Store] = {}
+        self.parts: dict[str, list[_Store]] = {}
+        self._trained = trained_params(part.graph, part.stage)
+        self._has: set[str] = set()
+
+    def run(self) -> int:
+        """Follow all ops in reverse; return the most that was alive."""
+        stage, stages = self.part.stage.index, self.part.stages
+        for edge in stages.into(stage, "gradient"):
+            self.pending[edge.value] = _Store(0)  # the ledger of messages has it
+        if self.part.graph.loss in self.part.stage.ops:
+            self.pending[str(self.part.graph.loss)] = _Store(0)
+        for op in reversed(list(self.part.ops())):
+            if self.part.is_graded(op):
+                self._one(op)
+        return self.peak
+
+    def _one(self, op: Op) -> None:
+        incoming = self._incoming(op)
+        if not incoming:
+            return
+        if op.target == "operator.getitem":  # a place in its maker's list of gradients
+            self.parts.setdefault(op.refs[0], []).extend(incoming)
+            return
+        saves = self.part.saves(op)
+        self._see(self.part.rounded(_int(saves.backward_bytes)))
+        self._forget(op, saves)
+        for place, ref in enumerate(op.refs):
+            self._hand(ref, incoming[0] if place in saves.passed else None)
+        self._weights(op)
+        for store in incoming:
+            self._release(store)
+
+    def _incoming(self, op: Op) -> list[_Store]:
+        found = self.parts.pop(op.name, [])
+        if op.name in self.pending:
+            found.append(self.pending.pop(op.name))
+        return found
+
+    def _forget(self, op: Op, saves: Saves) -> None:
+        self.live -= self.part.rounded(_int(saves.own_bytes))
+        for name in places(op, saves):
+            root = self.root.get(name, name)
+            self.kept_by.get(root, set()).discard(op.name)
+            if not self.kept_by.get(root) and root in self.held:
+                self.live -= self.held.pop(root)
+
+    def _hand(self, ref: str, passed: _Store | None) -> None:
+        """Give a value its gradient; where it has one from another reader, add the two up."""
+        nbytes = self._gradient_bytes(ref)
+        if nbytes is None:
+            return
+        store = passed or self._new(nbytes)
+        store.users += passed is not None
+        other = self.pending.get(ref)
+        if other is not None:
+            total = self._new(nbytes)
+            self._release(other)
+            self._release(store)
+            store = total
+        self.pending[ref] = store
+
+    def _gradient_bytes(self, ref: str) -> int | None:
+        graph = self.part.graph
+        here = ref in self.part.stage.ops or ref in self.part.stage.receives
+        if not here or ref not in graph.graded:
+            return None
+        return self.part.result_bytes(graph.op[ref])
+
+    def _weights(self, op: Op) -> None:
+        for name in {self.part.graph.param[key].canonical for key in op.params}:
+            nbytes = self.part.rounded(self._trained.get(name, 0))
+            self._see(2 * nbytes if self.micro == 1 or name in self._has else nbytes)
+            if self.micro == 0 and name not in self._has:
+                self.live += nbytes
+                self._has.add(name)
+
+    def _new(self, nbytes: int) -> _Store:
+        self.live += nbytes
+        self._see(0)
+        return _Store(nbytes)
+
+    def _release(self, store: _Store) -> None:
+        store.users -= 1
+        if store.users == 0:
+            self.live -= store.nbytes
+
+    def _see(self, more: int) -> None:
+        self.peak = max(self.peak, self.live + more)

@@ -1,0 +1,165 @@
+"""`learned`: op times by a regression that `bigbrain-fx fit` made of profiles.
+
+Forward, input gradients and weight gradients are predicted apart, from each op's shapes and the
+device's rates (`cost_model.features`). The optimizer's step is as the profiles say; memory is
+`analytical`'s. A sum of gradients that several readers send back is in the profile of a reader,
+where it happens.
+
+Source: systems.md 2.17 (analytical against machine-learned prediction of kernel times).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
+from bigbrain_fx.cost_model import PHASES, CostModel, Phase, Rates, Work, read_model
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.profiles import mode_of, region_mode, signature
+from estimators.analytical import Analytical
+from estimators.calls import number
+
+VARIABLE = "BIGBRAIN_LEARNED_COSTS"
+
+Seconds: TypeAlias = dict[str, dict[Phase, float]]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Estimate every op by a fitted model.
+
+    Attributes:
+        costs: the file that `bigbrain-fx fit` wrote; when left out, what the environment's
+            BIGBRAIN_LEARNED_COSTS names.
+
+    Raises:
+        InputError: no file is named, or it holds no fitted model.
+    """
+
+    costs: str = ""
+
+    name = "learned"
+
+    def __post_init__(self) -> None:
+        """Refuse now, and not when a model has been captured."""
+        self.model()
+
+    def model(self) -> CostModel:
+        """Return the fitted model; files are read once, and again when they change."""
+        path = self.costs or os.environ.get(VARIABLE, "")
+        if not path:
+            raise InputError(
+                "the estimator 'learned' needs a fitted model, and none was named",
+                notes=(f"the environment has no {VARIABLE}",),
+                help="bigbrain-fx profile model.py; bigbrain-fx fit profiles.sqlite "
+                f"--out costs.json; then {VARIABLE}=costs.json",
+            )
+        return _read(Path(path), _state(Path(path)))
+
+    def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        """Estimate every op of a concrete graph (`graph.at(rows)`) on every device.
+
+        Devices with equal rates share their figures. Regions cost the sum of their ops.
+
+        Raises:
+            InputError: the model knows no device of a kind that the cluster has.
+        """
+        model, known = self.model(), Analytical().estimate(graph, cluster)
+        calls = tuple(_calls(graph, (), mode_of(graph), ""))
+        priced: dict[Rates, Seconds] = {}
+        for device in cluster.devices:
+            if Rates.of(device) not in priced:
+                priced[Rates.of(device)] = _priced(model, calls, device)
+        return replace(
+            known,
+            ops={
+                device.name: _timed(known.ops[device.name], priced[Rates.of(device)])
+                for device in cluster.devices
+            },
+            optimizer_s_per_byte={
+                device.name: model.optimizer_touches / device.memory_bytes_per_s
+                or known.optimizer_s_per_byte[device.name]
+                for device in cluster.devices
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One op that runs; `name` is of the op of the whole graph that it is, or is part of."""
+
+    name: str
+    work: Work
+    phases: tuple[Phase, ...]
+
+
+def _calls(graph: Graph, outer: tuple[Graph, ...], mode: str, inside: str) -> Iterator[_Call]:
+    for op in graph.ops:
+        name = inside or op.name
+        if op.body is not None:
+            yield from _calls(op.body, (graph, *outer), region_mode(op, mode), name)
+        elif op.outputs or op.mutates:  # else it is a size
+            yield _call(graph, op, outer, mode, name)
+
+
+def _call(graph: Graph, op: Op, outer: tuple[Graph, ...], mode: str, name: str) -> _Call:
+    signed = signature(graph, op, outer, mode)
+    graded = [tensor for tensor in signed.tensors if tensor.wants_grad]
+    phases: list[Phase] = ["forward"]
+    if op.requires_grad and any(not tensor.is_parameter for tensor in graded):
+        phases.append("backward_input")
+    if op.requires_grad and any(tensor.is_parameter for tensor in graded):
+        phases.append("backward_weight")
+    work = Work(signed, number(op.flops), number(op.reads_bytes), number(op.writes_bytes))
+    return _Call(name, work, tuple(phases))
+
+
+def _priced(model: CostModel, calls: Sequence[_Call], device: Device) -> Seconds:
+    """Return the seconds of each op of the whole graph, by phase."""
+    found: Seconds = {call.name: dict.fromkeys(PHASES, 0.0) for call in calls}
+    for phase in PHASES:
+        asked = [call for call in calls if phase in call.phases]
+        if not asked:
+            continue
+        seconds = model.seconds(phase, [call.work for call in asked], Rates.of(device))
+        for call, taken_s in zip(asked, seconds, strict=True):
+            found[call.name][phase] += float(taken_s)
+    return found
+
+
+def _timed(known: Mapping[str, OpCost], seconds: Seconds) -> dict[str, OpCost]:
+    """Put predicted times beside analytical memory; a size takes no time."""
+    return {
+        name: _with_times(cost, seconds[name]) if name in seconds else cost
+        for name, cost in known.items()
+    }
+
+
+def _with_times(cost: OpCost, seconds: Mapping[Phase, float]) -> OpCost:
+    input_s = seconds["backward_input"]
+    return replace(
+        cost,
+        forward_s=seconds["forward"],
+        backward_s=input_s + seconds["backward_weight"],
+        backward_input_s=input_s,
+    )
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return what changes when a file is written again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0  # reading it says what is wrong
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, state: tuple[int, int]) -> CostModel:
+    del state  # part of the cache's key
+    return read_model(path)

@@ -1,0 +1,252 @@
+"""Profiles -> a fitted model: what scikit-learn predicts is what our arrays give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bigbrain_fx.cost_model import PHASES, CostModel, Rates, read_model, write_model
+from bigbrain_fx.cost_model.regressors import Floats, Regressor, from_json, to_json
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.fit import (
+    FOLDS,
+    MODELS,
+    assess,
+    crosswise,
+    fit,
+    fit_file,
+    is_measured,
+    predictions,
+    work_of,
+)
+from tests.command_line import call
+from tests.fitted import CPU, GPU, costs_file, database, rows
+
+KINDS = tuple(MODELS)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Floats, Floats, Floats]:
+    """Features, targets, and features that no regression was fitted to; some columns constant."""
+    dice = np.random.default_rng(7)
+    x = dice.normal(size=(460, 9)) * np.array([1, 10, 0.01, 5, 1, 1, 1, 0, 0]) + 3.0
+    y = x[:, 0] * 2.0 + np.maximum(x[:, 1], x[:, 3]) + np.sin(x[:, 4]) - 20.0
+    return x[:160], y[:160], x[160:]
+
+
+def _scikit_learn(
+    kind: str, monkeypatch: pytest.MonkeyPatch, x: Floats, y: Floats
+) -> tuple[Regressor, Callable[[Floats], Floats]]:
+    """Fit, and catch scikit-learn's own object on the way."""
+    import sklearn.ensemble
+    import sklearn.linear_model
+    import sklearn.svm
+
+    home, name = {
+        "linear": (sklearn.linear_model, "Ridge"),
+        "svm": (sklearn.svm, "SVR"),
+        "random-forest": (sklearn.ensemble, "RandomForestRegressor"),
+        "boosting": (sklearn.ensemble, "GradientBoostingRegressor"),
+    }[kind]
+    caught: list[Any] = []
+    theirs = getattr(home, name)
+
+    def made(**options: object) -> object:
+        caught.append(theirs(**options))
+        return caught[-1]
+
+    monkeypatch.setattr(home, name, made)
+    ours = MODELS[kind](x, y)
+    center, scale = getattr(ours, "center", 0.0), getattr(ours, "scale", 1.0)
+    return ours, lambda rows_: caught[0].predict((rows_ - center) / scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_arrays_predict_what_scikit_learn_does(
+    kind: str, data: tuple[Floats, Floats, Floats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, unseen = data
+    ours, theirs = _scikit_learn(kind, monkeypatch, x, y)
+    again = from_json(json.loads(json.dumps(to_json(ours))))
+    for points in (x, unseen):
+        expected = theirs(points)
+        assert float(np.ptp(expected)) > 1.0  # it learned something
+        assert np.abs(ours.predict(points) - expected).max() < 1e-9
+        assert np.array_equal(again.predict(points), ours.predict(points))
+
+
+VARIANTS = [*((kind, False) for kind in KINDS), ("linear", True), ("svm", True)]
+
+
+@pytest.mark.parametrize(("kind", "two_stage"), [*VARIANTS, ("random-forest", True)])
+def test_a_model_is_the_same_from_its_file(kind: str, two_stage: bool, tmp_path: Path) -> None:
+    some = rows(machines=[CPU])
+    model = fit(some, kind, two_stage)
+    write_model(model, tmp_path / "costs.json")
+    again = read_model(tmp_path / "costs.json")
+    assert (again.kind, again.families, again.places) == (kind, model.families, model.places)
+    assert again.two_stage is two_stage
+    assert predictions(again, some) == predictions(model, some)
+
+
+@pytest.mark.parametrize(("kind", "two_stage"), VARIANTS)
+def test_a_formula_is_found(kind: str, two_stage: bool) -> None:
+    """Times are a roofline and 5 % of noise; sizes that were not seen come out near."""
+    report = assess(rows(), kind, two_stage)
+    assert report.times == sum(stages.points for stages in report.model.phases.values())
+    assert report.machines == (CPU.key, GPU.key)
+    assert report.median < 0.25
+
+
+def test_the_same_again() -> None:
+    some = rows(machines=[CPU])
+    first, again = (fit(some, "random-forest", True) for _ in range(2))
+    assert predictions(first, some) == predictions(again, some)
+
+
+def test_every_time_is_predicted_once_and_not_by_a_fit_that_saw_it() -> None:
+    some = rows(noise=0.0, machines=[CPU])
+    found = crosswise(some, "random-forest")
+    assert len(found) == sum(is_measured(profile, phase) for _, profile in some for phase in PHASES)
+    seen = predictions(fit(some, "random-forest"), some)
+    assert _mape(found) > _mape(seen)
+    assert FOLDS == 5
+
+
+def _mape(pairs: list[tuple[float, float]]) -> float:
+    return sum(abs(guess / real - 1.0) for guess, real in pairs) / len(pairs)
+
+
+def test_a_device_beyond_what_was_profiled_is_scaled_by_its_roofline() -> None:
+    model = fit(rows(machines=[CPU]), "random-forest")
+    works = [work_of(profile) for _, profile in rows(machines=[CPU])]
+    at_home = model.seconds("forward", works, Rates.of(CPU))
+    twice = Rates("cpu", 1, 2 * CPU.flops_per_s, 2 * CPU.memory_bytes_per_s, CPU.launch_s / 2)
+    assert model.seconds("forward", works, twice) == pytest.approx(at_home / 2)
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def test_too_few_profiles_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 10 measured ops, found 3") as caught:
+        fit(rows()[:3], "linear")
+    assert "bigbrain-fx profile" in str(caught.value.help)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(InputError, match="no model 'forest'") as caught:
+        fit(rows(), "forest")
+    assert "random-forest" in str(caught.value.help)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="found none") as caught:
+        fit(rows(), "linear")
+    assert caught.value.help == "pip install 'bigbrain-fx[ml]'"
+
+
+def test_another_kind_of_device_is_refused() -> None:
+    model = fit(rows(machines=[CPU]), "linear")
+    with pytest.raises(InputError, match="of cpu devices, not of cuda") as caught:
+        model.seconds("forward", [], Rates.of(GPU))
+    assert "--estimator analytical" in str(caught.value.help)
+
+
+def test_a_phase_of_which_nothing_was_measured_is_refused() -> None:
+    model = fit(rows(), "linear")
+    forward = {"forward": model.phases["forward"]}
+    bare = CostModel(model.kind, model.families, model.places, forward)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="nothing of the phase 'backward_input'") as caught:
+        bare.seconds("backward_input", [], Rates.of(CPU))
+    assert "a model that trains" in str(caught.value.help)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda body: body.update(format="other"), "another file"),
+        (lambda body: body.update(version=99), "version 1, found 99"),
+        (lambda body: body["features"].pop(), "not those of this bigbrain-fx"),
+        (lambda body: body.pop("phases"), "damaged: KeyError"),
+        (lambda body: body["phases"].update(forward=3), "damaged: TypeError"),
+        (lambda body: _trees(body).update(type="pickle"), "damaged: KeyError"),
+        (lambda body: _trees(body)["left"].__setitem__(0, 0), "left and right do not fit"),
+        (lambda body: _trees(body)["left"].__setitem__(0, 10**6), "left and right do not fit"),
+        (lambda body: _trees(body)["roots"].__setitem__(0, -1), "roots do not fit"),
+        (lambda body: _trees(body)["feature"].__setitem__(0, 10**6), "feature do not fit"),
+        (lambda body: _trees(body)["value"].__setitem__(0, None), "the numbers of value"),
+        (lambda body: _trees(body).update(columns=2000), "takes 2000 features"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    change: Callable[[dict[str, Any]], object], why: str, forest: str, tmp_path: Path
+) -> None:
+    body = json.loads(forest)
+    change(body)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(body))
+    with pytest.raises(InputError, match=why) as caught:
+        read_model(path)
+    assert caught.value.at == str(path)
+    assert "bigbrain-fx fit" in str(caught.value.help)
+
+
+@pytest.fixture(scope="module")
+def forest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return costs_file(tmp_path_factory.mktemp("fit") / "costs.json").read_text()
+
+
+def _trees(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["phases"]["forward"]["time"]
+    return found
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(InputError, match="no JSON"):
+        read_model(path)
+    with pytest.raises(InputError, match="no readable file"):
+        read_model(tmp_path / "nothing.json")
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def test_the_command_writes_a_model(tmp_path: Path) -> None:
+    base, out = database(tmp_path / "p.sqlite"), tmp_path / "costs.json"
+    done = call("fit", base, "--model", "linear", "--two-stage", "--out", out, "--json")
+    assert done.code == 0, done.err
+    (found,) = done.objects
+    assert found["model"] == "linear"
+    assert found["two_stage"] is True
+    assert found["machines"] == [CPU.key, GPU.key]
+    assert 0.0 < found["median"] <= found["mape"] * 3
+    model = read_model(out)
+    assert (model.kind, model.two_stage) == ("linear", True)
+    again = call("fit", base, "--out", out)
+    assert again.code == 2
+    assert again.err.startswith(f"error: {out} exists already")
+    replaced = call("fit", base, "--model", "svm", "--out", out, "--force")
+    assert replaced.code == 0, replaced.err
+    assert "BIGBRAIN_LEARNED_COSTS" in replaced.out
+    assert read_model(out).kind == "svm"
+
+
+def test_no_database_no_model(tmp_path: Path) -> None:
+    done = call("fit", tmp_path / "nothing.sqlite", "--out", tmp_path / "costs.json")
+    assert done.code == 2
+    assert "bigbrain-fx profile" in done.err
+    assert not (tmp_path / "costs.json").exists()
+
+
+def test_fitting_a_file_says_how_far_off_it_is(tmp_path: Path) -> None:
+    report = fit_file(database(tmp_path / "p.sqlite"), tmp_path / "costs.json", "linear")
+    assert report.mape == pytest.approx(assess(rows(), "linear").mape)

@@ -1,0 +1,143 @@
+"""`measured`: profiles where there are any, scaled to the device; and how much that was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx import plugins
+from bigbrain_fx.core import Costs, Device, Graph, Placement, Ref
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.explain import explain
+from bigbrain_fx.plan import Options, Source, make_plan, measured_share
+from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore, signatures
+from estimators.analytical import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
+from tests.profiled import MACHINE, profile_of
+from tests.synthetic import cluster_of, graph_of, op, random_graph
+
+SAME = Device("same", "h", "cpu", 2**30, MACHINE.flops_per_s, MACHINE.memory_bytes_per_s, 1e-6)
+
+
+def two_ops() -> Graph:
+    """A product in name, then a pass; the sizes are in the profiles."""
+    return graph_of(
+        [
+            op("a", "aten.mm.default", Ref("x"), flops=10**6, writes_bytes=4),
+            op("b", "aten.relu.default", Ref("a"), flops=4, writes_bytes=10**6),
+        ]
+    )
+
+
+def stored(path: Path, graph: Graph, *names: str, machine: Machine = MACHINE) -> Path:
+    """Keep a profile of 1 ms forward for some ops of a graph."""
+    found: list[OpProfile] = []
+    for entry, signature in signatures(graph):
+        if not names or entry.name in names:
+            sizes = {"flops": int(entry.flops), "writes_bytes": int(entry.writes_bytes)}
+            found.append(profile_of(signature, **sizes))
+    ProfileStore(path).put(machine, *found)
+    return path
+
+
+def estimated(path: Path, graph: Graph, *devices: Device) -> Costs:
+    return plugins.estimator("measured", profiles=str(path)).estimate(graph, cluster_of(*devices))
+
+
+def test_on_the_machine_itself_a_profile_holds_as_it_is(tmp_path: Path) -> None:
+    graph = two_ops()
+    costs = estimated(stored(tmp_path / "p.sqlite", graph), graph, SAME)
+    cost = costs.op_cost("b", "same")
+    assert cost.forward_s == pytest.approx(1e-3, rel=1e-12)
+    assert cost.backward_s == pytest.approx(2e-3, rel=1e-12)
+    assert costs.measured == {"same": ("a", "b")}
+    assert costs.optimizer_s_per_byte == {"same": MACHINE.optimizer_s_per_byte}
+
+
+def test_what_bounds_an_op_scales_it(tmp_path: Path) -> None:
+    graph = two_ops()
+    path = stored(tmp_path / "p.sqlite", graph)
+    counting = replace(SAME, name="counting", flops_per_s=MACHINE.flops_per_s / 3)
+    moving = replace(SAME, name="moving", memory_bytes_per_s=MACHINE.memory_bytes_per_s / 5)
+    costs = estimated(path, graph, counting, moving)
+    starting_s = FORWARD_LAUNCHES * MACHINE.launch_s
+    for name, device, factor in [("a", "counting", 3.0), ("b", "moving", 5.0)]:
+        expected_s = starting_s + (1e-3 - starting_s) * factor
+        assert costs.op_cost(name, device).forward_s == pytest.approx(expected_s)
+    assert costs.op_cost("a", "moving").forward_s == pytest.approx(1e-3)
+    assert costs.op_cost("b", "counting").forward_s == pytest.approx(1e-3)
+
+
+def test_what_starting_costs_scales_with_launches(tmp_path: Path) -> None:
+    graph = two_ops()
+    path = stored(tmp_path / "p.sqlite", graph)
+    slow = replace(SAME, launch_s=11 * MACHINE.launch_s)
+    cost = estimated(path, graph, slow).op_cost("b", "same")
+    assert cost.forward_s == pytest.approx(1e-3 + 10 * FORWARD_LAUNCHES * MACHINE.launch_s)
+    assert cost.backward_s == pytest.approx(2e-3 + 10 * BACKWARD_LAUNCHES * MACHINE.launch_s)
+
+
+def test_what_is_absent_is_analytical(tmp_path: Path) -> None:
+    graph = two_ops()
+    costs = estimated(stored(tmp_path / "p.sqlite", graph, "a"), graph, SAME)
+    known = plugins.estimator("analytical").estimate(graph, cluster_of(SAME))
+    assert costs.measured == {"same": ("a",)}
+    assert costs.op_cost("b", "same") == known.op_cost("b", "same")
+    assert costs.op_cost("a", "same").saved_bytes == known.op_cost("a", "same").saved_bytes
+
+
+def test_another_kind_of_device_is_analytical(tmp_path: Path) -> None:
+    graph = two_ops()
+    gpu = replace(SAME, kind="cuda")
+    costs = estimated(stored(tmp_path / "p.sqlite", graph), graph, gpu)
+    assert costs.measured == {"same": ()}
+    assert costs.ops == plugins.estimator("analytical").estimate(graph, cluster_of(gpu)).ops
+
+
+def test_the_nearest_machine_is_taken(tmp_path: Path) -> None:
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    stored(path, graph, machine=replace(MACHINE, processor="far", flops_per_s=1.0))
+    stored(path, graph, machine=replace(MACHINE, processor="threads", threads=2))
+    stored(path, graph, "a")
+    assert estimated(path, graph, SAME).measured == {"same": ("a",)}
+    assert estimated(path, graph, replace(SAME, threads=2)).measured == {"same": ("a", "b")}
+
+
+def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BIGBRAIN_PROFILES", raising=False)
+    with pytest.raises(InputError, match="needs a profile database") as caught:
+        plugins.estimator("measured")
+    assert "BIGBRAIN_PROFILES=profiles.sqlite" in str(caught.value.help)
+    monkeypatch.setenv("BIGBRAIN_PROFILES", str(tmp_path / "absent.sqlite"))
+    with pytest.raises(InputError, match="no such file"):
+        plugins.estimator("measured")
+
+
+def test_a_file_that_grows_is_read_again(tmp_path: Path) -> None:
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    stored(path, graph, "a")
+    estimator = plugins.estimator("measured", profiles=str(path))
+    assert estimator.estimate(graph, cluster_of(SAME)).measured == {"same": ("a",)}
+    ProfileStore(path).put(MACHINE, *(profile_of(s) for _, s in signatures(random_graph(3, 60))))
+    stored(path, graph, "b")
+    assert estimator.estimate(graph, cluster_of(SAME)).measured == {"same": ("a", "b")}
+
+
+def test_a_plan_says_how_much_of_its_time_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = two_ops()
+    monkeypatch.setenv("BIGBRAIN_PROFILES", str(stored(tmp_path / "p.sqlite", graph, "a")))
+    options = Options("naive", "measured", micro_batches=1)
+    plan = make_plan(graph, cluster_of(SAME), Source("m.py"), options)
+    costs = estimated(tmp_path / "p.sqlite", graph, SAME)
+    each_s = [
+        costs.op_cost(n, "same").forward_s + costs.op_cost(n, "same").backward_s for n in "ab"
+    ]
+    assert measured_share(plan) == pytest.approx(each_s[0] / sum(each_s))
+    assert f"{100 * each_s[0] / sum(each_s):.0f} % of the ops' time measured" in str(explain(plan))
+    usual = make_plan(graph, cluster_of(SAME), Source("m.py"), Options("naive", micro_batches=1))
+    assert measured_share(usual) is None
+    assert "measured" not in str(explain(usual))
+    assert usual.placement == Placement(plan.placement.device_of, usual.placement.reason)

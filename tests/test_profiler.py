@@ -1,0 +1,243 @@
+"""Profiling: every op is charged its own time, the database fills, and a second run goes on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.capture import Captured, capture, run_graph
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.profiler import Measured, Profiled, ProfileOptions, profile
+from bigbrain_fx.profiler.context import Overheads, clock, overheads, timed_step, whole_step_s
+from bigbrain_fx.profiler.machine import processor_name
+from bigbrain_fx.profiler.rounds import Rounds, relative_spread, trimmed_mean
+from bigbrain_fx.profiler.subject import Subject
+from bigbrain_fx.profiles import OpProfile, ProfileStore, signatures
+from tests.command_line import call, write_model
+
+ROWS = 4
+NOTHING = Overheads(0.0, 0.0)
+
+
+class Net(nn.Module):
+    """A lookup, two products (one of them by the lookup's own table), dice, and a sum of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x)
+        h = h + F.dropout(torch.tanh(self.layer(h)), 0.5, self.training)
+        return h @ self.table.weight.t()
+
+
+def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(output, batch["y"])
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    torch.manual_seed(0)
+    batch = {"x": torch.arange(8) % 7, "y": torch.arange(8) % 5}
+    return capture(Net(), batch, loss)
+
+
+def subject_of(captured: Captured, rows: int = ROWS) -> Subject:
+    graph = captured.graph.at(rows)
+    return Subject(graph, captured.tensors, captured.inputs(rows), captured.functions)
+
+
+def ticks() -> Callable[[], float]:
+    """Count calls: an interval is as long as the looks at the clock within it."""
+    count = itertools.count()
+    return lambda: float(next(count))
+
+
+# ------------------------------------------------------------------------------- charging
+
+
+def test_every_interval_is_charged_to_its_op(captured: Captured) -> None:
+    subject = subject_of(captured)
+    timed = timed_step(subject, ticks(), NOTHING)
+    for op, signature in signatures(subject.graph):
+        assert timed.forward_s[id(op)] == 1.0  # one look at the clock each
+        assert (timed.nodes_s[id(op)] >= 1.0) == signature.wants_backward, op.name
+    added = {op.target for op in subject.graph.ops if timed.sums_s.get(id(op), 0.0)}
+    assert added == {"aten.embedding.default", "aten.linear.default"}  # a tied one where first read
+
+
+def test_without_gradients_of_parameters_nothing_is_added_up(captured: Captured) -> None:
+    subject = subject_of(captured)
+    timed = timed_step(subject, ticks(), NOTHING, frozen=True)
+    assert not any(timed.sums_s.values())
+    for op, signature in signatures(subject.graph):
+        values = [t for t in signature.tensors if t.wants_grad and not t.is_parameter]
+        assert (timed.nodes_s.get(id(op), 0.0) > 0) == bool(values), op.name
+
+
+def test_what_measuring_costs_is_taken_off(captured: Captured) -> None:
+    subject = subject_of(captured)
+    timed = timed_step(subject, ticks(), Overheads(tick_s=1.0, hook_s=1.0))
+    assert set(timed.forward_s.values()) == {0.0}
+
+
+def test_a_subject_adds_up_the_gradients_of_the_model(captured: Captured) -> None:
+    subject = subject_of(captured)
+    for _ in range(3):
+        found = subject.forward()
+        assert found is not None
+        subject.backward(found, subject.trained)
+    leaves = {name: t.detach().requires_grad_() for name, t in captured.tensors.items()}
+    plain = run_graph(subject.graph, leaves, subject.inputs, key=subject._keyed)
+    value = plain[str(subject.graph.loss)]
+    assert isinstance(value, Tensor)
+    for name, total in subject._sums.items():
+        (gradient,) = torch.autograd.grad([value], [leaves[name]], retain_graph=True)
+        torch.testing.assert_close(total, 3 * 0.125 * gradient)
+
+
+def test_inference_has_forwards_only(captured: Captured) -> None:
+    graph = capture(Net(), {"x": torch.arange(8) % 7}, training=False)
+    subject = subject_of(graph, rows=2)
+    rounds = Rounds(subject, clock(1))
+    rounds.again()
+    profiles = rounds.profiles()
+    assert profiles
+    assert all(p.backward_input_s == p.backward_weight_s == 0.0 for p in profiles)
+    assert rounds.optimizer_s(1) == 0.0
+
+
+def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
+    subject = subject_of(captured)
+    rounds = Rounds(subject, clock(1))
+    rounds.warm_up()
+    for _ in range(3):
+        rounds.again()
+    found = {p.signature.key: p for p in rounds.profiles()}
+    assert set(found) == {s.key for _, s in signatures(subject.graph)}
+    assert all(p.samples % 3 == 0 for p in found.values())
+    assert rounds.ops_s == pytest.approx(
+        sum(found[s.key].total_s for _, s in signatures(subject.graph))
+    )
+    assert whole_step_s(subject, clock(1)) > 0
+    linear = next(p for p in found.values() if p.signature.target == "aten.linear.default")
+    assert linear.flops == 2 * ROWS * 6 * 6
+    assert linear.backward_weight_s > 0
+    tanh = next(p for p in found.values() if p.signature.target == "aten.tanh.default")
+    assert tanh.backward_weight_s == 0
+    assert rounds.optimizer_s(2) > 0
+
+
+def test_measuring_costs_something() -> None:
+    found = overheads(clock(1))
+    assert 0 < found.tick_s < 1e-3
+    assert 0 <= found.hook_s < 1e-3
+
+
+# ------------------------------------------------------------------------------- averages
+
+
+def test_a_trimmed_mean_forgets_what_is_far_off() -> None:
+    assert trimmed_mean([5.0]) == 5.0
+    assert trimmed_mean([1.0, 3.0]) == 2.0
+    assert trimmed_mean([*[2.0] * 8, -100.0, 100.0]) == 2.0
+
+
+def test_spread() -> None:
+    assert relative_spread([3.0]) == 0.0
+    assert relative_spread([2.0] * 5) == 0.0
+    assert relative_spread([1.0, 2.0, 3.0]) == pytest.approx(1.0)
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    said = "model name : AMD EPYC\ncpu family : 25\nmodel : 17\nstepping : 1\n"
+    (tmp_path / "cpuinfo").write_text(said)
+    assert processor_name(tmp_path / "cpuinfo") == "AMD EPYC (family 25, model 17, stepping 1)"
+    assert processor_name(tmp_path / "absent")
+
+
+# ------------------------------------------------------------------------------- a run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Profiled, list[str]]:
+    folder = tmp_path_factory.mktemp("profile")
+    model, said = write_model(folder), list[str]()
+    options = ProfileOptions(rows=(2, 4), rounds=2, time_limit_s=120.0)
+    return (
+        model,
+        folder / "p.sqlite",
+        profile(model, folder / "p.sqlite", options, said.append),
+        said,
+    )
+
+
+def test_a_run_fills_the_database(done: tuple[Path, Path, Profiled, list[str]]) -> None:
+    _, path, found, said = done
+    assert found.model == "Net"
+    assert [entry.rows for entry in found.measured] == [2, 4]
+    assert all(entry.agreement is not None for entry in found.measured)
+    assert said[0] == "2 rows, round 1 of 2"
+    store = ProfileStore(path, read_only=True)
+    (machine,) = store.machines()
+    assert machine.key == found.machine
+    assert machine.optimizer_s_per_byte > 0
+    rows = store.rows(machine.key)
+    assert len(rows) >= max(entry.signatures for entry in found.measured)
+    assert all(_sensible(entry) for _, entry in rows)
+
+
+def _sensible(entry: OpProfile) -> bool:
+    return entry.forward_s >= 0 and entry.samples >= 2 and entry.total_s < 1.0
+
+
+def test_a_second_run_goes_on_where_the_first_one_was(
+    done: tuple[Path, Path, Profiled, list[str]],
+) -> None:
+    model, path, first, _ = done
+    before = {profile for _, profile in ProfileStore(path).rows()}
+    ran = call("profile", model, "--db", path, "--rows", "2,8", "--rounds", "2", "--json")
+    assert ran.code == 0, ran.err
+    two, eight = ran.objects
+    assert (two["rows"], two["lacking"], two["agreement"]) == (2, 0, None)
+    assert (eight["rows"], eight["machine"]) == (8, first.machine)
+    assert eight["lacking"] > 0
+    after = {profile for _, profile in ProfileStore(path).rows()}
+    assert before < after  # sizes are part of a signature: nothing was measured twice
+
+
+def test_a_foreign_file_is_refused_before_the_model_runs(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "raise SystemExit('this must not run')")
+    (tmp_path / "notes.txt").write_text("not a database at all, but of some length " * 50)
+    ran = call("profile", model, "--db", tmp_path / "notes.txt")
+    assert ran.code == 2
+    assert "expected a profile database" in ran.err
+
+
+def test_rows_are_numbers(tmp_path: Path) -> None:
+    ran = call("profile", write_model(tmp_path), "--db", tmp_path / "p.sqlite", "--rows", "4,x")
+    assert ran.code == 2
+    assert "--rows" in ran.err
+
+
+def test_a_model_that_ends_its_process_is_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "import os\nos._exit(3)\n")
+    with pytest.raises(InputError, match=r"model.py ended its process \(exit code 3\)"):
+        profile(model, tmp_path / "p.sqlite", ProfileOptions(time_limit_s=120.0))
+
+
+def test_what_was_measured_reads_well() -> None:
+    entry = Measured(4, 91, 26, 26, ops_s=0.019, step_s=0.020)
+    assert str(entry) == (
+        "4 rows: 91 ops, 26 of them distinct; 26 measured: their sum is 19.00 ms, "
+        "a whole step 20.00 ms (ratio 0.950)"
+    )
+    assert str(Measured(4, 91, 26, 0)).endswith("all are in the database")

@@ -1,0 +1,245 @@
+"""Signatures say what decides an op's time; the store keeps profiles, and refuses other files."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx.core import Const, Graph, Input, Op, Param, ParamRef, Ref, TensorSpec
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.profiles import (
+    APPLICATION_ID,
+    OpProfile,
+    ProfileStore,
+    Signature,
+    TensorArg,
+    layout,
+    signature,
+    signatures,
+)
+from tests.profiled import MACHINE, profile_of
+from tests.synthetic import graph_of, op, random_graph, tensor, weight
+
+
+def spec(*shape: int, strides: tuple[int, ...] | None = None, grad: bool = True) -> TensorSpec:
+    dense = tuple(_dense(shape)) if strides is None else strides
+    return TensorSpec(shape, "float32", dense, grad)
+
+
+def _dense(shape: tuple[int, ...]) -> list[int]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return strides
+
+
+def product(x: TensorSpec, w: TensorSpec, name: str = "y", kind: str = "parameter") -> Graph:
+    """y = x W, and its loss."""
+    made = Op(name, "aten.mm.default", (Ref("x"), ParamRef("w")), outputs=(spec(4, 8),))
+    loss = Op("loss", "aten.sum.default", (Ref(name),), outputs=(spec(),))
+    param = Param("w", w, "w", kind)  # type: ignore[arg-type]  # one of its words
+    return Graph("g", (made, loss), (Input("x", ("x",), x),), (param,), (), "loss")
+
+
+def signed(graph: Graph) -> Signature:
+    return signature(graph, graph.ops[0])
+
+
+# ------------------------------------------------------------------------------- signatures
+
+
+def test_the_names_of_ops_do_not_count() -> None:
+    one = product(spec(4, 3, grad=False), spec(3, 8))
+    two = product(spec(4, 3, grad=False), spec(3, 8), name="other")
+    assert signed(one) == signed(two)
+    assert signed(one).key == (
+        "aten.mm.default(%, %) <- float32[4,3]; float32[3,8] parameter grad -> float32[4, 8]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        (spec(4, 3), spec(3, 8)),  # wants a gradient of x
+        (spec(4, 3, grad=False), spec(3, 8, grad=False)),  # a frozen parameter
+        (spec(4, 3, strides=(1, 4), grad=False), spec(3, 8)),  # transposed
+        (replace(spec(4, 3, grad=False), dtype="bfloat16"), spec(3, 8)),
+        (spec(4, 5, grad=False), spec(5, 8)),
+    ],
+)
+def test_what_changes_the_time_changes_the_key(x: TensorSpec, w: TensorSpec) -> None:
+    usual = product(spec(4, 3, grad=False), spec(3, 8))
+    assert signed(product(x, w)).key != signed(usual).key
+
+
+def test_without_a_loss_there_is_no_backward() -> None:
+    graph = replace(product(spec(4, 3), spec(3, 8)), loss=None)
+    assert not signed(graph).wants_backward
+    assert signed(product(spec(4, 3), spec(3, 8))).wants_backward
+
+
+def test_what_the_loss_does_not_reach_wants_no_gradient() -> None:
+    graph = product(spec(4, 3), spec(3, 8))
+    aside = replace(graph.ops[0], name="aside")
+    graph = replace(graph, ops=(aside, *graph.ops))
+    assert not signature(graph, aside).wants_backward
+
+
+def test_literals_keep_their_places() -> None:
+    graph = graph_of(
+        [
+            Op("n", "aten.sym_size.int", (Ref("x"), 0)),
+            op("a", "aten.cat.default", (Ref("x"), Ref("x")), 1),
+            op("b", "aten.view.default", Ref("a"), (Ref("n"), -1), kwargs=(("dtype", Const("x")),)),
+        ]
+    )
+    keys = [signature(graph, entry).literals for entry in graph.ops]
+    assert keys == ["(%, 0)", "([%, %], 1)", "(%, [#, -1], dtype=x)"]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (spec(4, 3), "dense"),
+        (spec(4, 3, strides=(1, 4)), "permuted 1,0"),
+        (spec(4, 3, strides=(0, 1)), "expanded"),
+        (spec(4, 3, strides=(6, 1)), "strided"),
+        (spec(1, 3, strides=(77, 1)), "dense"),  # the stride of one row says nothing
+        (spec(), "dense"),
+    ],
+)
+def test_layouts(made: TensorSpec, expected: str) -> None:
+    assert layout(made) == expected
+
+
+def test_the_ops_of_a_region_stand_for_it() -> None:
+    inner = Op("h", "aten.mm.default", (Ref("v"), ParamRef("w")), outputs=(spec(4, 4),))
+    body = Graph("body", (inner,), (Input("v", ("v",), spec(4, 4)),), (), ("h",), None)
+    region = op("r", "region.no_grad", Ref("x"), body=body, out=spec(4, 4, grad=False))
+    graph = graph_of([region, op("loss", "aten.sum.default", Ref("r"))], [weight("w", 4, 4)])
+    ((first, found), _) = signatures(graph)
+    assert first is inner
+    assert (found.mode, found.wants_backward) == ("no_grad", False)
+    assert [tensor.is_parameter for tensor in found.tensors] == [False, True]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 25))
+def test_a_store_gives_back_what_it_was_given(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "p.sqlite"
+    found = {s.key: profile_of(s, 1e-3 * i) for i, (_, s) in enumerate(_signed(seed, count))}
+    ProfileStore(path).put(MACHINE, *found.values())
+    store = ProfileStore(path, read_only=True)
+    assert {profile.signature.key: profile for _, profile in store.rows()} == found
+    assert all(store.get(MACHINE.key, key) == profile for key, profile in found.items())
+
+
+def _signed(seed: int, count: int) -> list[tuple[Op, Signature]]:
+    return list(signatures(random_graph(seed, count)))
+
+
+# ------------------------------------------------------------------------------- the store
+
+ONE = profile_of(Signature("aten.relu.default", (TensorArg((4,), "float32", wants_grad=True),)))
+TWO = profile_of(Signature("aten.exp.default", (TensorArg((4,), "float32"),)))
+OTHER = replace(MACHINE, threads=2)
+
+
+def test_machines_are_kept_apart(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "p.sqlite")
+    store.put(MACHINE, ONE)
+    store.put(OTHER, replace(ONE, forward_s=0.5), TWO)
+    assert store.machines() == (MACHINE, OTHER)
+    assert [p.forward_s for _, p in store.rows(MACHINE.key)] == [ONE.forward_s]
+    assert len(store.rows()) == 3
+    assert store.get(MACHINE.key, TWO.signature.key) is None
+
+
+def test_rates_are_no_part_of_a_machines_name() -> None:
+    assert replace(MACHINE, flops_per_s=1.0, launch_s=1.0).key == MACHINE.key
+    assert replace(MACHINE, quota=0.5).key != MACHINE.key
+
+
+def test_a_second_measurement_replaces_the_first(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "p.sqlite")
+    store.put(MACHINE, ONE)
+    store.put(replace(MACHINE, flops_per_s=7.0), replace(ONE, forward_s=0.25))
+    assert [(m.flops_per_s, p.forward_s) for m, p in store.rows()] == [(7.0, 0.25)]
+
+
+def test_merging_keeps_what_has_more_samples(tmp_path: Path) -> None:
+    mine, theirs = ProfileStore(tmp_path / "a.sqlite"), ProfileStore(tmp_path / "b.sqlite")
+    mine.put(MACHINE, replace(ONE, samples=5, forward_s=1.0), replace(TWO, samples=5))
+    theirs.put(MACHINE, replace(ONE, samples=9, forward_s=2.0), replace(TWO, samples=5))
+    theirs.put(OTHER, ONE)
+    assert mine.merge(theirs.path) == 2
+    assert mine.merge(theirs.path) == 0
+    found = mine.get(MACHINE.key, ONE.signature.key)
+    assert found is not None
+    assert (found.samples, found.forward_s) == (9, 2.0)
+    assert mine.machines() == (MACHINE, OTHER)
+
+
+def test_a_process_that_is_killed_loses_nothing_that_it_put(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    code = (
+        "import os, signal, sys; from bigbrain_fx.profiles import ProfileStore; "
+        "from tests.profiled import MACHINE; from tests.test_profiles import ONE, TWO; "
+        "store = ProfileStore(sys.argv[1]); store.put(MACHINE, ONE); "
+        "base = __import__('sqlite3').connect(sys.argv[1]); "
+        "base.execute('DELETE FROM profiles'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", code, path], cwd=root, timeout=60, check=False)
+    assert done.returncode == -9
+    assert ProfileStore(path).rows() == ((MACHINE, ONE),)
+
+
+def test_a_half_written_batch_leaves_nothing(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "p.sqlite")
+    broken = replace(TWO, forward_s=None)  # type: ignore[arg-type]  # what no column takes
+    with pytest.raises(InputError):
+        store.put(MACHINE, ONE, broken)
+    assert store.rows() == ()
+    assert store.machines() == ()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    text, foreign, newer = (tmp_path / name for name in ("a.txt", "b.sqlite", "c.sqlite"))
+    text.write_text("no database, but long enough to be read as the header of one" * 20)
+    with sqlite3.connect(foreign) as base:
+        base.execute("CREATE TABLE mine (x)")
+    base.close()
+    with sqlite3.connect(newer) as base:
+        base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        base.execute("PRAGMA user_version = 99")
+        base.execute("CREATE TABLE profiles (x)")
+    base.close()
+    with pytest.raises(InputError, match="not a database"):
+        ProfileStore(text)
+    with pytest.raises(InputError, match="another program's"):
+        ProfileStore(foreign)
+    with pytest.raises(InputError, match="of version 1, found 99"):
+        ProfileStore(newer)
+    with pytest.raises(InputError, match="no such file"):
+        ProfileStore(tmp_path / "absent.sqlite", read_only=True)
+    assert not (tmp_path / "absent.sqlite").exists()
+
+
+def test_a_profile_adds_up() -> None:
+    assert OpProfile(ONE.signature, 1.0, 2.0, 4.0).total_s == 7.0
+
+
+def test_a_synthetic_tensor_is_no_shape_of_its_own() -> None:
+    assert layout(tensor(4)) == "dense"

@@ -1,0 +1,155 @@
+"""Start the product's Python processes as forks of one that has imported torch: seconds less each.
+
+What `split`, `verify`, `run` and `export` start are then real processes with their own environment,
+folder, streams and words, children of this one; only the import of torch is not done again. What
+tests start themselves (`subprocess.run`, the promise tests) is always a new Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+__all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_starts"]
+
+NURSERY = Path(__file__).with_name("warm_nursery.py")
+STARTERS = (
+    "bigbrain_fx.capture.session",
+    "bigbrain_fx.launch",
+    "bigbrain_fx.onnx_out",
+    "bigbrain_fx.verify",
+)
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Nursery:
+    """The warm process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()  # it adopts what is started; a fork of it would wait in vain
+        self._door: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, order: dict[str, object], fds: tuple[int, int, int]) -> int:
+        """Start a process, a child of this one; return its id."""
+        door = self._door or self._open()
+        socket.send_fds(door, [json.dumps(order).encode()], fds)
+        answer = door.recv(100)
+        if not answer:
+            raise RuntimeError("the process that forks the others has ended")
+        return _adopted(int(answer))
+
+    def _open(self) -> socket.socket:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(NURSERY), str(theirs.fileno())],
+                cwd="/",
+                env={**plain, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                stdin=DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        return self._door
+
+    def close(self) -> None:
+        """End it; what it started is not its own."""
+        if self._door is not None and self._process is not None:
+            self._door.close()
+            self._process.wait()
+
+
+def _adopted(pid: int) -> int:
+    """Require that a process is a child of this one: only then its exit code comes to us."""
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    if parent != os.getpid():
+        raise RuntimeError(f"process {pid} is a child of {parent}, not of {os.getpid()}")
+    return pid
+
+
+class Popen(subprocess.Popen[Any]):
+    """A `Popen` whose process is a fork of the nursery, if it is a Python."""
+
+    nursery: Nursery
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        """Start it, as `subprocess.Popen` does in a method of this name.
+
+        `rest` is executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
+        shell, the two ends of stdin, of stdout and of stderr, and then how to start.
+        """
+        known = _is_known([str(word) for word in args])
+        if not known or os.getpid() != self.nursery.owner:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        cwd, env, pipes, session = rest[4], rest[5], rest[9:15], rest[20]
+        order = {
+            "words": [str(word) for word in args[1:]],
+            "folder": str(Path(cwd or ".").absolute()),
+            "environment": dict(env),
+            "session": bool(session),
+        }
+        given = (pipes[0], pipes[3], pipes[5])
+        fds = tuple(own if own != -1 else place for place, own in enumerate(given))
+        self.pid = self.nursery.start(order, fds)  # type: ignore[arg-type]
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _is_known(words: list[str]) -> bool:
+    if words[0] != sys.executable:
+        return False
+    return words[1:3] == ["-P", "-m"] or not words[1].startswith("-")
+
+
+def run(
+    words: list[str], *, timeout: float | None = None, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a process to its end, as `subprocess.run` does; unlike there, `env` must be given."""
+    with Popen(words, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(words, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@contextlib.contextmanager
+def warm_starts(nursery: Nursery) -> Iterator[None]:
+    """Let the product start its processes from the nursery."""
+    Popen.nursery = nursery
+    with _starters_use(SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})):
+        yield
+
+
+@contextlib.contextmanager
+def cold_starts() -> Iterator[None]:
+    """Let it start new Pythons again."""
+    with _starters_use(subprocess):
+        yield
+
+
+@contextlib.contextmanager
+def _starters_use(module: object) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in STARTERS:  # `bigbrain_fx.verify` is also a function
+            patch.setattr(importlib.import_module(name), "subprocess", module)
+        yield

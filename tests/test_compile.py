@@ -232,7 +232,7 @@ def test_importing_imports_no_torch(name: str) -> None:
 
 
 def test_limits_agree() -> None:
-    from bigbrain_fx.cli import split
+    from bigbrain_fx.cli.planning import split
 
     (option,) = [entry for entry in split.params if entry.name == "time_limit"]
     assert option.default == road.TIME_LIMIT_S

@@ -17,14 +17,17 @@ import partitioners.facts
 from bigbrain_fx.capture import capture, run_graph
 from bigbrain_fx.capture.live import LiveBytes
 from bigbrain_fx.capture.optimizer import optimizer_facts
-from bigbrain_fx.core import Costs, Graph, Op, OpCost, Ref, Saves, Stage, Stages
+from bigbrain_fx.core import Costs, Graph, Op, OpCost, Placement, Ref, Saves, Stage, Stages
+from bigbrain_fx.cut import cut
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.fitting import PROCESS, needed_bytes
 from bigbrain_fx.plan import Options, Source, make_plan
+from bigbrain_fx.plugins import estimator
 from bigbrain_fx.remedy import plan_or_remedy
 from bigbrain_fx.runtime import network
 from bigbrain_fx.schedule import memory
 from bigbrain_fx.schedule.costs import stage_costs
+from bigbrain_fx.schedule.walk import Part, walk
 from tests import samples
 from tests.synthetic import graph_of, op, tensor
 from tests.test_schedule import even_costs
@@ -213,3 +216,16 @@ def test_needs_are_tensors_the_allocators_share_and_the_context() -> None:
     parts = entry.weights_bytes + entry.gradients_bytes + entry.optimizer_bytes
     parts += entry.activations_bytes + entry.messages_bytes + entry.data_bytes
     assert parts == entry.peak_bytes
+
+
+def test_a_gpu_gives_memory_in_multiples_of_512_bytes(graph: Graph) -> None:
+    concrete, cluster = graph.at(2), samples.cluster(1)
+    gpu = replace(cluster, devices=(replace(cluster.devices[0], kind="cuda"),))
+    where = Placement({op.name: gpu.devices[0].name for op in graph.ops})
+    stages = cut(graph, where, 2)
+    costs = estimator("analytical").estimate(concrete, gpu)
+    part = Part(concrete, stages, stages.stages[0], costs)
+    assert [part.rounded(n) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert walk(part).saved_bytes % 512 == 0
+    cpu = replace(part, costs=estimator("analytical").estimate(concrete, cluster))
+    assert cpu.rounded(513) == 513

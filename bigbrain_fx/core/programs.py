@@ -80,8 +80,7 @@ class Slice:
 class DeviceForecast:
     """What one device will do and hold in one step.
 
-    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's, `context_bytes` what the
-    process takes before a tensor is made.
+    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's.
     """
 
     device: str
@@ -94,7 +93,6 @@ class DeviceForecast:
     activations_bytes: int
     messages_bytes: int
     data_bytes: int = 0
-    context_bytes: int = 0
 
 
 @dataclass(frozen=True)

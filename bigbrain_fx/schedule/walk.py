@@ -11,14 +11,14 @@ It knows no times, and no other stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
 
 from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
-Rounded = Callable[[int], int]
+CUDA_ROUND = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,25 @@ class Working:
 
 @dataclass(frozen=True)
 class Part:
-    """One stage of a concrete graph, on its own device.
-
-    Attributes:
-        rounded: what the device's allocator takes for so many bytes.
-    """
+    """One stage of a concrete graph, on its own device."""
 
     graph: Graph
     stages: Stages
     stage: Stage
     costs: Costs
-    rounded: Rounded = field(default=lambda nbytes: nbytes)
 
     @property
     def kind(self) -> str:
         """The kind of its device."""
         return self.costs.cluster.device[self.stage.device].kind
+
+    def rounded(self, nbytes: int) -> int:
+        """Return what the device's allocator takes for so many bytes.
+
+        torch's CUDA allocator hands out multiples of 512 bytes (its blocks of 2 and 20 MiB are part
+        of what `fitting` adds for the process); no GPU has tested this.
+        """
+        return -(-nbytes // CUDA_ROUND) * CUDA_ROUND if self.kind == "cuda" else nbytes
 
     def ops(self) -> Iterator[Op]:
         """Yield its ops, in order."""

@@ -1,0 +1,89 @@
+"""The group of commands and its door to the shell.
+
+Each command calls one public function and prints its noun.
+
+Conventions: with --json stdout holds JSON alone, one object a line, and everything else goes to
+stderr; exit codes 0 ok, 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed,
+5 verification failed, 130 stopped. Rooms are imported by the command that needs them: `--help` is
+quick.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from bigbrain_fx import __version__
+from bigbrain_fx.errors import BigBrainError
+
+EPILOG = """Every option can come from the environment: --micro-batches of any command from
+BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok,
+1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification failed."""
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBRAIN_FX"}
+
+
+@click.group(context_settings=_SETTINGS, epilog=EPILOG)
+@click.version_option(__version__, prog_name="bigbrain-fx")
+@click.option(
+    "--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line)."
+)
+def cli(debug: bool) -> None:
+    """Split a PyTorch model over the devices of a cluster: plain Python, a program per device."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors meant for the user become one message and an exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given or os.environ.get("BIGBRAIN_FX_DEBUG", "0") not in ("", "0")
+    words = [word for word in given if word != "--debug"]
+    gc.set_threshold(200_000, 20, 100)  # graphs and plans are many small objects that stay
+    try:
+        with _terminable():
+            cli.main(words, prog_name="bigbrain-fx", standalone_mode=False)
+    except BigBrainError as error:
+        _fail(error, debug, error.exit_code, str(error))
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except Exception as error:  # a fault of ours
+        text = f"internal error: {type(error).__name__}: {error}"
+        _fail(
+            error, debug, 1, f"{text}\n  help: run it again with --debug and report what it shows"
+        )
+
+
+def _fail(error: BaseException, debug: bool, code: int, text: str) -> None:
+    if debug:
+        traceback.print_exception(error)
+    click.echo(f"error: {text}", err=True)
+    sys.exit(code)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does: a run ends its processes before it goes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,168 @@
+"""Commands: fit, doctor, profile: what a host does, measured and learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import (
+    PATH,
+    capture_options,
+    json_option,
+    located,
+    model_options,
+    read_rows,
+)
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.progress import working
+
+if TYPE_CHECKING:
+    pass
+
+
+@cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
+@click.argument("profiles", type=PATH)
+@click.option(
+    "--model",
+    default="random-forest",
+    show_default=True,
+    help="One of linear, svm, random-forest, boosting.",
+)
+@click.option("--two-stage", is_flag=True, help="Predict the share of the roofline first.")
+@click.option(
+    "--out", default="costs.json", show_default=True, type=PATH, help="The file to write."
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@json_option
+def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_json: bool) -> None:
+    """Fit a model of op times to PROFILES, which `profile` wrote.
+
+    The file is plain JSON. The error it prints is of ops that the fit did not see, a fifth of them
+    at a time. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and --estimator learned.
+    """
+    from bigbrain_fx.fit import fit_file
+    from bigbrain_fx.show import json_line
+
+    if os.path.lexists(out) and not force:
+        raise InputError(
+            f"{out} exists already", help="give another file, or --force to replace it"
+        )
+    with working(f"fitting {model} to {profiles}"):
+        found = fit_file(profiles, out, model, two_stage)
+    if as_json:
+        facts = {"machines": found.machines, "times": found.times, "wrote": str(out)}
+        errors = {"mape": found.mape, "median": found.median}
+        click.echo(json_line({"model": model, "two_stage": two_stage, **facts, **errors}))
+        return
+    click.echo(f"{model} of {found.times} times on {'; '.join(found.machines)}")
+    click.echo(f"ops it did not see: off by {found.mape:.1%}, the median by {found.median:.1%}")
+    click.echo(f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned")
+
+
+@cli.command(short_help="Measure this host; write its cluster.json.")
+@click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many devices to describe.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads of each CPU device.",
+)
+@click.option("--thorough", is_flag=True, help="Measure longer.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@json_option
+def doctor(
+    out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool
+) -> None:
+    """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback.
+
+    With --json the cluster has one field more, "measured": matrix products by size and dtype, and
+    every other figure before it was rounded.
+    """
+    from bigbrain_fx.cluster import to_json as cluster_json
+    from bigbrain_fx.doctor import probe
+
+    if out is not None and os.path.lexists(out) and not force:
+        raise InputError(
+            f"{out} exists already", help="give another file, or --force to replace it"
+        )
+    with working("probing this host"):
+        found = probe(threads=threads, devices=devices, quick=not thorough)
+    described = json.loads(cluster_json(found.cluster))
+    click.echo(json.dumps({**described, "measured": found.measured}) if as_json else str(found))
+    if out is not None:
+        found.write(out, force=force)
+        click.echo(f"wrote {out}", err=True)
+
+
+@cli.command(short_help="Measure a model's ops on this host.")
+@click.argument("model")
+@click.option(
+    "--db", type=PATH, required=True, help="The profile database; made if it is not there."
+)
+@click.option(
+    "--rows",
+    metavar="N,...",
+    help="Rows of a micro-batch, each of them [default: the example batch's].",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Threads to compute with.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Runs of the model for each number of rows.",
+)
+@capture_options
+@model_options
+@json_option
+def profile(
+    model: str,
+    db: Path,
+    rows: str | None,
+    threads: int,
+    rounds: int,
+    time_limit: float,
+    mode: str | None,
+    seed: int,
+    as_json: bool,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Measure the distinct ops of MODEL on this host, for the estimator `measured`.
+
+    What the database has already is not measured again: run it again to go on.
+    """
+    from bigbrain_fx.profiler import ProfileOptions
+    from bigbrain_fx.profiler import profile as measure
+    from bigbrain_fx.show import json_line
+
+    options = ProfileOptions(
+        read_rows(rows), threads, rounds, seed, mode != "eval", time_limit_s=time_limit
+    )
+    with working(f"profiling {model}") as show:
+        found = measure(located(model, choices), db, options, show)
+    for entry in found.measured:
+        facts = {**dataclasses.asdict(entry), "agreement": entry.agreement}
+        facts |= {"model": found.model, "machine": found.machine}
+        click.echo(json_line(facts) if as_json else str(entry))
+    if not as_json:
+        click.echo(f"{found.model} on {found.machine}; see {db}")

@@ -1,0 +1,147 @@
+"""Commands: split, estimate, explain, simulate."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import (
+    PATH,
+    chosen,
+    json_option,
+    located,
+    model_options,
+    planning_options,
+)
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.progress import working
+
+if TYPE_CHECKING:
+    from bigbrain_fx.plan import Plan
+
+
+@cli.command(short_help="Split a model over devices and write a bundle.")
+@click.argument("model")
+@planning_options
+@model_options
+@click.option("--out", default="bundle", show_default=True, type=PATH, help="Folder to write.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@click.option(
+    "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
+)
+@click.option("--weights", type=PATH, help="Take them from this safetensors file or folder.")
+@click.option(
+    "--weights-by-reference", is_flag=True, help="Leave the numbers there; do not copy them."
+)
+@json_option
+def split(
+    model: str,
+    devices: Path | None,
+    out: Path,
+    force: bool,
+    like: Path | None,
+    weights: Path | None,
+    weights_by_reference: bool,
+    as_json: bool,
+    time_limit: float,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Split MODEL over the devices and write a bundle.
+
+    MODEL is model.py or model.py:name, which is code and is run as code, in a child process; or
+    hf:config.json, a Hugging Face configuration, for transformers' own class; or an ONNX file.
+    """
+    from bigbrain_fx import compile as road
+    from bigbrain_fx.show import json_line, show_plan, split_json
+
+    if weights_by_reference and weights is None:
+        raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
+    model, options = located(model, choices), chosen(choices)
+    with working(f"capturing {model}"):
+        made = road.split(
+            model,
+            devices,
+            out,
+            options,
+            like=like,
+            weights=weights,
+            weights_by_reference=weights_by_reference,
+            force=force,
+            time_limit_s=time_limit,
+        )
+    for warning in made.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json_line(split_json(made)))
+        return
+    show_plan(made.plan, made.parameters)
+    click.echo(f"\nwrote {made.bundle}; read {made.bundle / 'README.md'}")
+    verb = "train it" if made.plan.mode == "train" else "use it"
+    click.echo(f"{verb}: bigbrain-fx run {made.bundle}")
+
+
+@cli.command(short_help="Will it fit, and how fast? No weights, no devices.")
+@click.argument("model")
+@planning_options
+@model_options
+@json_option
+def estimate(
+    model: str,
+    devices: Path | None,
+    as_json: bool,
+    time_limit: float,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Say whether MODEL fits and how fast it would train, without weights or devices."""
+    from bigbrain_fx import compile as road
+
+    if devices is None:
+        raise InputError("no devices were given", help="add --devices cluster.json")
+    model, options = located(model, choices), chosen(choices)
+    with working(f"capturing {model} without weights"):
+        plan = road.estimate(model, devices, options, time_limit_s=time_limit)
+    _print_plan(plan, as_json)
+
+
+@cli.command(short_help="Why each cut of a plan is where it is.")
+@click.argument("plan", type=PATH)
+@json_option
+def explain(plan: Path, as_json: bool) -> None:
+    """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
+    from bigbrain_fx.explain import explain as explain_plan
+    from bigbrain_fx.plan import read_plan
+    from bigbrain_fx.show import json_line, show_explanation
+
+    found = explain_plan(read_plan(plan))
+    if as_json:
+        click.echo(json_line(dataclasses.asdict(found)))
+    else:
+        show_explanation(found)
+
+
+@cli.command(short_help="Forecast a plan, here or on another cluster.")
+@click.argument("plan", type=PATH)
+@click.option("--devices", type=PATH, help="Another cluster.json: what would it give there?")
+@click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
+@json_option
+def simulate(plan: Path, devices: Path | None, again: bool, as_json: bool) -> None:
+    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere."""
+    from bigbrain_fx.compile import simulate as simulate_plan
+    from bigbrain_fx.plan import read_plan
+
+    if again and devices is None:
+        raise InputError("--again is for another cluster", help="add --devices cluster.json")
+    _print_plan(simulate_plan(read_plan(plan), devices, again=again), as_json)
+
+
+def _print_plan(plan: Plan, as_json: bool) -> None:
+    from bigbrain_fx.show import json_line, plan_json, show_forecast
+
+    if as_json:
+        click.echo(json_line(plan_json(plan)))
+    else:
+        show_forecast(plan)

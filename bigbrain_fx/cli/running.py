@@ -1,0 +1,111 @@
+"""Commands: run, verify."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import (
+    PATH,
+    json_option,
+)
+from bigbrain_fx.progress import stepping, working
+
+if TYPE_CHECKING:
+    pass
+
+
+@cli.command(short_help="Run a bundle, a process per device.")
+@click.argument("bundle", type=PATH)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
+)
+@click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
+@click.option(
+    "--port",
+    default=0,
+    show_default=True,
+    help="Rendezvous port; 0 takes any free one.",
+)
+@click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
+@click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
+@click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
+@click.option("--logs", type=PATH, help="Keep the processes' logs here.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Longest wait for a message, in seconds.",
+)
+@click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
+@json_option
+def run(
+    bundle: Path,
+    local: bool,
+    as_json: bool,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Run BUNDLE on this host, a process per device; for several hosts, print their commands.
+
+    It trains, or infers, as it was split for.
+    """
+    from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, commands, hosts
+    from bigbrain_fx.launch import run as run_bundle
+    from bigbrain_fx.plan import read_plan
+    from bigbrain_fx.show import json_line
+
+    plan, options = read_plan(bundle), RunOptions(**choices)
+    if len(hosts(plan)) > 1 and not local:
+        click.echo(
+            "for several hosts: copy the bundle to each, run there (or add --local)", err=True
+        )
+        for host, command in commands(plan, options):
+            entry = json_line({"host": host, "command": command})
+            click.echo(entry if as_json else f"{host}$ {command}")
+        return
+    total = options.steps or (None if options.inputs else DEFAULT_STEPS)
+    with stepping(total, as_json) as show:
+        done = run_bundle(bundle, options, show, show)
+    if as_json:
+        return
+    peaks = ", ".join(f"{name} {n / 2**20:.0f} MiB" for name, n in done.max_rss_bytes.items())
+    if done.steps:
+        click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+    if done.batches:
+        rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
+        click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
+    click.echo(f"resident memory {peaks}; logs in {done.logs}")
+
+
+@cli.command(short_help="Check a bundle against the unsplit model.")
+@click.argument("bundle", type=PATH)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Training steps, or batches of inference, to compare.",
+)
+@click.option("--model", help="The model file, if it is not where it was.")
+@click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")
+@json_option
+def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
+    """Check that BUNDLE computes what the unsplit model computes."""
+    from bigbrain_fx.show import json_line, show_verification
+    from bigbrain_fx.verify import verify as verify_bundle
+
+    with working(f"verifying {bundle}"):
+        found = verify_bundle(bundle, steps=steps, model=model, processes=processes)
+    if as_json:
+        click.echo(json_line({**dataclasses.asdict(found), "passed": found.passed}))
+    else:
+        show_verification(found)
+    found.require_passed()

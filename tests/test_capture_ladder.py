@@ -90,6 +90,28 @@ def test_the_graph_checks_its_assumptions() -> None:
         run(found, {"x": torch.full((4, 4), float("inf"))})
 
 
+class Asserting(nn.Module):
+    """Checks its input as libraries do: in other words while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            torch._check_tensor_all(x < 100)
+        elif not (x < 100).all():
+            raise ValueError("too large")
+        return self.linear(x).square().mean()
+
+
+def test_an_assertion_of_torch_is_an_assumption() -> None:
+    graph = capture(Asserting(), (torch.rand(8, 4),)).graph
+    assert assumed(graph) == ["assume.true"]
+    with pytest.raises(AssumptionError, match="test_capture_ladder.py:"):
+        run_graph(graph, dict(Asserting().named_parameters()), {"x": torch.full((8, 4), 200.0)})
+
+
 class TwoWays(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:  # two ways

@@ -12,7 +12,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -63,12 +63,14 @@ class Question:
     """One place in the user's code that asks a tensor for yes or no.
 
     `path` holds the instruction of the user's and those of torch's between it and the tensor, so
-    that `a.any() or b.any()` are two questions, in whatever order they are asked.
+    that `a.any() or b.any()` are two questions, in whatever order they are asked. `asserted`: torch
+    itself asks, to raise an error when the answer is no (`torch._check_tensor_all`).
     """
 
     file: str
     line: int
     path: tuple[tuple[str, int], ...]
+    asserted: bool = field(default=False, compare=False)
 
     @property
     def at(self) -> str:
@@ -84,13 +86,20 @@ class Question:
 def _question(frame: FrameType | None) -> Question:
     """Describe who asks: the innermost line of the user's."""
     path: list[tuple[str, int]] = []
+    asserted = frame is not None and _is_assertion(frame)
     while frame is not None:
         if not any(part in frame.f_code.co_filename for part in _TRACERS):
             path.append((frame.f_code.co_filename, frame.f_lasti))
         if is_users(frame.f_code.co_filename):
-            return Question(frame.f_code.co_filename, frame.f_lineno, tuple(path))
+            return Question(frame.f_code.co_filename, frame.f_lineno, tuple(path), asserted)
         frame = frame.f_back
     return Question("forward", 0, ())
+
+
+def _is_assertion(frame: FrameType) -> bool:
+    """Whether a line of `torch._check...` asks."""
+    code = frame.f_code
+    return code.co_name.startswith("_check") and code.co_filename == torch.__file__
 
 
 class _Listener(TorchFunctionMode):
@@ -159,7 +168,7 @@ class Oracle:
 
     def replaying(self) -> AbstractContextManager[object]:
         """Answer a trace's questions, and leave an op for each."""
-        return _Listener(self._replay) if self.given or self.recorded else nullcontext()
+        return _Listener(self._replay)
 
     def _replay(self, tensor: Tensor, question: Question) -> bool | None:
         if getattr(tensor, "constant", None) is not None:
@@ -178,7 +187,8 @@ class Oracle:
         if len(answers) > 1:
             by_dice = any(runs[i] != runs[i + 2] for i in runs if i % 2 == 0 and i + 2 in runs)
             raise undecided(question.at, question.code, by_dice)
-        return next(iter(answers), None)
+        # A library may assert in other words while it is traced: whoever ran, ran past it.
+        return next(iter(answers), True if question.asserted else None)
 
     def _given(self, question: Question) -> bool | None:
         for place, answer in self.given.items():

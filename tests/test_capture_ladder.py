@@ -108,7 +108,7 @@ class Asserting(nn.Module):
 def test_an_assertion_of_torch_is_an_assumption() -> None:
     graph = capture(Asserting(), (torch.rand(8, 4),)).graph
     assert assumed(graph) == ["assume.true"]
-    with pytest.raises(AssumptionError, match="test_capture_ladder.py:"):
+    with pytest.raises(AssumptionError, match=r"test_capture_ladder\.py:"):
         run_graph(graph, dict(Asserting().named_parameters()), {"x": torch.full((8, 4), 200.0)})
 
 

@@ -359,9 +359,8 @@ class _Crew:
         self.lines.put(None)
 
     def _require_alive(self) -> None:
-        failed = {
-            name: p.returncode for name, p in self.processes.items() if p.poll() not in (None, 0)
-        }
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        failed = {name: code for name, code in codes.items() if code}
         if not failed:
             return
         name, code = min(failed.items(), key=lambda entry: entry[1] != BAD_INPUT)

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigbrain_fx.core import Placement
+from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.plan import Options, Source, plan_placed
 from tools.coverage import Row, summary
-from tools.coverage_case import Bench, check, device_lines, examine, in_fork
+from tools.coverage_case import Bench, check, cluster, device_lines, examine, in_fork
 from tools.zoo import FAMILIES, cases, find
 
 pytestmark = pytest.mark.filterwarnings("default")  # libraries of models deprecate their own
@@ -53,6 +56,22 @@ def test_a_model_splits_and_trains_bit_for_bit(name: str, tmp_path: Path) -> Non
     plan = bench.plan("naive", 2)
     assert len(plan.stages.devices) == 2
     in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), name)
+
+
+def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
+    """The first call is cut in two, the second is whole: each says which call it is."""
+    bench = Bench.of(find("shared-draws"), tmp_path)
+    graph = bench.captured.graph
+    first = next(op.name for op in graph.ops if op.target == "aten.add.Tensor")
+    later = {op.name for op in graph.ops if op.module_path in ("", "head")} - {"mul"}
+    where = {op.name: "d1" if op.name == first or op.name in later else "d0" for op in graph.ops}
+    where |= {op.name: "d0" for op in graph.ops if op.target == "aten.mul.Tensor" and 2 in op.args}
+    source = Source(str(bench.file.path), has_loss=True, module=bench.file.path.stem)
+    plan = plan_placed(graph, cluster(2), source, Options(micro_batches=2), Placement(where))
+    text = bundle_texts(plan)["device_0.py"]
+    assert ".nth(0)(" in text
+    assert ".nth(1)(" in text
+    in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), "shared-draws")
 
 
 @pytest.mark.parametrize("name", REFUSED)

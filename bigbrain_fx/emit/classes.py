@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Op, Stage
@@ -252,12 +252,18 @@ class Classes:
         return lambda path, turns: len(children[path]) == turns
 
     def _nth(self, body: Body, template: Template | None) -> Iterator[tuple[int, ast.expr]]:
-        """Say for calls of classes that draw which call of their module they are."""
+        """Say for calls of classes that draw which call of their module they are.
+
+        What `nth` says holds until it is said again, for all modules below: where another call of
+        the stage goes to a module above or below, every one of them says it.
+        """
+        drawing = [block for block, _, _ in inner_blocks(body) if block.body.has_draws]
+        paths = {block.module.path for block in drawing}
         for block, number, total in inner_blocks(body):
             if not block.body.has_draws:
                 continue
             if template is None:
-                if block.module.call or total > 1:
+                if block.module.call or total > 1 or _is_within(block.module.path, paths):
                     yield id(block), ast.Constant(block.module.call)
             elif total > 1:
                 yield id(block), _numbered(number, total, template.is_shared)
@@ -286,6 +292,13 @@ def _returning(body: Body, results: Sequence[str]) -> Body:
     """Return a stage's body with its results in the order in which they are sent."""
     return Body(
         body.path, body.call, body.depth, body.items, body.takes, body.outer_params, tuple(results)
+    )
+
+
+def _is_within(path: str, paths: Iterable[str]) -> bool:
+    """Whether a module is above or below one of these."""
+    return any(
+        f"{path}.".startswith(f"{p}.") or f"{p}.".startswith(f"{path}.") for p in paths if p != path
     )
 
 

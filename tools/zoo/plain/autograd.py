@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tools.zoo.plain.shared import (
-    WIDTH,
-    stack,
-)
+from tools.zoo.case import Case
+from tools.zoo.plain.shared import WIDTH, mse, stack, vectors
 
 
 class RoundSTE(torch.autograd.Function):
@@ -169,6 +167,42 @@ class Reassigning(nn.Module):
         return torch.tanh(y - self.mean)
 
 
+class Noisy(nn.Module):
+    """Draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.rand(x.size(0), 1) < 0.5
+        return self.linear(torch.where(kept, x, 0.0))
+
+
+class Conditioned(nn.Module):
+    """Has a part that draws; a cut may go between that part and the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Noisy()
+        self.other = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self.other(x)
+
+
+class SharedDraws(nn.Module):
+    """Calls one module, which draws, from two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condition = Conditioned()
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.condition(x) * self.condition(2 * x))
+
+
 CASES = (
     stack("custom-function", Rounded),
     stack("checkpoint", Checkpointed),
@@ -177,6 +211,7 @@ CASES = (
     stack("autocast-whole", Inner, autocast="bfloat16"),
     stack("no-grad", Frozen),
     stack("frozen", PartFrozen),
+    Case("shared-draws", lambda _: SharedDraws(), vectors, mse, depth=0),
     stack("batch-norm", Normed),
     stack("in-place", InPlace),
     stack("buffer", Counting),

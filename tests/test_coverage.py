@@ -76,7 +76,7 @@ def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> None:
-    found = examine(find(name), fast=True)
+    found = examine(find(name), "fast")
     assert found["status"] == "refused", found
     assert "at: obstacles.py:" in str(found["detail"])
     assert "help: " in str(found["detail"])
@@ -110,7 +110,7 @@ def test_every_refused_case_has_a_remedy_that_works() -> None:
 def test_the_remedy_of_a_refusal_works(name: str, tmp_path: Path) -> None:
     """The help text names it, and the twin that follows it trains bit for bit."""
     case = find(name)
-    found = examine(case, fast=True)
+    found = examine(case, "fast")
     assert found["status"] == "refused", found
     assert REMEDIES[name] in str(found["detail"]).partition("help: ")[2]
     bench = Bench.of(find(case.remedy), tmp_path)

@@ -97,13 +97,19 @@ class Bench:
         save_file({name: _own(value) for name, value in self.captured.inputs().items()}, path)
 
 
-def examine(case: Case, *, fast: bool) -> dict[str, object]:
-    """Do everything with one case; errors become a status and a detail."""
+def examine(case: Case, depth: str) -> dict[str, object]:
+    """Do everything with one case, or as much as `depth` says: "whole", "fast" or "capture".
+
+    Errors become a status and a detail.
+    """
     found: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix=f"coverage-{case.name}-") as scratch:
         try:
-            _examine(case, fast, Path(scratch), found)
-            found["status"] = "verified"
+            bench = _captured_case(case, Path(scratch), found)
+            found["status"] = "captured"
+            if depth != "capture":
+                _examine(case, bench, depth == "fast", Path(scratch), found)
+                found["status"] = "verified"
         except BigBrainError as error:
             found["status"], found["detail"] = _judged(error), f"{type(error).__name__}: {error}"
         except WrongNumbersError as error:
@@ -122,11 +128,15 @@ def _judged(error: BigBrainError) -> str:
     return "refused" if kind and error.at and error.help else "failed"
 
 
-def _examine(case: Case, fast: bool, scratch: Path, found: dict[str, object]) -> None:
+def _captured_case(case: Case, scratch: Path, found: dict[str, object]) -> Bench:
     bench = Bench.of(case, scratch)
     found["capture_s"] = round(bench.capture_s, 3)
     found["ops"] = len(bench.captured.graph.ops)
     found["detail"] = "; ".join(bench.captured.warnings)
+    return bench
+
+
+def _examine(case: Case, bench: Bench, fast: bool, scratch: Path, found: dict[str, object]) -> None:
     lines: dict[str, list[int]] = {}
     found["device_lines"] = lines
     for partitioner, devices in FAST_CELLS if fast else CELLS:

@@ -378,3 +378,34 @@ def test_nested_regions_and_dice_in_a_region() -> None:
         ("region.no_grad", False),
         ("region.no_grad", True),
     ]
+
+
+class Half(nn.Module):
+    """Gives two values, the first of which torch calls as an earlier one was called."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + y, x * 2
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Half()
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = x * 3
+        a += 1
+        b, c = self.pair(a, x)
+        return (b * c).sum()
+
+
+def test_results_are_noted_in_the_order_of_the_module() -> None:
+    graph = capture(Halves(), (torch.randn(4, 3),)).graph
+    (call,) = [entry for entry in graph.arguments if entry.path == "pair"]
+    b, c = call.results
+    assert (graph.op[b].target, graph.op[b].module_path) == ("aten.add.Tensor", "pair")
+    assert graph.op[c].target == "aten.mul.Tensor"
+    x, y = (value for _, value in call.names)
+    assert graph.op[x].target == "aten.add.Tensor"
+    assert graph.op[x].module_path == ""
+    assert y == "x"

@@ -17,6 +17,7 @@ Capture time leaves out the import of torch, transformers and diffusers, and bui
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -118,12 +119,19 @@ def _in_child(case: Case, depth: Depth, pipe: Connection) -> None:
 
 
 def warm() -> None:
-    """Import what every case needs before the first fork: it is no part of any capture."""
+    """Import what every case needs before the first fork: it is no part of any capture.
+
+    Torch imports a part of itself when it first traces, so a model of one layer is captured, too.
+    """
     for name in IMPORTED:
         importlib.import_module(name)
     import torch
 
+    from bigbrain_fx.capture import capture
+
     torch.set_num_threads(1)
+    gc.set_threshold(200_000, 20, 100)  # as the process has that captures for the command line
+    capture(torch.nn.Linear(4, 1), (torch.ones(4, 4),), lambda out, _: out.sum())
 
 
 def rows(

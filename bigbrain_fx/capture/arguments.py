@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from bigbrain_fx.capture import rules
 from bigbrain_fx.capture.lines import statements
+from bigbrain_fx.capture.nodes import VALUE
 from bigbrain_fx.core import CallArguments, Graph
 
 
@@ -68,7 +69,9 @@ def with_hints(graph: Graph, given: Given, nodes: Iterable[fx.Node]) -> Graph:
         given: what calls were given and returned.
         nodes: of the trace; some do nothing and are no ops of the graph.
     """
+    nodes = list(nodes)
     known = {name: name for name in graph.op}
+    known |= {node.name: node.meta[VALUE] for node in nodes if VALUE in node.meta}
     known |= {_input(i - len(graph.inputs)): entry.name for i, entry in enumerate(graph.inputs)}
     for op in graph.ops:  # what a region gives has the region's name before its own
         region = graph.op.get(op.refs[0]) if op.target == "operator.getitem" else None

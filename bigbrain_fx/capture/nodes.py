@@ -30,6 +30,10 @@ class Place(TypedDict):
     lines: Lines
 
 
+VALUE = "bigbrain_fx.value"
+"""In the meta of a traced node: the value of the graph that it stands for."""
+
+
 def literal(value: object) -> Arg:
     """Translate a constant argument.
 

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from bigbrain_fx.capture import rules
 from bigbrain_fx.capture.batch import Batch, unique
 from bigbrain_fx.capture.kept import KeptCall
-from bigbrain_fx.capture.nodes import spec_of, storage
+from bigbrain_fx.capture.nodes import VALUE, spec_of, storage
 from bigbrain_fx.capture.opaque import Call
 from bigbrain_fx.capture.params import Store, store, tensor_names
 from bigbrain_fx.capture.regions import without_dead
@@ -78,6 +78,9 @@ def translate(
     scope = Scope(world, grad=labels.training, autocast=labels.autocast is not None)
     inputs = _bind(scope, program, names, batch)
     scope.run(nodes)
+    for node, arg in scope.env.items():
+        if isinstance(arg, Ref):
+            node.meta[VALUE] = arg.value
     results = _results(scope, cast("Sequence[object]", nodes[-1].args[0]))
     ops = with_grown(without_dead(scope.ops, results), world)
     _check_inputs_unwritten(ops, inputs)

@@ -1,0 +1,252 @@
+"""Forecast against measured on emulated clusters: models x clusters x schedules x splits.
+
+    python -m tools.fidelity --out rows.jsonl [--cells 96] [--only gpt/] [--json]
+    python -m tools.fidelity --out rows.jsonl --report [--source share]
+
+Linux and root. Rows are added one by one; a run that was stopped goes on where it was. Ops are
+profiled once, on the bare machine; one emulation is kept for all cells of a cluster. Four
+forecasts of every cell:
+
+survey       measured ops, scaled to the devices, links and overheads that `doctor` finds there
+share        measured ops over each device's share of a core, the links as described, and the
+             overheads that doctor finds, as processor time: also over the share
+analytical   the roofline, on the cluster of `survey`
+steady       as survey, but the time between steps in a row (`tools.fidelity_steady`)
+
+Cells are placed on the cluster as described, so that the same cells come out each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+import click
+import torch
+
+from bigbrain_fx.capture import CaptureSession
+from bigbrain_fx.compile import source_of
+from bigbrain_fx.core import Cluster, Placement
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.fitting import needed_bytes
+from bigbrain_fx.launch import RunOptions
+from bigbrain_fx.plan import Options, Plan, make_plan, measured_share, plan_placed
+from bigbrain_fx.plugins import estimator, load, preset
+from tools.emulation import Network, emulated
+from tools.fidelity_bench import (
+    SOURCES,
+    Bench,
+    Place,
+    Say,
+    busy_since,
+    processor_times,
+    reference_s,
+)
+from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
+from tools.fidelity_models import MICRO_BATCHES, SITES
+from tools.fidelity_report import HEADER, row_line, summary, summary_lines
+from tools.fidelity_rows import Row, append_row, read_rows
+from tools.fidelity_steady import steady_s
+from tools.live_bytes import resident_bytes, tracked_bytes
+
+PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often: runs of a cell, steps of a run besides its first, cells to one with memory.
+
+    A run is not quiet when more than `quiet` of all processors' time was in use: devices take half.
+    """
+
+    runs: int = 5
+    steps: int = 5
+    memory: int = 3
+    quiet: float = 0.65
+
+
+# --------------------------------------------------------------------------- a cell
+
+
+def placement(session: CaptureSession, cell: Cell) -> Placement:
+    """Place a cell's ops, for its cluster as described."""
+    graph, cluster = session.graph, SITES[cell.cluster].cluster
+    if cell.split in PARTITIONERS:
+        method, costs_by = preset(cell.split)
+        options = Options(method, costs_by, cell.schedule, MICRO_BATCHES)
+        return make_plan(graph, cluster, source_of(session.facts), options).placement
+    concrete = graph.at(graph.batch // MICRO_BATCHES)
+    costs = estimator("analytical").estimate(concrete, cluster)
+    return placed_as(cell.split, concrete, costs, cluster)
+
+
+def plans(session: CaptureSession, cell: Cell, clusters: Mapping[str, Cluster]) -> dict[str, Plan]:
+    """Plan a cell for each source's cluster."""
+    where, source = placement(session, cell), source_of(session.facts)
+    found = {}
+    for name, cluster in clusters.items():
+        by = "analytical" if name == "analytical" else "measured"
+        options = Options(cell.split, by, cell.schedule, MICRO_BATCHES)
+        found[name] = plan_placed(session.graph, cluster, source, options, where)
+    return found
+
+
+def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memory: bool) -> Row:
+    """Forecast a cell, run it, and put both side by side."""
+    start_s, session = time.monotonic(), bench.session(cell.model)
+    found = plans(session, cell, place.clusters)
+    plan = found["survey"]
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
+        bundle = write_bundle(plan, session, Path(scratch, "bundle"))
+        taken = quiet_runs(place.net, bundle, repeats, Path(scratch))
+        tracked = tracked_bytes(bundle, Path(scratch, "tracked")) if with_memory else {}
+        resident = resident_bytes(bundle, Path(scratch, "resident")) if with_memory else {}
+    entries = {entry.device: entry for entry in plan.forecast.devices}
+    return Row(
+        cell.model,
+        cell.cluster,
+        cell.schedule,
+        cell.split,
+        step_s=[run.step_s for run in taken],
+        reference_s=[run.reference_s for run in taken],
+        forecast_s={n: p.forecast.step_s for n, p in found.items()} | {"steady": steady_s(plan)},
+        forecast_reference_s=place.forecast_references(cell.model, bench.references()),
+        covered=measured_share(plan) or 0.0,
+        forecast_bytes={name: entry.peak_bytes for name, entry in entries.items()},
+        tracked_bytes=dict(tracked),
+        reserved_bytes={n: needed_bytes(e, plan.cluster.device[n]) for n, e in entries.items()},
+        resident_bytes=dict(resident),
+        busy=[round(run.busy, 3) for run in taken],
+        took_s=round(time.monotonic() - start_s, 1),
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One run: the steps that count, the reference around it, how busy the machine was."""
+
+    step_s: Sequence[float]
+    reference_s: float
+    busy: float
+
+
+def quiet_runs(net: Network, bundle: Path, repeats: Repeats, scratch: Path) -> Sequence[Taken]:
+    """Run so often; again, at most as often, where others used the machine; keep the quietest."""
+    taken: list[Taken] = []
+    while len(taken) < 2 * repeats.runs:
+        taken.append(run_once(net, bundle, repeats.steps, scratch / f"run{len(taken)}"))
+        if sum(run.busy <= repeats.quiet for run in taken) == repeats.runs:
+            break
+    return sorted(taken, key=lambda run: run.busy)[: repeats.runs]
+
+
+def run_once(net: Network, bundle: Path, steps: int, logs: Path) -> Taken:
+    """Run a bundle; the reference is timed before and after."""
+    before_s, before = reference_s(), processor_times()
+    run = net.run(bundle, RunOptions(steps=1 + steps, threads=1, logs=logs))
+    busy = busy_since(before)
+    reference = statistics.fmean((before_s, reference_s()))
+    return Taken([line.step_s for line in run.steps[1:]], reference, busy)
+
+
+# --------------------------------------------------------------------------- all cells
+
+
+def lacking(cells: Sequence[Cell], rows: Sequence[Row]) -> Sequence[Cell]:
+    """Return the cells that have no row yet."""
+    done = {row.cell for row in rows}
+    return [cell for cell in cells if cell not in done]
+
+
+def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) -> Iterator[Row]:
+    """Measure cells cluster by cluster; a cell that fails is said and left out."""
+    bench.profile(sorted({cell.model for cell in cells}), say)
+    numbered = enumerate(cells)
+    for name, group in groupby(numbered, key=lambda entry: entry[1].cluster):
+        with emulated(SITES[name].cluster) as net:
+            place = Place.of(net, bench.machine, bench.work / f"{name}.json", repeats.quiet)
+            say(f"{name}: {place.clusters['survey'].devices}")
+            for number, cell in group:
+                with_memory = repeats.memory > 0 and number % repeats.memory == 0
+                try:
+                    yield measure(place, bench, cell, repeats, with_memory)
+                except BigBrainError as error:
+                    say(f"{cell} failed: {error}")
+
+
+@click.command()
+@click.option("--out", type=PATH, required=True, help="The file of rows; is added to.")
+@click.option("--cells", "count", default=96, show_default=True, help="How many of the product.")
+@click.option("--only", multiple=True, help="Of these, those whose name has this text.")
+@click.option("--seed", default=0, show_default=True, help="Of the choice of cells.")
+@click.option("--runs", default=5, show_default=True, help="Of each cell.")
+@click.option("--steps", default=5, show_default=True, help="Of each run, besides its first.")
+@click.option("--memory", default=3, show_default=True, help="Track each n-th cell's; 0: none.")
+@click.option("--quiet", default=0.65, show_default=True, help="Repeat runs of a busier machine.")
+@click.option("--profiles", type=PATH, help="The profile database.  [default: beside --out]")
+@click.option("--source", default="survey", show_default=True, type=click.Choice(SOURCES))
+@click.option("--report", "only_report", is_flag=True, help="Run nothing: show the rows.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
+def main(
+    out: Path,
+    count: int,
+    only: tuple[str, ...],
+    seed: int,
+    runs: int,
+    steps: int,
+    memory: int,
+    quiet: float,
+    profiles: Path | None,
+    source: str,
+    only_report: bool,
+    as_json: bool,
+) -> None:
+    """Measure what lacks, then show every row and what all come to; exit code 5: cells failed."""
+    wanted = [c for c in subset(count, seed) if not only or any(t in str(c) for t in only)]
+    missing = [] if only_report else lacking(wanted, read_rows(out))
+    if missing:
+        _measure_into(out, missing, profiles, Repeats(runs, steps, memory, quiet), source)
+    rows = read_rows(out)
+    found = summary(rows, source)
+    if as_json:
+        facts = [*map(asdict, rows), asdict(found)]
+        click.echo("\n".join(map(json.dumps, facts)))
+    else:
+        lines = (HEADER, *(row_line(row, source) for row in rows), *summary_lines(found))
+        click.echo("\n".join(lines))
+    sys.exit(5 if not only_report and lacking(wanted, rows) else 0)
+
+
+def _measure_into(
+    out: Path, cells: Sequence[Cell], profiles: Path | None, repeats: Repeats, source: str
+) -> None:
+    torch.set_num_threads(1)
+    load("partitioner")
+    load("estimator")
+    work = out.with_suffix(".work")
+    work.mkdir(parents=True, exist_ok=True)
+    store = (profiles or work / "profiles.sqlite").resolve()
+    os.environ["BIGBRAIN_PROFILES"] = str(store)
+    with ExitStack() as stack:
+        bench = Bench(work.resolve(), store, stack)
+        for row in measured(cells, bench, repeats, _say):
+            append_row(out, row)
+            _say(row_line(row, source))
+
+
+def _say(text: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+
+
+if __name__ == "__main__":
+    main()

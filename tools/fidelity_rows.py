@@ -1,0 +1,116 @@
+"""Rows of `tools.fidelity`: what was forecast and measured of each cell, as lines of JSON.
+
+A time counts in units of a reference matrix product that was timed in the same minute, so that a
+machine that is slower today is no error of the forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+from tools.fidelity_cells import Cell
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was forecast and measured of one cell; times in seconds, bytes by device.
+
+    Attributes:
+        step_s: of each run, its steps but the first.
+        reference_s: of the matrix product, timed before and after each run.
+        forecast_s: by source: "survey", "share", "analytical" (see `tools.fidelity`).
+        forecast_reference_s: by source, of the product when what the forecast rests on was timed.
+        covered: share of the ops' time that the profile has.
+        tracked_bytes: peak of live tensors; empty where it was not measured.
+        reserved_bytes: what a plan is refused by.
+        busy: share of all processors' time that was in use during each run; the emulated devices
+            take half of it at most, so that much more means: others disturbed the run.
+        resident_bytes: VmHWM less a warmed baseline; measured where `tracked_bytes` is.
+    """
+
+    model: str
+    cluster: str
+    schedule: str
+    split: str
+    step_s: Sequence[Sequence[float]]
+    reference_s: Sequence[float]
+    forecast_s: Mapping[str, float]
+    forecast_reference_s: Mapping[str, float]
+    covered: float = 0.0
+    forecast_bytes: Mapping[str, int] = field(default_factory=dict)
+    tracked_bytes: Mapping[str, int] = field(default_factory=dict)
+    reserved_bytes: Mapping[str, int] = field(default_factory=dict)
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)
+    busy: Sequence[float] = field(default_factory=list)
+    took_s: float = 0.0
+
+    @property
+    def cell(self) -> Cell:
+        """What was measured."""
+        return Cell(self.model, self.cluster, self.schedule, self.split)
+
+    @property
+    def runs(self) -> Sequence[float]:
+        """The median step of each run, in reference products."""
+        pairs = zip(self.step_s, self.reference_s, strict=True)
+        return [statistics.median(steps) / reference_s for steps, reference_s in pairs]
+
+    @property
+    def measured(self) -> float:
+        """The median run, in reference products."""
+        return statistics.median(self.runs)
+
+    @property
+    def measured_s(self) -> float:
+        """The median run in seconds."""
+        return statistics.median(map(statistics.median, self.step_s))
+
+    def forecast(self, source: str) -> float:
+        """Return the forecast in reference products."""
+        return self.forecast_s[source] / self.forecast_reference_s[source]
+
+    def error(self, source: str, factor: float = 1.0) -> float:
+        """Return forecast times factor over measured, less one."""
+        return factor * self.forecast(source) / self.measured - 1
+
+    @property
+    def memory_errors(self) -> Sequence[float]:
+        """Forecast peak over tracked peak, less one, of each device."""
+        return [self.forecast_bytes[d] / found - 1 for d, found in self.tracked_bytes.items()]
+
+
+def read_rows(path: Path) -> Sequence[Row]:
+    """Read the rows of a file; none where there is no file. A line that was cut off is left out.
+
+    Raises:
+        InputError: a whole line is no row.
+    """
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text().split("\n")
+    return [_row(path, number, line) for number, line in enumerate(lines, 1) if line]
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    try:
+        return Row(**json.loads(line))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"not a row of tools.fidelity: {error}",
+            at=f"{path}:{number}",
+            help="give another file with --out, or remove that line",
+        ) from error
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row; what a killed run left of a line is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(asdict(row)).encode() + b"\n")

@@ -29,12 +29,12 @@ class Process:
 
 
 PROCESS: Mapping[str, Process] = {
-    "cpu": Process(share=1.1, context_bytes=16 << 20),
+    "cpu": Process(share=1.2, context_bytes=16 << 20),
     "cuda": Process(share=1.1, context_bytes=600 << 20),
 }
-"""CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` (gloo's buffers, blocks that
-malloc keeps). CUDA: context, cuBLAS workspace and allocator, a guess that no GPU has
-tested.
+"""CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in
+`tools.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: context, cuBLAS workspace and
+allocator, a guess that no GPU has tested.
 """
 
 

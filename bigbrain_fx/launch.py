@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
@@ -31,6 +31,7 @@ GRACE_S = 5.0
 TAIL_LINES = 12
 DEFAULT_STEPS = 10  # train.py's and infer.py's own
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
+PEER_LOST = 75  # and of one that ended because another was gone
 
 
 @dataclass(frozen=True)
@@ -359,11 +360,10 @@ class _Crew:
         self.lines.put(None)
 
     def _require_alive(self) -> None:
-        codes = {name: process.poll() for name, process in self.processes.items()}
-        failed = {name: code for name, code in codes.items() if code}
+        failed = self._failed()
         if not failed:
             return
-        name, code = min(failed.items(), key=lambda entry: entry[1] != BAD_INPUT)
+        name, code = self._cause(failed)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         tail = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-TAIL_LINES:]
         if code == BAD_INPUT and tail:
@@ -378,6 +378,23 @@ class _Crew:
             notes=tuple(tail),
             help=_advice(code, self.program),
         )
+
+    def _failed(self) -> dict[str, int]:
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        return {name: code for name, code in codes.items() if code}
+
+    def _cause(self, failed: dict[str, int]) -> tuple[str, int]:
+        """Return who failed first: a process may hear of a peer's end before that has ended."""
+        until = time.monotonic() + GRACE_S
+        while set(failed.values()) == {PEER_LOST} and time.monotonic() < until:
+            running = [p for p in self.processes.values() if p.poll() is None]
+            if not running:
+                break
+            with suppress(subprocess.TimeoutExpired):
+                running[0].wait(POLL_S)
+            failed = self._failed()
+        rank = {BAD_INPUT: 0, PEER_LOST: 2}
+        return min(failed.items(), key=lambda entry: rank.get(entry[1], 1))
 
 
 def _advice(code: int, program: str) -> str:

@@ -7,18 +7,22 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.launch import (
+    Command,
+    Process,
     RunError,
     RunOptions,
     StepLine,
     commands,
     free_port,
     hosts,
+    popen,
     require_free,
     run,
 )
@@ -95,6 +99,31 @@ def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> Non
     assert "on purpose" in Path(error.at).read_text()
     assert "--in-process" in str(error.help)
     assert not any(map(is_running, pids(marked)))
+
+
+HEARS_OF_IT = "import sys; sys.exit(75)"
+CAUSES_IT = """
+import os, sys, time
+until = time.monotonic() + 60
+while os.path.exists(f"/proc/{sys.argv[1]}"):  # until the launcher has seen the other's end
+    assert time.monotonic() < until
+    time.sleep(0.01)
+raise ZeroDivisionError("on purpose")
+"""
+
+
+def test_who_ended_because_a_peer_was_gone_is_not_named(bundle: Path) -> None:
+    started: dict[str, Process] = {}
+
+    def spawn(command: Command) -> Process:
+        script = CAUSES_IT if started else HEARS_OF_IT
+        pid = str(getattr(started.get("d0"), "pid", ""))
+        words = (sys.executable, "-c", script, pid)
+        started[command.device] = popen(replace(command, words=words))
+        return started[command.device]
+
+    with pytest.raises(RunError, match="the process of device d1 ended with exit code 1"):
+        run(bundle, QUICK, spawn=spawn)
 
 
 def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:

@@ -234,14 +234,14 @@ def test_a_message_that_never_comes_is_named_in_time(tmp_path: Path) -> None:
 
 def test_a_peer_that_dies_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "dies", deadline_s=20.0, expected=7)[1]
-    assert seen["error"] == "TimeoutError"
+    assert seen["error"] == "PeerLostError"
     assert "the peer is gone: activation 'one' from stage 0 (a) to stage 1 (b)" in seen["text"]
     assert seen["seconds"] < 20
 
 
 def test_a_peer_that_does_not_listen_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "deaf", deadline_s=1.0)[0]
-    assert seen["error"] == "ConnectionError"
+    assert seen["error"] == "PeerLostError"
     assert "activation 'big' from stage 0 (a) to stage 1 (b)" in seen["text"]
     assert seen["seconds"] < 10
 

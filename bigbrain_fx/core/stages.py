@@ -67,6 +67,7 @@ class Stage:
         params: parameters and buffers that its ops touch.
         inputs: model inputs that it takes from its device's own data loader.
         receives: values of earlier stages that it reads. sends: its values that later stages read.
+        runs_again: its forward keeps only what it received, and runs again before each backward.
     """
 
     index: int
@@ -77,6 +78,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
+    runs_again: bool = False
 
 
 EdgeKind: TypeAlias = Literal["activation", "gradient", "tied", "norm"]
@@ -126,6 +128,11 @@ class Stages:
     def is_chain(self) -> bool:
         """Whether every device has exactly one stage."""
         return len(self.devices) == len(self.stages)
+
+    @property
+    def recompute(self) -> tuple[int, ...]:
+        """Numbers of the stages that run their forward again before each backward."""
+        return tuple(stage.index for stage in self.stages if stage.runs_again)
 
     def of(self, device: str) -> tuple[Stage, ...]:
         """Return the stages of one device, in order."""

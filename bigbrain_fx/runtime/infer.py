@@ -26,6 +26,7 @@ from .device import Device, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
+from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
 from .weights import OwnWeights
@@ -257,6 +258,20 @@ def _run(
 ) -> None:
     rank = environment_number("RANK", options.rank)
     torch.set_num_threads(options.threads or inference.threads[rank])
+    with blaming_peers():
+        _run_joined(inference, rank, batches, places, steps, seed, options, show)
+
+
+def _run_joined(
+    inference: Inference,
+    rank: int,
+    batches: Batches,
+    places: Mapping[str, tuple[str | int, ...]],
+    steps: int,
+    seed: int,
+    options: argparse.Namespace,
+    show: _Shown,
+) -> None:
     store = join(inference.plan, inference.kinds, rank, options.deadline)
     try:
         where = own_device(inference.kinds[rank])

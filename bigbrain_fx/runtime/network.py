@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
+from .peers import PeerLostError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -92,6 +95,7 @@ class NetworkTransport:
 
         Raises:
             TimeoutError: none came within the deadline; names the channel.
+            PeerLostError: the sender is gone.
             ValueError: the sender's shape is not the planned one.
         """
         line = self._line(channel)
@@ -128,12 +132,14 @@ class NetworkTransport:
         return line
 
     def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
-        work = dist.isend(payload, line.peer, group=line.group, tag=tag)
+        with _to_a_living_peer(line.channel):
+            work = dist.isend(payload, line.peer, group=line.group, tag=tag)
         if work is not None:
             self.background.keep(work, payload, line.channel)
 
     def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> dist.Work:
-        work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
+        with _to_a_living_peer(line.channel):
+            work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
         if work is None:
             raise RuntimeError(f"this process is not part of {line.channel}")
         return work
@@ -165,13 +171,22 @@ class NetworkTransport:
 
     def _wait(self, work: dist.Work, channel: Channel) -> None:
         self.background.check()
+        start, seconds = time.monotonic(), self.deadline.total_seconds()
         try:
             work.wait(self.deadline)
         except RuntimeError as error:
-            seconds = self.deadline.total_seconds()
-            raise TimeoutError(
-                f"no message within {seconds:g} s, or the peer is gone: {channel}"
-            ) from error
+            if time.monotonic() - start < seconds:
+                raise PeerLostError(f"the peer is gone: {channel}") from error
+            raise TimeoutError(f"no message within {seconds:g} s: {channel}") from error
+
+
+@contextmanager
+def _to_a_living_peer(channel: Channel) -> Iterator[None]:
+    """Say which peer is gone where torch only says that a connection was closed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"the peer is gone: {channel}") from error
 
 
 class _Background:
@@ -190,7 +205,7 @@ class _Background:
     def check(self) -> None:
         if self.failed is not None:
             channel, error = self.failed
-            raise ConnectionError(
+            raise PeerLostError(
                 f"a message could not be sent; the peer is gone or too slow: {channel}"
             ) from error
 

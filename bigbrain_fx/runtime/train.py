@@ -25,6 +25,7 @@ from .device import Device, Training, Transport
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
+from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
 from .weights import OwnWeights
 
@@ -62,14 +63,15 @@ def main(bundle: Bundle) -> None:
         return
     rank = environment_number("RANK", options.rank)
     torch.set_num_threads(options.threads or bundle.threads[rank])
-    store = join(bundle.plan, bundle.kinds, rank, options.deadline)
-    try:
-        _run(bundle, rank, seed, store, options)
-    except BatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
-    finally:
-        dist.destroy_process_group()
+    with blaming_peers():
+        store = join(bundle.plan, bundle.kinds, rank, options.deadline)
+        try:
+            _run(bundle, rank, seed, store, options)
+        except BatchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        finally:
+            dist.destroy_process_group()
 
 
 def run_in_process(

@@ -26,7 +26,8 @@ from bigbrain_fx.schedule.walk import Part, Working, trained_params, walk
 class StageCosts:
     """What each stage costs on its own device, for one micro-batch, and what each device holds.
 
-    Tuples have one entry per stage. `saved_bytes` stay from forward to backward; `workspace_bytes`
+    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again.
+    `saved_bytes` stay from forward to backward; `workspace_bytes`
     are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
     one leaf per (parameter, stage); `working` has what is held op by op, and stands for the two
     where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters, buffers
@@ -81,12 +82,16 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         costs: one entry per op and device that `stages` uses.
     """
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
+    measured = measured or bool(stages.recompute)  # sums do not say what a second run holds
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
     trainable = {device: _trainable_bytes(graph, stages.of(device)) for device in stages.devices}
+    forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
+    backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    again_s = (_again_s(costs.cluster, *pair) for pair in zip(stages.stages, forward_s, strict=True))
     return StageCosts(
-        forward_s=tuple(sum(cost.forward_s for cost in ops) for ops in each),
-        backward_s=tuple(sum(cost.backward_s for cost in ops) for ops in each),
+        forward_s=forward_s,
+        backward_s=tuple(map(sum, zip(backward_s, again_s, strict=True))),
         saved_bytes=tuple(sum(cost.saved_bytes for cost in ops) for ops in each),
         cluster=costs.cluster,
         workspace_bytes=tuple(_workspace_bytes(graph, stage, costs) for stage in stages.stages),
@@ -98,6 +103,11 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs.optimizer_temporaries),
         optimizer_s={d: trainable[d] * costs.optimizer_s_per_byte[d] for d in trainable},
     )
+
+
+def _again_s(cluster: Cluster, stage: Stage, forward_s: float) -> float:
+    """Return what a second forward adds to a backward: its ops, and what starting it costs."""
+    return forward_s + cluster.device[stage.device].overheads.instruction_s if stage.runs_again else 0.0
 
 
 def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:

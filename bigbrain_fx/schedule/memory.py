@@ -6,7 +6,8 @@ to when:
     saved activations       Forward .. end of Backward (none without Backward)
     received activations    Recv .. end of Backward (without Backward: the last reader here); the
                             gaps that their strides leave count
-    made outputs            Forward .. end of Backward (without Backward: the last Send or reader)
+    made outputs            Forward .. end of Backward (without Backward, or where the Backward runs
+                            the forward again: the last Send or reader)
     received gradients      Recv .. end of Backward
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
@@ -164,7 +165,8 @@ class _Ledger:
             return now
         working = self.costs.working_of(stage)
         now = self._now(working.forward_bytes)
-        self._hold(made, micro)  # for the stage's own Backward
+        if not self.stages.stages[stage].runs_again:
+            self._hold(made, micro)  # for the stage's own Backward
         self.activations += working.saved_bytes
         return now
 
@@ -177,7 +179,8 @@ class _Ledger:
         self._backwards[stage] += 1
         self.activations -= working.saved_bytes
         self._drop(self.stages.into(stage, "activation"), micro)
-        self._drop(self.stages.out_of(stage, "activation"), micro)
+        if not self.stages.stages[stage].runs_again:
+            self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
 

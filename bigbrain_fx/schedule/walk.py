@@ -3,6 +3,8 @@
     forward    each op holds its result and what it keeps; what nobody reads or keeps any more goes
     backward   the same ops in reverse: an op's gradients come, what only it kept goes
 
+A stage that runs again keeps nothing in its first forward; its backward is a forward and a backward.
+
 It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
 that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
 It knows no times, and no other stage.
@@ -92,10 +94,30 @@ def walk(part: Part) -> Working:
     sends = {edge.value: edge.nbytes for edge in _edges(part, "activation")}
     made = sum(map(part.rounded, sends.values()))
     back = sum(part.rounded(edge.nbytes) for edge in _edges(part, "gradient"))
-    peaks = [_Backward(part, forward, micro).run() - back for micro in range(3)]
+    tops = [_Backward(part, forward, micro).run() for micro in range(3)]
+    if part.stage.runs_again:
+        tops = [max(forward.peak, forward.live + top) for top in tops]
+    peaks = [top - back for top in tops]
     first = peaks[0] - sum(map(part.rounded, trained_params(part.graph, part.stage).values()))
+    if part.stage.runs_again:
+        return _twice(part, made, (first, peaks[1], peaks[2]))
     saved = max(0, forward.live - made)
     return Working(saved, max(saved, forward.peak - made), (first, peaks[1], peaks[2]))
+
+
+def _twice(part: Part, made: int, backward_bytes: tuple[int, int, int]) -> Working:
+    """Return what a stage holds whose first forward keeps only the buffers that it writes."""
+    once = _Forward(part, keeps=False)
+    once.run()
+    written = _written_bytes(part)
+    return Working(written, written + max(0, once.peak - made), backward_bytes)
+
+
+def _written_bytes(part: Part) -> int:
+    """Return the bytes of the buffers that a stage writes: copies are kept for its second run."""
+    names = {name for op in part.ops() for name in op.mutates if name in part.graph.param}
+    canonical = {part.graph.param[name].canonical: part.graph.param[name] for name in names}
+    return sum(part.rounded(param.spec.nbytes) for param in canonical.values())
 
 
 def trained_params(graph: Graph, stage: Stage) -> Mapping[str, int]:
@@ -128,7 +150,7 @@ def _on_cuda(graph: Graph, op: Op, measured: Saves) -> Saves:
 
 
 class _Forward:
-    """One forward: what is alive, by storage.
+    """One forward: what is alive, by storage; `keeps` what autograd needs, or nothing.
 
     Attributes:
         live: bytes alive; after `run`, what stays for the backward and what is sent.
@@ -136,8 +158,8 @@ class _Forward:
         held: root -> bytes, of the storages made here that are alive.
     """
 
-    def __init__(self, part: Part) -> None:
-        self.part = part
+    def __init__(self, part: Part, *, keeps: bool = True) -> None:
+        self.part, self.keeps = part, keeps
         self.live = self.peak = 0
         self.held: dict[str, int] = {}
         self.kept_by: dict[str, set[str]] = {}
@@ -166,7 +188,7 @@ class _Forward:
         if self.root[op.name] == op.name and op.outputs:
             self.held[op.name] = self.part.result_bytes(op)
             self.live += self.held[op.name]
-        if self.part.is_graded(op):
+        if self.keeps and self.part.is_graded(op):
             self.live += self.part.rounded(_int(saves.own_bytes))
             for name in places(op, saves):
                 self.kept_by.setdefault(self.root.get(name, name), set()).add(op.name)

@@ -1,0 +1,28 @@
+"""How a process ends when it is another that failed.
+
+The launcher tells such an end by its exit code, and looks for the reason elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+PEER_LOST = 75  # exit code: EX_TEMPFAIL of sysexits.h
+
+
+class PeerLostError(ConnectionError):
+    """The process at the other end of a channel is gone: look for the reason there."""
+
+
+@contextmanager
+def blaming_peers() -> Iterator[None]:
+    """End this process with PEER_LOST when a peer, or the store that all share, is gone."""
+    try:
+        yield
+    except (PeerLostError, dist.DistError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(PEER_LOST)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Plan, costs_of, measured_share, with_placement
+from bigbrain_fx.recovery import Recovery, choose
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Explanation:
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others. `measured` is the share of the ops' time that was measured,
-    None if the estimator does not measure.
+    None if the estimator does not measure. `recovery` is what a failure would cost, None where
+    there is one device or no training.
     """
 
     step_s: float
@@ -73,6 +75,7 @@ class Explanation:
     cuts: tuple[Cut, ...]
     moved: tuple[str, ...] = ()
     measured: float | None = None
+    recovery: Recovery | None = None
 
     def __str__(self) -> str:
         lines = [
@@ -88,6 +91,7 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
+        lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
     def cut_text(self, cut: Cut) -> str:
@@ -112,8 +116,9 @@ def explain(plan: Plan) -> Explanation:
     costs = costs_of(plan)
     cuts = tuple(_cut(plan, costs, a, b) for a, b in sorted(pairs))
     reason = f"{plan.partitioner}: {plan.placement.reason}" if plan.placement.reason else ""
+    recovery = choose(plan) if plan.mode == "train" and len(plan.stages.devices) > 1 else None
     return Explanation(
-        plan.forecast.step_s, reason, parts, cuts, plan.stages.moved, measured_share(plan)
+        plan.forecast.step_s, reason, parts, cuts, plan.stages.moved, measured_share(plan), recovery
     )
 
 

@@ -28,14 +28,14 @@ WIDE = 10_000  # neither a pipe's edge nor a narrow terminal's cuts a figure in 
 
 
 def show_plan(plan: Plan, parameters: int) -> None:
-    """Print what was decided, and why each cut is where it is."""
+    """Print what was decided, and why each cut is where it is; `explain` has recovery too."""
     stages, devices = len(plan.stages.stages), len(plan.stages.devices)
     _say(
         (plan.graph.name, "bold"),
         f": {_count(parameters, 'parameter')}, {_count(len(plan.graph.ops), 'op')}; "
         f"{_count(stages, 'stage')} on {_count(devices, 'device')}; {_schedule(plan)}",
     )
-    show_explanation(explain(plan))
+    show_explanation(dataclasses.replace(explain(plan), recovery=None))
 
 
 def show_forecast(plan: Plan) -> None:
@@ -91,6 +91,8 @@ def show_explanation(found: Explanation) -> None:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
+    if found.recovery:
+        _say(f"when a device dies: {found.recovery}")
     _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.failing import failure_options, print_failures
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     PATH,
@@ -127,15 +128,34 @@ def explain(plan: Path, as_json: bool) -> None:
 @click.argument("plan", type=PATH)
 @click.option("--devices", type=PATH, help="Another cluster.json: what would it give there?")
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
+@failure_options
+@click.option("--seed", default=0, show_default=True, help="With --mtbf: of the failures.")
 @json_option
-def simulate(plan: Path, devices: Path | None, again: bool, as_json: bool) -> None:
-    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere."""
+def simulate(
+    plan: Path,
+    devices: Path | None,
+    again: bool,
+    mtbf: str | None,
+    hours: float,
+    host_share: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Run the programs of PLAN (a bundle or plan.json) in the simulator, here or elsewhere.
+
+    With --mtbf processes fail: it says how often to snapshot and to commit, and what share of the
+    time is training.
+    """
     from bigbrain_fx.compile import simulate as simulate_plan
     from bigbrain_fx.plan import read_plan
 
     if again and devices is None:
         raise InputError("--again is for another cluster", help="add --devices cluster.json")
-    _print_plan(simulate_plan(read_plan(plan), devices, again=again), as_json)
+    found = simulate_plan(read_plan(plan), devices, again=again)
+    if mtbf is None:
+        _print_plan(found, as_json)
+    else:
+        print_failures(found, mtbf, hours, host_share, seed, as_json)
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:

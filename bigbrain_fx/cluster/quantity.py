@@ -133,6 +133,11 @@ TIME = Quantity(
     {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")},
     may_be_zero=True,
 )
+DURATION = Quantity(
+    "a duration",
+    "4h",
+    {"s": Decimal(1), "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)},
+)
 
 
 def memory_bytes(value: object) -> int:
@@ -158,6 +163,11 @@ def flops_per_s(value: object) -> float:
 def seconds(value: object) -> float:
     """Read "0.2ms" as seconds; zero is allowed."""
     return float(TIME.read(value))
+
+
+def duration_s(value: object) -> float:
+    """Read "4h", "10min" or "2d" as seconds."""
+    return float(DURATION.read(value))
 
 
 def memory_text(count: int) -> str:

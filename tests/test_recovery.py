@@ -1,0 +1,184 @@
+"""How often to snapshot, and what failures cost: the rule's limits, and trial against formula."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigbrain_fx.cli import cli
+from bigbrain_fx.core import Send
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.explain import explain
+from bigbrain_fx.plan import Plan, read_plan, to_json
+from bigbrain_fx.recovery import (
+    Assumptions,
+    DeviceRecovery,
+    Recovery,
+    choose,
+    closed_form,
+    restart_all,
+    tried,
+)
+from bigbrain_fx.recovery.choice import COPY_SHARE, MOST_STEPS, interval
+from tests.bundles import split_small
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return read_plan(split_small(tmp_path_factory.mktemp("recovery")))
+
+
+def recovery(replay_s: float = 2.0, devices: int = 1, **assumptions: float) -> Recovery:
+    each = tuple(
+        DeviceRecovery(f"d{n}", 100 * MIB, 10 * MIB, 10, 0.05, 100 * MIB, replay_s)
+        for n in range(devices)
+    )
+    return Recovery(each, 0.5, 200, 1.0, 0.01, Assumptions(3600.0, **assumptions))
+
+
+# --------------------------------------------------------------------------- how often
+
+
+def test_log_and_snapshot_take_the_same_memory() -> None:
+    assert interval(100 * MIB, 10 * MIB, 0.01, 1.0, 10**12) == 10
+
+
+def test_a_state_smaller_than_one_steps_log_is_kept_every_step() -> None:
+    assert interval(9 * MIB, 10 * MIB, 1.0, 0.001, 10**12) == 1
+
+
+def test_copying_takes_at_most_its_share_of_a_step() -> None:
+    assert interval(20 * MIB, 10 * MIB, 0.1, 0.5, 10**12) == 20
+
+
+def test_the_log_fits_where_it_is_kept() -> None:
+    assert interval(100 * MIB, 10 * MIB, 0.01, 1.0, 35 * MIB) == 3
+
+
+def test_who_is_sent_nothing_keeps_a_snapshot_now_and_then() -> None:
+    assert interval(100 * MIB, 0, 0.01, 1.0, 0) == MOST_STEPS
+
+
+@given(
+    st.integers(1, 10**12),
+    st.integers(0, 10**10),
+    st.floats(1e-6, 100),
+    st.floats(1e-6, 100),
+    st.integers(0, 10**13),
+)
+def test_an_interval_keeps_its_limits(
+    state: int, log: int, copy_s: float, step_s: float, room: int
+) -> None:
+    every = interval(state, log, copy_s, step_s, room)
+    assert 1 <= every <= MOST_STEPS
+    assert every == 1 or every * log <= room or not log
+    if state > log > 0 and room >= MOST_STEPS * log and copy_s < MOST_STEPS * COPY_SHARE * step_s:
+        assert copy_s / every <= 1.0001 * COPY_SHARE * step_s
+
+
+def test_commits_follow_young() -> None:
+    found = recovery()
+    wanted_s = sqrt(2 * 1.0 * 3600.0 / 0.1)
+    assert wanted_s == pytest.approx(268.3, abs=0.1)
+    assert found.assumptions.host_share == 0.1
+
+
+def test_a_plans_logs_are_its_messages(plan: Plan) -> None:
+    found = choose(plan, Assumptions(mtbf_s=3600.0))
+    sent = {name: 0 for name in plan.stages.devices}
+    for program in plan.programs:
+        for instruction in program.instructions:
+            if isinstance(instruction, Send):
+                target = plan.stages.stages[instruction.edge.target].device
+                sent[target] += instruction.edge.nbytes
+    assert {d.device: d.log_bytes_per_step for d in found.devices} == sent
+    assert all(nbytes > 0 for nbytes in sent.values())
+    assert all(d.log_bytes == d.snapshot_every * sent[d.device] for d in found.devices)
+    assert found.commit_every is not None
+    young_s = sqrt(2 * found.commit_s * 3600.0 / 0.1)
+    assert found.commit_every == pytest.approx(young_s / found.step_s, abs=1)
+
+
+def test_without_an_mtbf_nothing_is_committed(plan: Plan) -> None:
+    assert choose(plan).commit_every is None
+
+
+def test_explain_says_what_a_death_costs(plan: Plan) -> None:
+    found = explain(plan)
+    assert found.recovery == choose(plan)
+    assert "its senders keep up to" in str(found)
+
+
+# --------------------------------------------------------------------------- trial and formula
+
+
+@pytest.mark.parametrize("mtbf_s", [60.0, 600.0, 6000.0])
+def test_deaths_of_one_device_take_what_the_formula_says(mtbf_s: float) -> None:
+    """The formula is exact here; 20,000 failures leave about 1 % of what is lost to chance."""
+    alone = dataclasses.replace(recovery(replay_s=8.0), commit_every=None)
+    trial = tried(alone, mtbf_s, 20_000 * mtbf_s / 3600)
+    lost, expected = 1 - trial.effective, 1 - closed_form(alone, mtbf_s)
+    assert trial.hosts_lost == 0
+    assert lost == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("mtbf_s", [300.0, 3000.0])
+def test_lost_hosts_take_what_the_formula_says(mtbf_s: float) -> None:
+    hosts = recovery(host_share=1.0)
+    trial = tried(hosts, mtbf_s, 20_000 * mtbf_s / 3600)
+    assert trial.hosts_lost == trial.failures
+    assert 1 - trial.effective == pytest.approx(1 - closed_form(hosts, mtbf_s), rel=0.03)
+
+
+def test_both_kinds_together_are_near_the_formula() -> None:
+    mixed = recovery(devices=4)
+    trial = tried(mixed, 600.0, 3000.0)
+    assert 1 - trial.effective == pytest.approx(1 - closed_form(mixed, 600.0), rel=0.05)
+
+
+def test_a_trial_adds_up() -> None:
+    trial = tried(recovery(devices=3), 600.0, 1000.0)
+    lost_s = trial.total_s - trial.recovering_s - 1.01 * (trial.useful_s + trial.undone_s)
+    assert abs(lost_s) < 1e-3 * trial.total_s
+
+
+def test_a_seed_is_a_trial() -> None:
+    assert tried(recovery(), 600.0, 10.0, 7) == tried(recovery(), 600.0, 10.0, 7)
+    assert tried(recovery(), 600.0, 10.0, 7) != tried(recovery(), 600.0, 10.0, 8)
+
+
+def test_replaying_loses_less_than_starting_again() -> None:
+    found = recovery(devices=4)
+    assert closed_form(found, 600.0) > restart_all(found, 600.0, 8.0, sqrt(2 * 600.0))
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def test_simulate_with_failures_prints_shares(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(to_json(plan))
+    words = ["simulate", str(tmp_path / "plan.json"), "--mtbf", "4h", "--hours", "100"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0
+    assert "100 hours: " in done.output
+    assert "closed form" in done.output
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"]).output)
+    assert 0.99 < found["effective"] < 1
+    assert 0.99 < found["restart_all"] < 1
+    assert found["recovery"]["devices"][0]["log_bytes_per_step"] > 0
+
+
+def test_a_duration_needs_its_unit(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(to_json(plan))
+    done = CliRunner().invoke(cli, ["simulate", str(tmp_path / "plan.json"), "--mtbf", "4x"])
+    assert isinstance(done.exception, InputError)
+    assert "units: s, min, h, d" in str(done.exception)

@@ -32,8 +32,13 @@ pytest: venv
 coverage: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.coverage
 
+# Naive and analytical splits, planners, compile time, measured: some minutes. To keep the figures
+# of today and compare with them tomorrow (they stay in .benchmarks/ on this machine):
+#   make bench BENCH_FLAGS=--benchmark-save=before
+#   make bench BENCH_FLAGS="--benchmark-compare=*_before --benchmark-compare-fail=median:20%"
+BENCH_FLAGS ?=
 bench: venv
-	$(BIN)/pytest benchmarks --benchmark-only
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/benchmarks --benchmark-only $(BENCH_FLAGS)
 
 venv: $(STAMP)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.capture.trace import Captured, capture
     from bigbrain_fx.checkpoints import export_weights, load_weights
     from bigbrain_fx.cluster import parse_cluster, read_cluster, schema
+    from bigbrain_fx.compare import Comparison, Contender, compare
     from bigbrain_fx.compile import Split, estimate, simulate, split
     from bigbrain_fx.core import (
         Cluster,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.onnx_in import load_onnx
     from bigbrain_fx.onnx_out import OnnxExport, export_onnx
     from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
+    from bigbrain_fx.resplit import Resplit, resplit
     from bigbrain_fx.starter import write_starter
     from bigbrain_fx.verify import Verification, verify
 
@@ -66,6 +68,8 @@ __all__ = [
     "CaptureError",
     "Captured",
     "Cluster",
+    "Comparison",
+    "Contender",
     "Costs",
     "Device",
     "Estimator",
@@ -83,6 +87,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Program",
+    "Resplit",
     "Run",
     "RunError",
     "RunOptions",
@@ -97,6 +102,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "capture",
+    "compare",
     "estimate",
     "explain",
     "export_onnx",
@@ -109,6 +115,7 @@ __all__ = [
     "probe",
     "read_cluster",
     "read_plan",
+    "resplit",
     "run",
     "schema",
     "simulate",
@@ -122,6 +129,7 @@ _ROOMS = {
     "capture.trace": "Captured capture",
     "checkpoints": "export_weights load_weights",
     "cluster": "parse_cluster read_cluster schema",
+    "compare": "Comparison Contender compare",
     "compile": "Split estimate simulate split",
     "core": "Cluster Costs Device Estimator Forecast Graph Link Op OpCost Partitioner Placement "
     "Program Stage Stages TensorSpec",
@@ -132,6 +140,7 @@ _ROOMS = {
     "onnx_in": "load_onnx",
     "onnx_out": "OnnxExport export_onnx",
     "plan": "Options Plan Source make_plan read_plan",
+    "resplit": "Resplit resplit",
     "starter": "write_starter",
     "verify": "Verification verify",
 }

@@ -103,9 +103,9 @@ def split(
     check_out(Path(out), force=force)
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
-    chosen, cluster = _known(options, model), _cluster_or(devices, followed)
+    chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     given = _Given(_checkpoint(model, weights), weights_by_reference)
-    with _captured(model, chosen, example_batch, loss, time_limit_s, given=given) as found:
+    with captured_model(model, chosen, example_batch, loss, time_limit_s, given=given) as found:
         plan = _plan(found, cluster, chosen, followed)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)
         return Split(plan, Path(out), found.warnings, found.parameters, found.capture_s)
@@ -133,8 +133,8 @@ def estimate(
     Raises:
         BigBrainError: the input cannot be used, captured or placed.
     """
-    chosen, cluster = _known(options, model), _cluster(devices)
-    with _captured(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
+    chosen, cluster = checked(options, model), _cluster(devices)
+    with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         return plan_or_remedy(found.graph, cluster, found.source, chosen)
 
 
@@ -184,7 +184,7 @@ def source_of(facts: ModelFacts) -> Source:
 # --------------------------------------------------------------------------- what was asked
 
 
-def _known(options: Options | None, model: str | Path | nn.Module) -> Options:
+def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
     """Check names before any work is done; the command line's presets are understood, too."""
     chosen = options or Options()
     estimator(chosen.estimator)
@@ -210,7 +210,7 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     return followed.cluster
 
 
-def _plan(found: _Found, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
+def _plan(found: Found, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
         return plan_or_remedy(found.graph, cluster, found.source, options)
@@ -296,8 +296,11 @@ def _weights(
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A captured model, from a file or from memory."""
+class Found:
+    """A captured model, from a file or from memory.
+
+    `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory.
+    """
 
     graph: Graph
     source: Source
@@ -308,7 +311,7 @@ class _Found:
 
 
 @contextmanager
-def _captured(
+def captured_model(
     model: str | Path | nn.Module,
     options: Options,
     example_batch: object,
@@ -316,7 +319,12 @@ def _captured(
     time_limit_s: float,
     meta: bool = False,
     given: _Given | None = None,
-) -> Iterator[_Found]:
+) -> Iterator[Found]:
+    """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
+
+    Raises:
+        BigBrainError: the input cannot be used or captured.
+    """
     if not isinstance(model, str | Path):
         yield _in_memory(model, options, example_batch, loss)
         return
@@ -333,7 +341,7 @@ def _captured(
     ):
         facts = session.facts
         weights, notes = _weights(session, given, Path(scratch))
-        yield _Found(
+        yield Found(
             session.graph,
             source_of(facts),
             weights,
@@ -371,7 +379,7 @@ def _session(
 
 def _in_memory(
     module: nn.Module, options: Options, example_batch: object, loss: Loss | None
-) -> _Found:
+) -> Found:
     from torch import nn
 
     from bigbrain_fx.capture import capture
@@ -401,7 +409,7 @@ def _in_memory(
         captured = trace(micro_batch=rows)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
-    return _Found(captured.graph, Source(""), weights, captured.warnings, count)
+    return Found(captured.graph, Source(""), weights, captured.warnings, count)
 
 
 def _other_rows(graph: Graph, options: Options) -> int | None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan import Plan, costs_of, measured_share, with_placement
+from bigbrain_fx.recompute import recompute_text
 from bigbrain_fx.recovery import Recovery, choose
 
 
@@ -64,8 +65,9 @@ class Explanation:
     """A plan in words and numbers.
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
-    because they must stay with others. `measured` is the share of the ops' time that was measured,
-    None if the estimator does not measure. `recovery` is what a failure would cost, None where
+    because they must stay with others; `recompute` says which stages run their forward again before
+    each backward. `measured` is the share of the ops' time that was measured, None if the estimator
+    does not measure. `recovery` is what a failure would cost, None where
     there is one device or no training.
     """
 
@@ -76,6 +78,7 @@ class Explanation:
     moved: tuple[str, ...] = ()
     measured: float | None = None
     recovery: Recovery | None = None
+    recompute: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -91,6 +94,7 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
+        lines += [self.recompute] if self.recompute else []
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -118,7 +122,14 @@ def explain(plan: Plan) -> Explanation:
     reason = f"{plan.partitioner}: {plan.placement.reason}" if plan.placement.reason else ""
     recovery = choose(plan) if plan.mode == "train" and len(plan.stages.devices) > 1 else None
     return Explanation(
-        plan.forecast.step_s, reason, parts, cuts, plan.stages.moved, measured_share(plan), recovery
+        plan.forecast.step_s,
+        reason,
+        parts,
+        cuts,
+        plan.stages.moved,
+        measured_share(plan),
+        recovery,
+        recompute_text(plan.stages),
     )
 
 

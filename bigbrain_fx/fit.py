@@ -146,12 +146,17 @@ def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
         )
     machines = {machine.key: machine for machine, _ in rows}
     places = tuple(Rates.of(machines[key]) for key in sorted(machines))
-    return CostModel(kind, families, places, phases, _optimizer_touches(machines.values()))
+    return CostModel(kind, families, places, phases, *_optimizer(machines.values()))
 
 
-def _optimizer_touches(machines: Iterable[Machine]) -> float:
-    touches = [m.optimizer_s_per_byte * m.memory_bytes_per_s for m in machines]
-    return statistics.median([count for count in touches if count > 0.0] or [0.0])
+def _optimizer(machines: Iterable[Machine]) -> tuple[float, float]:
+    """Return how often a step moves each byte, and the launches of each tensor; the medians."""
+    known = [machine for machine in machines if machine.knows_optimizer]
+    if not known:
+        return 0.0, 0.0
+    touches = [m.optimizer_s_per_byte * m.memory_bytes_per_s for m in known]
+    launches = [m.optimizer_s_per_tensor / m.launch_s for m in known]
+    return statistics.median(touches), statistics.median(launches)
 
 
 def work_of(profile: OpProfile) -> Work:

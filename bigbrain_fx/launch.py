@@ -1,7 +1,8 @@
 """Run a bundle on this host, one process per device; or say what to type on every host.
 
 This room knows processes, ports and log files. It knows nothing of graphs, and the processes it
-starts know nothing of it: they run the bundle's own train.py, or infer.py.
+starts know nothing of it: they run the bundle's own train.py, or infer.py. With `spares` given,
+`supervisor` starts them and replaces those that die.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ from typing import IO, Protocol
 
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.supervisor import (
+    Event,
+    EventLog,
+    FailedError,
+    Job,
+    Order,
+    Supervisor,
+    stopped_by_sigterm,
+)
 
 POLL_S = 0.1
 GRACE_S = 5.0
@@ -60,13 +70,16 @@ class Run:
     """A finished run: steps of training, or batches of inference.
 
     `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
-    what each printed.
+    what each printed. `restarts` counts processes that were replaced; `stopped_at` is the step
+    before which SIGTERM stopped the training, None if it finished.
     """
 
     steps: tuple[StepLine, ...]
     max_rss_bytes: dict[str, int]
     logs: Path
     batches: tuple[BatchLine, ...] = ()
+    restarts: int = 0
+    stopped_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,14 @@ class RunOptions:
 
     `steps` None: 10, or for inference all rows of `inputs`. `save` and `first_gradients` are for
     training, `inputs` and `outputs` for inference.
+
+    `spares` not None: processes of a training that die are replaced, by one of so many that are
+    kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
+    process without progress for `hang_s` is ended; `snapshot_every` steps lie between snapshots in
+    memory (None: measured). What happens is appended to `events` as JSON lines.
+
+    `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
+    start and at the end; with `resume` a training goes on from the last commit there.
     """
 
     steps: int | None = None
@@ -87,6 +108,14 @@ class RunOptions:
     logs: Path | None = None
     inputs: Path | None = None
     outputs: Path | None = None
+    spares: int | None = None
+    restarts: int = 20
+    hang_s: float = 60.0
+    snapshot_every: int | None = None
+    events: Path | None = None
+    commits: Path | None = None
+    commit_every: int | None = None
+    resume: bool = False
 
 
 class Process(Protocol):
@@ -147,18 +176,20 @@ def run(
     on_step: Callable[[StepLine], None] | None = None,
     on_batch: Callable[[BatchLine], None] | None = None,
     spawn: Spawn | None = None,
+    on_event: Callable[[Event], None] | None = None,
 ) -> Run:
     """Run a bundle on this host, training or inference, and wait for its end.
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
-    `spawn` starts the processes in another way than as plain children.
+    `spawn` starts the processes in another way than as plain children; then none is replaced.
+    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`.
 
     Every process is ended, whatever happens, before this returns.
 
     Raises:
         InputError: no bundle, the port is taken, a batch is not like the one that was traced, or
             an option is for the other kind of bundle.
-        RunError: a process failed; the others are stopped.
+        RunError: a process failed, and was not or could not be replaced; the others are stopped.
     """
     bundle, options = Path(bundle), options or RunOptions()
     plan = read_plan(bundle)
@@ -168,19 +199,126 @@ def run(
             help="make one with `bigbrain-fx split`",
         )
     _require_fitting(plan, options)
-    port = options.port or free_port()
-    require_free(port)
+    if options.port:
+        require_free(options.port)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
     logs.mkdir(parents=True, exist_ok=True)
+    if options.spares is not None:
+        _require_supervised(plan, spawn)
+        return _supervised(plan, bundle, options, logs, on_step, on_event)
+    port = options.port or free_port()
+    require_free(port)
     with _processes(plan, bundle, options, port, logs, spawn or popen) as crew:
         lines = list(crew.watch(_listener(on_step, on_batch)))
-    peaks = {
-        name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
-        for name in plan.stages.devices
-    }
+    peaks = _peaks(plan, logs)
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))
     return Run(steps, peaks, logs, batches)
+
+
+def _peaks(plan: Plan, logs: Path) -> dict[str, int]:
+    return {
+        name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
+        for name in plan.stages.devices
+    }
+
+
+def can_supervise(plan: Plan) -> bool:
+    """Whether dead processes of a bundle can be replaced: it trains, on Linux, not over nccl."""
+    kinds = {plan.cluster.device[name].kind for name in plan.stages.devices}
+    return plan.mode == "train" and sys.platform == "linux" and kinds != {"cuda"}
+
+
+def _require_supervised(plan: Plan, spawn: Spawn | None) -> None:
+    if plan.mode != "train" or sys.platform != "linux" or spawn is not None:
+        raise InputError(
+            "processes are replaced in training only, on Linux, and as plain children",
+            help="leave `spares` out",
+        )
+
+
+def _supervised(
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    logs: Path,
+    on_step: Callable[[StepLine], None] | None,
+    on_event: Callable[[Event], None] | None,
+) -> Run:
+    """Run a training bundle under a supervisor."""
+    _reporter(plan)  # it must have a loss
+    steps: list[StepLine] = []
+
+    def hear(step: int, loss: float, step_s: float) -> None:
+        steps.append(StepLine(step, loss, step_s))
+        if on_step is not None:
+            on_step(steps[-1])
+
+    events = EventLog(options.events, on_event)
+    supervisor = Supervisor(_job(plan, bundle, options, logs), start_supervised, hear, events)
+    try:
+        with stopped_by_sigterm(supervisor):
+            outcome = supervisor.run()
+    except FailedError as error:
+        death = error.death
+        what = f"the process of device {death.device} {death.how}"
+        raise _failure(what, death.code, Path(death.log), entry(plan), error.reason) from error
+    finally:
+        events.close()
+    return Run(tuple(steps), _peaks(plan, logs), logs, (), outcome.restarts, outcome.stopped_at)
+
+
+def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
+    assert options.spares is not None
+    left_out = {"PYTHONPATH", "RANK", "WORLD_SIZE"}
+    return Job(
+        devices=plan.stages.devices,
+        words=(sys.executable, entry(plan), *_arguments(options, logs)),
+        folder=bundle,
+        environment={
+            **{k: v for k, v in os.environ.items() if k not in left_out},
+            "OMP_NUM_THREADS": str(max(d.threads for d in plan.cluster.devices)),
+            "PYTHONUNBUFFERED": "1",
+        },
+        logs=logs,
+        spares=options.spares,
+        restarts=options.restarts,
+        hang_s=options.hang_s,
+        start_s=options.deadline_s,
+        every=options.snapshot_every,
+    )
+
+
+def start_supervised(order: Order) -> subprocess.Popen[bytes]:
+    """Start a supervised process: its line is its stdin."""
+    with order.log.open("w") as log:
+        return subprocess.Popen(
+            order.words,
+            cwd=order.folder,
+            env=dict(order.environment),
+            stdin=order.line,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _failure(
+    what: str, code: int, log: Path, program: str, reason: str | None = None
+) -> BigBrainError:
+    """Return what to tell of a process that failed: the end of its log, and what to do."""
+    tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
+    if code == BAD_INPUT and tail:
+        return InputError(
+            tail[-1].removeprefix("error: "),
+            at=str(log),
+            help="every batch must be like example_batch(): mend batches() and split again",
+        )
+    return RunError(
+        what if reason is None else f"{what}: {reason}",
+        at=str(log),
+        notes=tuple(tail),
+        help=_advice(code, program),
+    )
 
 
 def _listener(
@@ -203,7 +341,11 @@ def entry(plan: Plan) -> str:
 
 def _require_fitting(plan: Plan, options: RunOptions) -> None:
     """Refuse what this kind of bundle cannot do."""
-    training = {"--save": options.save, "first_gradients": options.first_gradients}
+    training = {
+        "--save": options.save,
+        "first_gradients": options.first_gradients,
+        "--commits": options.commits,
+    }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
     wrong = inference if plan.mode == "train" else training
     given = [name for name, value in wrong.items() if value is not None]
@@ -365,19 +507,8 @@ class _Crew:
             return
         name, code = self._cause(failed)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        tail = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        if code == BAD_INPUT and tail:
-            raise InputError(
-                tail[-1].removeprefix("error: "),
-                at=str(self.logs / f"{name}.log"),
-                help="every batch must be like example_batch(): mend batches() and split again",
-            )
-        raise RunError(
-            f"the process of device {name} {how}",
-            at=str(self.logs / f"{name}.log"),
-            notes=tuple(tail),
-            help=_advice(code, self.program),
-        )
+        what = f"the process of device {name} {how}"
+        raise _failure(what, code, self.logs / f"{name}.log", self.program)
 
     def _failed(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self.processes.items()}
@@ -469,11 +600,14 @@ def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
         "--inputs": options.inputs.resolve() if options.inputs else None,
         "--outputs": options.outputs.resolve() if options.outputs else None,
+        "--commits": options.commits.resolve() if options.commits else None,
+        "--commit-every": options.commit_every,
         "--report": logs.resolve(),
     }
-    return [
+    words = [
         text for flag, value in given.items() if value is not None for text in (flag, str(value))
     ]
+    return [*words, *(["--resume"] if options.resume else [])]
 
 
 def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,18 +21,29 @@ from bigbrain_fx.core import (
     Costs,
     Forecast,
     Graph,
+    Partitioner,
     Placement,
     Program,
     Stages,
 )
 from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.fitting import beside_tensors, for_tensors, require_fits, with_data
+from bigbrain_fx.fitting import (
+    beside_tensors,
+    for_tensors,
+    needed_bytes,
+    require_fits,
+    with_data,
+)
 from bigbrain_fx.plugins import estimator, options_of, partitioner
+from bigbrain_fx.recompute import Wanted, recompute_text, recomputing, wanted_by
 from bigbrain_fx.schedule import build, require_sound, stage_costs
+from bigbrain_fx.search import Ask, Effort, Objective, Score, Search, Trial, search
 from bigbrain_fx.simulate import simulate
 
 FORMAT = 1
+AUTO = "auto"
+"""The partitioner that tries the others, with every choice that was left open."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,9 @@ class Options:
     "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
     None is "train", and "eval" for an ONNX file.
     `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
-    value decides. `leaves` are modules that are kept whole, by path or class name.
+    value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
+    the stages (by number, or "all") that keep no activations and run forward again before backward.
+    `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
     """
 
     partitioner: str = "chain-dp"
@@ -57,6 +70,9 @@ class Options:
     mode: Literal["train", "eval"] | None = None
     assume: tuple[tuple[str, bool], ...] = ()
     leaves: tuple[str, ...] = ()
+    recompute: Wanted = None
+    objective: Objective = "throughput"
+    effort: Effort = "normal"
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,8 @@ class Plan:
         rows: of a micro-batch.
         trained: stages that have a backward pass.
         forecast: of one step, without its timeline (`timeline(plan)` simulates it again).
+        in_flight: as in `schedule.build`; None is the schedule's own choice.
+        search: what the partitioner "auto" tried; None for the others.
     """
 
     graph: Graph
@@ -104,6 +122,8 @@ class Plan:
     programs: tuple[Program, ...]
     forecast: Forecast
     format: int = FORMAT
+    in_flight: tuple[int, ...] | None = None
+    search: Search | None = None
 
     @property
     def mode(self) -> Literal["train", "eval"]:
@@ -123,6 +143,8 @@ class Plan:
             f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]
+        if self.stages.recompute:
+            lines.append(f"  {recompute_text(self.stages)}")
         for entry in self.forecast.devices:
             numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
             peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"
@@ -130,15 +152,31 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+def make_plan(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    known: Sequence[Plan] = (),
+) -> Plan:
     """Place, cut, schedule and simulate.
 
     With no number of micro-batches given, try those that divide the batch and keep the fastest.
+
+    Args:
+        graph: as captured.
+        cluster: where it runs.
+        source: what the model file says besides.
+        options: what was chosen; the partitioner "auto" chooses all that was left open.
+        known: plans of the same graph, of a poorer cluster, say: "auto" is no worse than what they
+            would take here.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if options.partitioner == AUTO:
+        return _Judge(graph, cluster, source, options).plan(known)
     counts = _counts(graph, cluster, options)
     found: list[Plan] = []
     failure: NoPlanError | None = None
@@ -178,8 +216,20 @@ def plan_placed(
 
 def replan(plan: Plan, cluster: Cluster) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?"""
-    options = Options(plan.partitioner, plan.estimator, None, plan.micro_batches, plan.seed)
-    return make_plan(plan.graph, cluster, plan.source, options)
+    options = Options(
+        plan.partitioner,
+        plan.estimator,
+        None,
+        plan.micro_batches,
+        plan.seed,
+        recompute=wanted_by(plan.stages, plan.trained),
+    )
+    if plan.search is None:
+        return make_plan(plan.graph, cluster, plan.source, options)
+    again = replace(
+        options, recompute=None, objective=plan.search.objective, effort=plan.search.effort
+    )
+    return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
 
 
 def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
@@ -194,7 +244,13 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         NoPlanError: it does not fit in memory.
     """
     options = Options(
-        plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
+        plan.partitioner,
+        plan.estimator,
+        plan.schedule,
+        plan.micro_batches,
+        plan.seed,
+        plan.in_flight,
+        recompute=wanted_by(plan.stages, plan.trained),
     )
     return _placed(
         plan.graph,
@@ -240,17 +296,37 @@ def timeline(plan: Plan) -> Forecast:
 def _plan(
     graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int
 ) -> Plan:
-    rows = graph.batch // micro_batches
-    concrete = graph.at(rows)
-    costs = _costs(concrete, cluster, source, options.estimator)
+    costs = _costs(graph.at(graph.batch // micro_batches), cluster, source, options.estimator)
+    placement = _placement(graph, cluster, options, micro_batches, costs)
+    return _placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def _placement(
+    graph: Graph, cluster: Cluster, options: Options, micro_batches: int, costs: Costs
+) -> Placement:
+    """Ask the partitioner; NoPlanError says what is left of each device's memory."""
+    concrete = graph.at(graph.batch // micro_batches)
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     smaller = for_tensors(cluster, concrete, micro_batches)
+    told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
     try:
-        placement = method.partition(concrete, smaller, replace(costs, cluster=smaller))
+        return _partitioned(method, concrete, told, options)
     except NoPlanError as error:
         notes = (*error.notes, *beside_tensors(cluster, concrete, micro_batches))
         raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
-    return _placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Options) -> Placement:
+    """Place a graph; where that fits only because some stages recompute, as if all of them did.
+
+    Which ops the stages of some numbers will have is known once they are placed, and not before.
+    """
+    try:
+        return method.partition(concrete, costs.cluster, costs)
+    except NoPlanError:
+        if not options.recompute or costs.recompute:
+            raise
+        return method.partition(concrete, costs.cluster, replace(costs, recompute=True))
 
 
 def _costs(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
@@ -285,12 +361,16 @@ def _placed(
     concrete = graph.at(rows)
     stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
     with_backward = trained(graph, stages.stages)
+    stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
     if not (keep_schedule or stages.is_chain):
         schedule = "list"
+    in_flight = options.in_flight
+    if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
+        in_flight = None
     per_stage = stage_costs(concrete, stages, costs)
-    programs = build(schedule, stages, micro_batches, per_stage, with_backward, options.in_flight)
+    programs = build(schedule, stages, micro_batches, per_stage, with_backward, in_flight)
     require_sound(programs, stages)
     forecast = simulate(programs, stages, per_stage, timeline=False)
     forecast = with_data(forecast, concrete, stages, micro_batches)
@@ -310,10 +390,102 @@ def _placed(
         tuple(sorted(with_backward)),
         programs,
         forecast,
+        in_flight=in_flight,
     )
 
 
-def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
+class _Judge:
+    """What the search asks: costs, placements of other partitioners, and what a trial takes.
+
+    It keeps the plan of every trial: the winner's is the answer.
+    """
+
+    def __init__(self, graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
+        self.graph, self.cluster, self.source, self.options = graph, cluster, source, options
+        self._costs: dict[int, Costs] = {}
+        self._plans: dict[int, tuple[Trial, Plan]] = {}
+
+    def plan(self, known: Sequence[Plan]) -> Plan:
+        """Search, and return the best plan with what was tried."""
+        options = self.options
+        ask = Ask(
+            self.graph,
+            self.cluster,
+            self.costs,
+            tuple(_counts(self.graph, self.cluster, options, 8)),
+            self.place,
+            self.score,
+            schedule=options.schedule,
+            in_flight=options.in_flight,
+            objective=options.objective,
+            effort=options.effort,
+            known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
+            recompute=self.graph.training and options.recompute is None,
+        )
+        trial, found = search(ask)
+        _, plan = self._plans[id(trial)]
+        return replace(plan, partitioner=AUTO, search=found)
+
+    def can_run(self, plan: Plan) -> bool:
+        """Whether a plan's devices are all here, and its micro-batches divide the batch."""
+        used = set(plan.placement.device_of.values())
+        return used <= set(self.cluster.device) and self.graph.batch % plan.micro_batches == 0
+
+    def costs(self, rows: int) -> Costs:
+        """Estimate the graph at so many rows, once."""
+        if rows not in self._costs:
+            graph = self.graph.at(rows)
+            self._costs[rows] = _costs(graph, self.cluster, self.source, self.options.estimator)
+        return self._costs[rows]
+
+    def place(self, name: str, micro_batches: int) -> Placement:
+        """Ask another partitioner."""
+        options = replace(self.options, partitioner=name, partitioner_options=())
+        costs = self.costs(self.graph.batch // micro_batches)
+        return _placement(self.graph, self.cluster, options, micro_batches, costs)
+
+    def score(self, trial: Trial) -> Score:
+        """Simulate a trial."""
+        options = replace(
+            self.options,
+            schedule=trial.schedule,
+            in_flight=trial.in_flight,
+            recompute=trial.recompute or self.options.recompute,
+        )
+        micro = trial.micro_batches
+        costs = self.costs(self.graph.batch // micro)
+        args = (self.graph, self.cluster, self.source, options, micro, trial.placement, costs)
+        plan = _placed(*args)
+        self._plans[id(trial)] = trial, plan
+        return _score(plan)
+
+
+def _score(plan: Plan) -> Score:
+    shares = []
+    for entry in plan.forecast.devices:
+        device = plan.cluster.device[entry.device]
+        shares.append(needed_bytes(entry, device) / max(1, device.memory_bytes))
+    return Score(
+        plan.forecast.step_s,
+        plan.stages.devices,
+        tuple(plan.forecast.of(device).peak_bytes for device in plan.stages.devices),
+        max(shares, default=0.0),
+        plan.stages.is_chain,
+    )
+
+
+def _trial_of(plan: Plan) -> Trial:
+    return Trial(
+        "known plan",
+        plan.placement,
+        plan.schedule,
+        plan.micro_batches,
+        plan.in_flight,
+        plan.stages.recompute,
+    )
+
+
+def _counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4) -> list[int]:
     """Return how many micro-batches to try: as asked for, or every divisor up to 4 per device."""
     batch = graph.batch
     if graph.static_batch is not None:
@@ -326,7 +498,7 @@ def _counts(graph: Graph, cluster: Cluster, options: Options) -> list[int]:
             )
         return [fixed]
     if options.micro_batches is None:
-        most = max(1, 4 * len(cluster.devices))
+        most = max(1, per_device * len(cluster.devices))
         return [count for count in range(1, min(batch, most) + 1) if batch % count == 0]
     if options.micro_batches < 1 or batch % options.micro_batches:
         divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -90,6 +91,50 @@ def options_of(kind: Kind, name: str) -> frozenset[str]:
     """
     parameters = inspect.signature(_class(kind, name)).parameters.values()
     return frozenset(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A name that may be asked for, and what is behind it.
+
+    Attributes:
+        kind: a preset is a partitioner with an estimator.
+        package: who brings it; our own is "bigbrain-fx".
+        what: the first line of its class's docstring, or why it cannot be loaded.
+        options: that it takes.
+    """
+
+    name: str
+    kind: Kind | Literal["preset"]
+    package: str
+    what: str
+    options: tuple[str, ...] = ()
+
+
+def registered() -> tuple[Plugin, ...]:
+    """Return all presets, partitioners and estimators, ours and third parties', by kind and name.
+
+    Raises:
+        InputError: a name is registered twice.
+    """
+    table: Mapping[str, tuple[str, str]] = load("partitioner").PRESETS
+    presets = [
+        Plugin(name, "preset", _OURS, f"{method} with {judge}")
+        for name, (method, judge) in sorted(table.items())
+    ]
+    partitioners = [_plugin("partitioner", name) for name in names("partitioner")]
+    return (*presets, *partitioners, *(_plugin("estimator", name) for name in names("estimator")))
+
+
+def _plugin(kind: Kind, name: str) -> Plugin:
+    foreign = _foreign(kind)
+    package = _package(foreign[name]) if name in foreign else _OURS
+    try:
+        doc = inspect.getdoc(_class(kind, name)) or ""
+        taken = tuple(sorted(options_of(kind, name)))
+    except InputError as error:
+        return Plugin(name, kind, package, error.what)
+    return Plugin(name, kind, package, doc.partition("\n")[0], taken)
 
 
 @lru_cache(maxsize=2)

@@ -22,14 +22,15 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
 
     Raises:
         NoPlanError: nothing fits in memory: the arithmetic per device, and the first of these with
-            which a plan was found: more micro-batches, another schedule, another partitioner, one
-            more device like the last, more memory.
+            which a plan was found: more micro-batches, another schedule, another partitioner,
+            recomputing activations, one more device like the last, more memory.
         InputError: the batch cannot be split as asked.
     """
     try:
         return make_plan(graph, cluster, source, options)
     except NoPlanError as error:
         found = None
+        options = replace(options, effort="fast")  # of `auto`: it is asked several times
         if len(graph.ops) <= _TOO_MANY_OPS:
             found = nearest_change(graph, cluster, source, options)
         if found is None:
@@ -68,6 +69,8 @@ def _changes(
     if options.partitioner != "chain-dp":
         other = replace(options, partitioner="chain-dp", partitioner_options=())
         yield "--partitioner chain-dp", cluster, other
+    if graph.training and options.recompute != "all":
+        yield "--recompute all", cluster, replace(options, recompute="all")
     last = cluster.devices[-1]
     one_more = replace(cluster, devices=(*cluster.devices, replace(last, name=_new_name(cluster))))
     yield f"one more device like {last.name}", one_more, options

@@ -41,6 +41,7 @@ def report(plan: Plan) -> str:
         f"{plan.micro_batches} micro-batches of {plan.rows} rows; forecast {forecast.step_s:.4f} s "
         f"a step, {rows / forecast.step_s:.1f} rows a second"
     )
+    head += f"; {found.recompute}" if found.recompute else ""
     title = escape(plan.graph.name)
     return "\n".join(
         (

@@ -20,9 +20,13 @@ from bigbrain_fx.explain import Explanation, explain, measured_text, size_text
 from bigbrain_fx.plan import Plan, measured_share
 
 if TYPE_CHECKING:
+    from bigbrain_fx.compare import Comparison, Contender
     from bigbrain_fx.compile import Split
+    from bigbrain_fx.plugins import Plugin
+    from bigbrain_fx.search import Candidate, Search
     from bigbrain_fx.verify import Verification
 
+MOST_DEVICES = 4  # of a row of a comparison; --json has them all
 MOST_CUTS = 12  # scattered placements have hundreds; --json has them all
 WIDE = 10_000  # neither a pipe's edge nor a narrow terminal's cuts a figure in two
 
@@ -36,6 +40,8 @@ def show_plan(plan: Plan, parameters: int) -> None:
         f"{_count(stages, 'stage')} on {_count(devices, 'device')}; {_schedule(plan)}",
     )
     show_explanation(dataclasses.replace(explain(plan), recovery=None))
+    if plan.search is not None:
+        show_search(plan.search)
 
 
 def show_forecast(plan: Plan) -> None:
@@ -61,6 +67,47 @@ def show_forecast(plan: Plan) -> None:
         times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
         rows.append((entry.device, *times, *map(size_text, sizes)))
     _table((*heads, "messages", "peak", "has"), rows)
+    if plan.search is not None:
+        show_search(plan.search)
+
+
+def show_search(found: Search) -> None:
+    """Print what `auto` chose, what came after it and why, and how far from a lower bound it is."""
+    _say(
+        ("auto", "bold"),
+        f" ({found.objective}, effort {found.effort}) compared {_count(found.looked_at, 'split')} "
+        f"and simulated {_count(found.simulated, 'plan')}:",
+    )
+    heads = ("placed by", "devices", "schedule", "step s", "memory", "against the best")
+    losers = [_candidate_row(each, each.why) for each in (*found.others, *found.refused)]
+    _table(heads, [_candidate_row(found.winner, "the best"), *losers])
+    _say(str(found))
+
+
+def _candidate_row(each: Candidate, why: str) -> tuple[str, ...]:
+    names = each.devices[:MOST_DEVICES]
+    left = len(each.devices) - len(names)
+    more = f" and {left} more" if left else ""
+    flight = f", in flight {_few(list(map(str, each.in_flight)))}" if each.in_flight else ""
+    again = ", recompute" if each.recompute else ""
+    count = _count(each.micro_batches, "micro-batch", "micro-batches")
+    return (
+        each.partitioner,
+        f"{' '.join(names)}{more}",
+        f"{each.schedule}, {count}{flight}{again}",
+        _number(each.step_s, 4),
+        f"{each.memory_share:.0%}" if each.step_s is not None else "-",
+        why,
+    )
+
+
+def search_json(found: Search) -> dict[str, object]:
+    """Return what --json prints of a search."""
+    bounds = [
+        {"covers": bound.covers, "step_s": bound.step_s, "gap": gap}
+        for bound, gap in zip(found.bounds, found.gaps, strict=True)
+    ]
+    return {**dataclasses.asdict(found), "bounds": bounds}
 
 
 def show_explanation(found: Explanation) -> None:
@@ -89,6 +136,8 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
+    if found.recompute:
+        _say(found.recompute)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
     if found.recovery:
@@ -101,6 +150,69 @@ def show_verification(found: Verification) -> None:
     for check in found.checks:
         mark = ("equal", "green") if check.passed else ("DIFFERENT", "red")
         _say(mark, f"  {check.name}: {check.detail}")
+
+
+def show_comparison(found: Comparison) -> None:
+    """Print a row for each contender, who is fastest, and whether all computed the same."""
+    _say((found.model, "bold"), f": captured once, in {found.capture_s:.1f} s")
+    ran = found.steps is not None
+    heads = ["partitioner", "devices", "micro-batches", "forecast s", "rows/s"]
+    heads += ["measured s", "rows/s"] if ran else []
+    planned = [each for each in found.contenders if each.plan is not None]
+    rows = [_contender_row(each, ran) for each in planned]
+    _table((*heads, "sent", "planned in s", "memory"), rows)
+    for each in found.contenders:
+        if each.reason:
+            help_ = f"; {each.help}" if each.help else ""
+            _say((each.name, "bold"), f": {each.reason}{help_}")
+    for agreement in found.agreements:
+        _say(str(agreement), ("", "") if agreement.passed else (" (WRONG)", "red"))
+    if found.best is not None:
+        _say(f"{'measured' if ran else 'forecast'} fastest: {found.best.name}")
+    if found.forecasts_differ_in_kind:
+        _say("the forecasts are of several estimators: compare them by --run, or give --estimator")
+
+
+def _contender_row(each: Contender, ran: bool) -> tuple[str, ...]:
+    plan = each.plan
+    assert plan is not None
+    measured = each.measured_step_s, each.measured_rows_per_s
+    return (
+        each.name,
+        str(len(plan.stages.devices)),
+        f"{plan.micro_batches} of {_count(plan.rows, 'row')}, {plan.schedule}",
+        _number(each.step_s, 4),
+        _number(each.rows_per_s, 1),
+        *((_number(measured[0], 4), _number(measured[1], 1)) if ran else ()),
+        size_text(each.cut_bytes or 0),
+        _number(each.planning_s, 2),
+        _memory(plan),
+    )
+
+
+def _memory(plan: Plan) -> str:
+    """Say what each device holds at its peak; of many, the fullest."""
+    ranked = sorted(plan.forecast.devices, key=lambda entry: -entry.peak_bytes)[:MOST_DEVICES]
+    shown = [entry for entry in plan.forecast.devices if entry in ranked]
+    said = ", ".join(f"{entry.device} {size_text(entry.peak_bytes)}" for entry in shown)
+    others = len(plan.forecast.devices) - len(shown)
+    return said + (f", {others} less" if others else "")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def show_plugins(entries: Sequence[Plugin]) -> None:
+    """Print what may be asked for by name, a row each."""
+    rows = [
+        (each.name, each.kind, each.package, each.what + _taking(each.options)) for each in entries
+    ]
+    _table(("name", "kind", "package", "what"), rows, left=True)
+
+
+def _taking(options: Sequence[str]) -> str:
+    return f" ({', '.join(options)})" if options else ""
 
 
 # --------------------------------------------------------------------------- as JSON
@@ -125,10 +237,13 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "partitioner": plan.partitioner,
         "estimator": plan.estimator,
         "schedule": plan.schedule,
+        "recompute": plan.stages.recompute,
         "micro_batches": plan.micro_batches,
         "rows": plan.rows,
         "stages": len(plan.stages.stages),
         "step_s": plan.forecast.step_s,
+        "in_flight": plan.in_flight,
+        "search": search_json(plan.search) if plan.search else None,
         "measured": measured_share(plan),
         "devices": [
             {
@@ -138,6 +253,53 @@ def plan_json(plan: Plan) -> dict[str, object]:
             for entry in plan.forecast.devices
         ],
     }
+
+
+def comparison_json(found: Comparison) -> dict[str, object]:
+    """Return what `compare --json` prints."""
+    best = found.best
+    return {
+        "model": found.model,
+        "capture_s": found.capture_s,
+        "steps": found.steps,
+        "best": best.name if best else None,
+        "agreements": [
+            {**dataclasses.asdict(each), "passed": each.passed} for each in found.agreements
+        ],
+        "contenders": [_contender_json(each) for each in found.contenders],
+    }
+
+
+def _contender_json(each: Contender) -> dict[str, object]:
+    head = {
+        "name": each.name,
+        "planned": each.plan is not None,
+        "reason": each.reason,
+        "help": each.help,
+        "planning_s": each.planning_s,
+    }
+    measured = {
+        "measured_step_s": each.measured_step_s,
+        "measured_rows_per_s": each.measured_rows_per_s,
+        "steps_s": each.steps_s,
+        "losses": each.losses,
+        "max_rss_bytes": dict(each.max_rss_bytes),
+        "bundle": each.bundle,
+    }
+    forecast = {
+        "step_s": each.step_s,
+        "rows_per_s": each.rows_per_s,
+        "cut_bytes": each.cut_bytes,
+        "devices": (),
+    }
+    asked = {"partitioner": each.partitioner, "estimator": each.estimator}
+    plan = plan_json(each.plan) if each.plan is not None else {}
+    return {**head, **asked, **forecast, **plan, **measured}
+
+
+def plugin_json(entry: Plugin) -> dict[str, object]:
+    """Return what `plugins --json` prints of one name."""
+    return dataclasses.asdict(entry)
 
 
 def _plain(value: object) -> object:
@@ -157,10 +319,11 @@ def _say(*parts: str | tuple[str, str]) -> None:
     _console().print(Text.assemble(*parts), soft_wrap=True)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: bool = False) -> None:
+    """Print rows under their heads; the first three columns are words, and all if `left`."""
     console = _console()
     table = Table(*heads, box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for column in table.columns[3:]:
+    for column in () if left else table.columns[3:]:
         column.justify = "right"
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -173,7 +336,8 @@ def _console() -> Console:
 
 def _schedule(plan: Plan) -> str:
     count = _count(plan.micro_batches, "micro-batch", "micro-batches")
-    return f"{plan.schedule}, {count} of {_count(plan.rows, 'row')}"
+    again = ", recompute" if plan.stages.recompute else ""
+    return f"{plan.schedule}, {count} of {_count(plan.rows, 'row')}{again}"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -20,10 +20,12 @@ from estimators.op_rules import (
     CONVOLUTION_3X3,
     CUDA_ATTENTION,
     CUDA_BYTES,
+    CUDA_OPTIMIZER_LAUNCHES,
     CUDA_PRODUCT,
     DICE,
     GELU_TANH,
     OP_RULES,
+    OPTIMIZER_LAUNCHES,
     OPTIMIZER_TOUCHES,
     VIEW,
     OpRule,
@@ -64,6 +66,10 @@ class Analytical:
                 for device in cluster.devices
             },
             optimizer_state_per_byte=OPTIMIZER_STATE,
+            optimizer_s_per_tensor={
+                device.name: _optimizer_launches(device) * device.launch_s
+                for device in cluster.devices
+            },
         )
 
 
@@ -81,6 +87,10 @@ def rule_of(op: Op) -> OpRule:
     if family(op.target) == "gelu" and "tanh" in (*op.args[1:], *dict(op.kwargs).values()):
         return replace(rule, speed=GELU_TANH)
     return rule
+
+
+def _optimizer_launches(device: Device) -> float:
+    return OPTIMIZER_LAUNCHES if device.kind == "cpu" else CUDA_OPTIMIZER_LAUNCHES
 
 
 def _rates(device: Device) -> Device:

@@ -75,18 +75,25 @@ class Learned:
         for device in cluster.devices:
             if Rates.of(device) not in priced:
                 priced[Rates.of(device)] = _priced(model, calls, device)
-        return replace(
-            known,
-            ops={
-                device.name: _timed(known.ops[device.name], priced[Rates.of(device)])
-                for device in cluster.devices
-            },
-            optimizer_s_per_byte={
-                device.name: model.optimizer_touches / device.memory_bytes_per_s
-                or known.optimizer_s_per_byte[device.name]
-                for device in cluster.devices
-            },
-        )
+        ops = {
+            device.name: _timed(known.ops[device.name], priced[Rates.of(device)])
+            for device in cluster.devices
+        }
+        return _with_optimizer(replace(known, ops=ops), model)
+
+
+def _with_optimizer(costs: Costs, model: CostModel) -> Costs:
+    """Put the optimizer's step in as it was profiled; as `analytical` has it if it was not."""
+    if not model.optimizer_touches and not model.optimizer_launches:
+        return costs
+    devices = costs.cluster.devices
+    return replace(
+        costs,
+        optimizer_s_per_byte={
+            d.name: model.optimizer_touches / d.memory_bytes_per_s for d in devices
+        },
+        optimizer_s_per_tensor={d.name: model.optimizer_launches * d.launch_s for d in devices},
+    )
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,15 @@ memory's, whichever bounds the op (the roofline of `analytical`). What is absent
 and so is memory; `Costs.measured` says what was there.
 
 A sum of gradients that several readers send back is in the profile of a reader, where it happens.
+The optimizer's step is as it was measured with the model that has the most of the graph's ops,
+scaled like an op: what a tensor costs by launch times, what a byte costs by memory's rates.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,6 +26,7 @@ from bigbrain_fx.profiles import (
     Machine,
     OpProfile,
     ProfileStore,
+    Session,
     mode_of,
     region_mode,
     signature,
@@ -49,10 +53,10 @@ class Measured:
 
     def __post_init__(self) -> None:
         """Refuse now, and not when a model has been captured."""
-        self.tables()
+        self.known()
 
-    def tables(self) -> Mapping[Machine, Mapping[str, OpProfile]]:
-        """Return the profiles by machine and signature; a file is read again when it changes."""
+    def known(self) -> Known:
+        """Return what the database has; a file is read again when it changes."""
         path = self.profiles or os.environ.get(VARIABLE, "")
         if not path:
             raise InputError(
@@ -68,21 +72,41 @@ class Measured:
 
         Devices with equal rates share their figures. A region is measured when all its ops are.
         """
-        tables, known = self.tables(), Analytical().estimate(graph, cluster)
+        base, known = self.known(), Analytical().estimate(graph, cluster)
         keys = _keys(graph)
-        found = {d.name: _found(graph, keys, tables, d) for d in cluster.devices}
+        found = {d.name: _found(graph, keys, base.tables, d) for d in cluster.devices}
+        every = frozenset(key for several in keys.values() for key in several)
+        rates = {d.name: _optimizer(base, every, d) for d in cluster.devices}
         return replace(
             known,
             ops={
                 name: {op: _timed(cost, found[name].get(op)) for op, cost in of_device.items()}
                 for name, of_device in known.ops.items()
             },
+            optimizer_s_per_tensor={
+                name: rate[0] if rate else known.optimizer_s_per_tensor[name]
+                for name, rate in rates.items()
+            },
             optimizer_s_per_byte={
-                d.name: _optimizer(tables, d) or known.optimizer_s_per_byte[d.name]
-                for d in cluster.devices
+                name: rate[1] if rate else known.optimizer_s_per_byte[name]
+                for name, rate in rates.items()
             },
             measured={name: tuple(ops) for name, ops in found.items()},
         )
+
+
+@dataclass(frozen=True)
+class Known:
+    """A database, read.
+
+    Attributes:
+        tables: by machine and signature key. sessions: by machine key, the latest first.
+        origins: by signature key, the models that have ops of it.
+    """
+
+    tables: Mapping[Machine, Mapping[str, OpProfile]]
+    sessions: Mapping[str, tuple[Session, ...]]
+    origins: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -109,12 +133,14 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, state: tuple[int, int]) -> Mapping[Machine, Mapping[str, OpProfile]]:
-    tables: dict[Machine, dict[str, OpProfile]] = {}
+def _read(path: str, state: tuple[int, int]) -> Known:
     store = ProfileStore(path, read_only=True)
-    for machine in store.machines():
-        tables[machine] = {p.signature.key: p for _, p in store.rows(machine.key)}
-    return tables
+    machines = store.machines()
+    return Known(
+        {m: {p.signature.key: p for _, p in store.rows(m.key)} for m in machines},
+        {m.key: store.sessions(m.key) for m in machines},
+        store.origins(),
+    )
 
 
 def _keys(graph: Graph) -> Mapping[str, tuple[str, ...]]:
@@ -194,13 +220,24 @@ class _Scale:
         return starting_s * slower_start + (measured_s - starting_s) * slowdown
 
 
-def _optimizer(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) -> float:
-    """Return the seconds of an optimizer step per byte; 0.0 when that was not measured."""
-    machine = _nearest(tables, device)
+def _optimizer(base: Known, keys: frozenset[str], device: Device) -> tuple[float, float] | None:
+    """Return an optimizer's seconds per tensor and per byte; None when none was measured."""
+    machine = _nearest(base.tables, device)
     if machine is None:
-        return 0.0
-    ratio = machine.memory_bytes_per_s / device.memory_bytes_per_s
-    return machine.optimizer_s_per_byte * ratio
+        return None
+    found = _session_machine(base, keys, machine)
+    starting = device.launch_s / machine.launch_s
+    moving = machine.memory_bytes_per_s / device.memory_bytes_per_s
+    pair = found.optimizer_s_per_tensor * starting, found.optimizer_s_per_byte * moving
+    return pair if found.knows_optimizer else None
+
+
+def _session_machine(base: Known, keys: frozenset[str], machine: Machine) -> Machine:
+    """Return whose pair to take: see `bigbrain_fx.profiles.store`."""
+    shared = Counter(model for key in keys for model in base.origins.get(key, ()))
+    known = [s for s in base.sessions[machine.key] if s.machine.knows_optimizer]
+    best = max(known, key=lambda session: shared[session.model], default=None)
+    return best.machine if best is not None and shared[best.model] else machine
 
 
 def _timed(known: OpCost, found: _Seconds | None) -> OpCost:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from partitioners.chain_dp import ChainDP
+from partitioners.cp_sat import CPSat
+from partitioners.differentiable import Differentiable
 from partitioners.ideal_dp import IdealDP
+from partitioners.latency import Latency
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo
+from partitioners.mcmc import MCMC
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
 
@@ -23,11 +27,16 @@ TABLE: Mapping[str, Callable[..., object]] = {
     MTopo.name: MTopo,
     METF.name: METF,
     MSCT.name: MSCT,
+    MCMC.name: MCMC,
+    Differentiable.name: Differentiable,
+    CPSat.name: CPSat,
+    Latency.name: Latency,
     Scattered.name: Scattered,
 }
 """Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""
 
 PRESETS: Mapping[str, tuple[str, str]] = {
+    "auto": ("auto", "analytical"),
     "naive": ("naive", "analytical"),
     "analytical": ("chain-dp", "analytical"),
     "learned": ("chain-dp", "learned"),

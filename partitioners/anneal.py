@@ -1,8 +1,9 @@
 """Placement of a problem -> a better one, contiguous or not, by a seeded random walk.
 
-Markov chain Monte Carlo as in FlexFlow (Jia et al., MLSys'19, section 6.2), with the largest load
-for its cost; pieces of the graph are moved as a whole, because single nodes that are dear to cut
-off never leave. Loads are kept up to date by what a move changes. It knows no graph and no files.
+Markov chain Monte Carlo as in FlexFlow (Jia et al., MLSys'19, section 6.2); pieces of the graph are
+moved as a whole, because single nodes that are dear to cut off never leave. What it walks over, and
+what is to be least, is a `State`; `Loads` is the one of the public instances, with the largest load
+for its cost, kept up to date by what a move changes. It knows no graph and no files.
 """
 
 from __future__ import annotations
@@ -11,13 +12,45 @@ import random
 from collections.abc import Iterator, Sequence
 from math import exp, inf
 from operator import le
+from typing import Protocol
 
 from partitioners.problem import Problem
 
 _SHARPNESS = 12  # of the smooth maximum: a p-norm, so that the second busiest device counts too
 _LARGEST_PIECES = (1, 1, 1, 2, 2, 4, 8, 16, 32)
 _SWAPS = 0.25
+_BORDER_TRIES = 30  # draws of a node at a border before any will do
 _HOT, _COLD = 0.03, 0.0001  # temperature at first and last, in shares of the load
+
+
+class State(Protocol):
+    """A placement that is changed move by move: what a walk goes over."""
+
+    homes: list[int]
+
+    def move(self, node: int, to: int) -> None:
+        """Put a node on another device."""
+        ...
+
+    def runs(self, node: int, to: int) -> bool:
+        """Whether a device can run a node."""
+        ...
+
+    def fits(self) -> bool:
+        """Whether every device can hold what it has."""
+        ...
+
+    def energy(self) -> float:
+        """Return what a move is accepted by: about the value, but without its plateaus."""
+        ...
+
+    def value(self) -> float:
+        """Return what is to be least."""
+        ...
+
+    def busiest(self) -> int:
+        """Return the device that has most to do."""
+        ...
 
 
 class Loads:
@@ -95,7 +128,15 @@ class Loads:
         """Whether every device can hold what it has."""
         return all(map(le, self.held, self._limits))
 
-    def smooth(self) -> float:
+    def value(self) -> float:
+        """Return the largest load."""
+        return max(self.loads)
+
+    def busiest(self) -> int:
+        """Return the device with the largest load."""
+        return self.loads.index(max(self.loads))
+
+    def energy(self) -> float:
         """Return a p-norm of the loads: a little more than the largest."""
         top = max(self.loads)
         if top <= 0:
@@ -115,22 +156,56 @@ def improved(problem: Problem, homes: Sequence[int], steps: int, seed: int = 0) 
     """
     if len(problem.kind_of_device) < 2 or problem.count < 2:
         return tuple(homes)
-    walk = _Walk(problem, homes, random.Random(seed))
+    return walked(
+        Loads(problem, homes), _neighbours(problem), len(problem.kind_of_device), steps, seed
+    )
+
+
+def walked(
+    state: State,
+    near: Sequence[Sequence[int]],
+    devices: int,
+    steps: int,
+    seed: int = 0,
+    heat: tuple[float, float] = (_HOT, _COLD),
+    borders: bool = False,
+) -> tuple[int, ...]:
+    """Return the best placement of a walk; the first one if nothing better that fits was met.
+
+    Args:
+        state: where to start; it is changed.
+        near: per node: those it hangs together with.
+        devices: how many there are, at least 2.
+        steps: how many moves are tried.
+        seed: of the walk; equal seeds give equal placements.
+        heat: temperature at first and last, in shares of the energy.
+        borders: move mostly nodes that hang together with some on another device.
+    """
+    walk = _Walk(state, near, devices, random.Random(seed), borders)
+    hot, cold = heat
     for step in range(steps):
-        walk.step(_HOT * (_COLD / _HOT) ** (step / steps))
+        walk.step(hot * (cold / hot) ** (step / steps))
     return walk.best
 
 
 class _Walk:
     """A random walk over placements: mutable, used once."""
 
-    def __init__(self, problem: Problem, homes: Sequence[int], dice: random.Random) -> None:
-        self.state, self.dice = Loads(problem, homes), dice
-        self.best = tuple(homes)
-        self._least = max(self.state.loads)
-        self._energy = self.state.smooth()
-        self._devices = len(self.state.loads)
-        self._near = _neighbours(problem)
+    def __init__(
+        self,
+        state: State,
+        near: Sequence[Sequence[int]],
+        devices: int,
+        dice: random.Random,
+        borders: bool = False,
+    ) -> None:
+        self.state, self.dice = state, dice
+        self.best = tuple(state.homes)
+        self._least = state.value()
+        self._energy = state.energy()
+        self._devices = devices
+        self._near = near
+        self._tries = _BORDER_TRIES if borders else 0
 
     def step(self, heat: float) -> None:
         """Try one move."""
@@ -141,14 +216,14 @@ class _Walk:
         back = [(node, homes[node]) for node, _ in moves]
         for node, to in moves:
             state.move(node, to)
-        energy = state.smooth()
+        energy = state.energy()
         if not (state.fits() and self._accepts(energy, heat)):
             for node, origin in back:
                 state.move(node, origin)
             return
         self._energy = energy
-        if max(state.loads) < self._least * (1 - 1e-12):
-            self._least = max(state.loads)
+        if state.value() < self._least * (1 - 1e-12):
+            self._least = state.value()
             self.best = tuple(homes)
 
     def _accepts(self, energy: float, heat: float) -> bool:
@@ -162,6 +237,10 @@ class _Walk:
         """
         dice, homes = self.dice, self.state.homes
         first = dice.randrange(len(homes))
+        for _ in range(self._tries):
+            if any(homes[other] != homes[first] for other in self._near[first]):
+                break
+            first = dice.randrange(len(homes))
         at = homes[first]
         piece = self._grown(first, dice.choice(_LARGEST_PIECES))
         around = [homes[other] for node in piece for other in self._near[node]]
@@ -175,8 +254,7 @@ class _Walk:
 
     def _swap(self) -> list[tuple[int, int]]:
         """Draw a node of the busiest device and one of another, to change places."""
-        dice, homes, loads = self.dice, self.state.homes, self.state.loads
-        top = loads.index(max(loads))
+        dice, homes, top = self.dice, self.state.homes, self.state.busiest()
         mine = [node for node, home in enumerate(homes) if home == top]
         other = dice.randrange(len(homes))
         if not mine or homes[other] == top:

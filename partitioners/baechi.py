@@ -170,7 +170,7 @@ def _fuse_once(
 def _bytes(known: Facts, flights: Mapping[str, int]) -> list[float]:
     """Return about what each unit holds: weights, gradients, optimizer state, activations."""
     name = max(flights, key=lambda device: flights[device])
-    found = (flights[name] * known.saved_bytes[name]).astype(np.float64)
+    found = (known.kept(flights[name]) * known.saved_bytes[name]).astype(np.float64)
     for weight in known.weights:
         trained = weight.trained_bytes * (2 + known.state_per_byte)
         found[weight.readers[0]] += weight.nbytes + trained
@@ -231,7 +231,9 @@ class Ledger:
     def _added(self, job: int, device: int) -> float:
         new = [touch for touch in self._touches[job] if touch not in self._has[device]]
         saved = int(self._known.saved_bytes[self._devices[device].name][job])
-        return self._flights[device] * saved + sum(self._nbytes(*touch, device) for touch in new)
+        return self._known.kept(self._flights[device]) * saved + sum(
+            self._nbytes(*touch, device) for touch in new
+        )
 
     def _nbytes(self, what: str, number: int, device: int) -> float:
         """Return what a weight, or a value made or received, takes; each stage has a gradient."""

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from partitioners.coarse import blocks, quiet_cuts
 from partitioners.facts import Facts, facts
 from partitioners.footprint import in_flight_at, in_flight_by_device, needs
 from partitioners.line import Line, Solver, Split
@@ -225,23 +226,9 @@ def _layer(path: str) -> str:
 
 def _shortened(known: Facts) -> Facts:
     """Merge neighbours until at most `MOST_UNITS` are left; cuts stay where little crosses."""
-    count = len(known.groups)
-    if count <= MOST_UNITS:
+    if len(known.groups) <= MOST_UNITS:
         return known
-    crossing = [0] * (count + 1)
-    for value in known.values:
-        crossing[value.maker + 1] += value.nbytes
-        crossing[value.readers[-1] + 1] -= value.nbytes
-    total, at_cut = 0, []
-    for change in crossing:
-        total += change
-        at_cut.append(total)
-    edges = [round(i * count / MOST_UNITS) for i in range(MOST_UNITS + 1)]
-    buckets = pairwise(edges)
-    cuts = sorted(
-        {0, count, *(min(range(a + 1, b + 1), key=at_cut.__getitem__) for a, b in buckets)}
-    )
-    return known.merged([range(a, b) for a, b in pairwise(cuts)])
+    return known.merged(blocks(quiet_cuts(known, MOST_UNITS)))
 
 
 def describe(graph: Graph, line: Line, split: Split, stage: int) -> str:

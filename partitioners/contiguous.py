@@ -12,19 +12,23 @@ that cannot be part of a placement under the bound are never looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from partitioners.chain_load import best_cut
 from partitioners.ideals import Indices, Sets, ideals, prefixes, states, within
-from partitioners.orders import unit_orders
+from partitioners.orders import random_orders, unit_orders
 from partitioners.problem import Problem, Times
-from partitioners.reduce import reduced
+from partitioners.reduce import reduced, shortened
 
 MOST_IDEALS = 40_000
+MOST_CUTS = 1200  # of more nodes, runs of neighbours are made one
+_FEW_NODES = 250
+_MANY = 2500  # ideals that are looked at where there are too many to list
 _ROUNDING = 1 + 1e-9
 _CHUNK = 512
 Objective: TypeAlias = Literal["max", "sum"]
@@ -59,20 +63,63 @@ def best_contiguous(
     if problem.count == 0:
         return Contiguous((), 0.0, True, 1)
     plain = reduced(problem)
-    few = prefixes(unit_orders(plain.problem.count, plain.problem.edges))
-    start = _Search(plain.problem, few, np.inf, objective).run()
+    inner = plain.problem
+    orders = unit_orders(inner.count, inner.edges)
+    start = _cut(inner, orders, objective)
     bound = start[1] if start else np.inf
-    smaller = reduced(plain.problem, bound)
-    every = ideals(smaller.problem.count, smaller.problem.edges, most_ideals)
-    found = None if every is None else _Search(smaller.problem, every, bound, objective).run()
-    if found is not None:
-        homes, load = smaller.spread(found[0]), found[1]
-    elif start is not None:
-        homes, load = start
-    else:
+    if most_ideals <= 1:
+        return start and Contiguous(plain.spread(start[0]), bound, False, 3 * inner.count)
+    found = _over_ideals(inner, bound, most_ideals, objective)
+    if found is None:
+        return start and Contiguous(plain.spread(start[0]), bound, False, 3 * inner.count)
+    if not found.homes:
+        return start and Contiguous(plain.spread(start[0]), bound, found.proven, found.ideals)
+    return replace(found, homes=plain.spread(found.homes))
+
+
+def _cut(
+    problem: Problem, orders: Sequence[Sequence[int]], objective: Objective
+) -> tuple[tuple[int, ...], float] | None:
+    """Return the best cut of a few orders: of a small problem, from one into another as well."""
+    if problem.count <= _FEW_NODES:
+        return _Search(problem, prefixes(orders), np.inf, objective).run()
+    best: tuple[tuple[int, ...], float] | None = None
+    for order in orders:
+        smaller = shortened(problem, order, MOST_CUTS)
+        place = {node: i for i, node in enumerate(order)}
+        first = [problem.count] * smaller.problem.count
+        for node, group in enumerate(smaller.group_of):
+            first[group] = min(first[group], place[node])
+        runs = sorted(range(smaller.problem.count), key=first.__getitem__)
+        found = best_cut(smaller.problem, runs, objective)
+        if found is not None and (best is None or found[1] < best[1]):
+            best = smaller.spread(found[0]), found[1]
+    return best
+
+
+def _over_ideals(
+    problem: Problem, bound: float, most_ideals: int, objective: Objective
+) -> Contiguous | None:
+    """Return the best placement under a bound, over all ideals; without homes: there is none.
+
+    Where there are too many ideals to list, some of them stand for all; None: not looked at.
+    """
+    smaller = reduced(problem, bound)
+    count = smaller.problem.count
+    most = int(most_ideals * min(1.0, _FEW_NODES / count) ** 2)
+    every = ideals(count, smaller.problem.edges, most) if count < most else None
+    if every is None and count > _FEW_NODES:
         return None
-    looked_at = few if every is None else every
-    return Contiguous(plain.spread(homes), load, every is not None, len(looked_at))
+    sets = _many(smaller.problem) if every is None else every
+    found = _Search(smaller.problem, sets, bound, objective).run()
+    homes, load = found or ((), bound)
+    return Contiguous(smaller.spread(homes) if homes else (), load, every is not None, len(sets))
+
+
+def _many(problem: Problem) -> Sets:
+    """Return the beginnings of as many seeded orders as make `_MANY` sets."""
+    orders = islice(random_orders(problem.count, problem.edges), max(3, _MANY // problem.count))
+    return prefixes((*unit_orders(problem.count, problem.edges), *orders))
 
 
 class _Search:

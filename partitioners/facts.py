@@ -63,6 +63,7 @@ class Facts:
         state_per_byte: optimizer state per byte of trained parameters.
         trains: whether there is a backward pass.
         rows: of the micro-batch that all this is for.
+        recompute: whether every stage runs its forward again; `seconds` have that.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -76,6 +77,11 @@ class Facts:
     state_per_byte: float
     trains: bool
     rows: int
+    recompute: bool = False
+
+    def kept(self, in_flight: int) -> int:
+        """Return for how many micro-batches a stage keeps what its backward needs."""
+        return 1 if self.recompute else in_flight
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -165,20 +171,27 @@ def facts(graph: Graph, costs: Costs) -> Facts:
     ]
     held = [[*group, *names] for group, names in zip(found.groups, copied, strict=True)]
     weights = tuple(_weights(graph, held))
-    devices = [device.name for device in costs.cluster.devices]
     trains = graph.loss is not None
+    devices = [device.name for device in costs.cluster.devices]
+    first_of: dict[int, str] = {}  # devices whose ops cost the same share their figures
+    like = {d: first_of.setdefault(id(costs.ops[d]), d) for d in devices}
+    firsts = list(first_of.values())
+    seconds = {d: _seconds(costs, d, paid, trains) for d in firsts}
+    saved = {d: _saved(costs, d, paid, trains) for d in firsts}
+    workspace = {d: _workspace(graph, costs, d, held) for d in firsts}
     return Facts(
         groups=found.groups,
         copies=first,
         values=tuple(_values(graph, unit_of)),
         weights=weights,
-        seconds={d: _seconds(costs, d, paid, trains) for d in devices},
+        seconds={d: seconds[like[d]] for d in devices},
         once_s={d: _once_s(costs, d, weights, len(paid)) for d in devices},
-        saved_bytes={d: _saved(costs, d, paid, trains) for d in devices},
-        workspace_bytes={d: _workspace(graph, costs, d, held) for d in devices},
+        saved_bytes={d: saved[like[d]] for d in devices},
+        workspace_bytes={d: workspace[like[d]] for d in devices},
         state_per_byte=costs.optimizer_state_per_byte,
         trains=trains,
         rows=graph.batch,
+        recompute=trains and costs.recompute,
     )
 
 
@@ -230,10 +243,10 @@ def _weights(graph: Graph, held: Iterable[Sequence[str]]) -> Iterator[Weight]:
 
 
 def _seconds(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Seconds:
-    of = costs.ops[device]
+    of, forwards = costs.ops[device], 2 if trains and costs.recompute else 1
     return np.array(
         [
-            sum(of[n].forward_s + (of[n].backward_s if trains else 0.0) for n in names)
+            sum(forwards * of[n].forward_s + (of[n].backward_s if trains else 0.0) for n in names)
             for names in paid
         ],
         dtype=np.float64,
@@ -244,7 +257,8 @@ def _once_s(costs: Costs, device: str, weights: Iterable[Weight], count: int) ->
     """Count the optimizer's time for each parameter at the first unit that reads it."""
     found = np.zeros(count)
     for weight in weights:
-        found[weight.readers[0]] += weight.trained_bytes * costs.optimizer_s_per_byte[device]
+        if weight.trained_bytes:
+            found[weight.readers[0]] += costs.optimizer_s(device, 1, weight.trained_bytes)
     return found
 
 

@@ -5,6 +5,7 @@ instruction, when at most `in_flight` micro-batches are between their forward an
 
     weights + optimizer state + 2 x gradients (those of one micro-batch, and their sum so far)
     + in_flight x (saved activations + received values + sent values)
+      (where stages run their forward again, saved activations of one micro-batch)
     + gradients of sent and received values, of one micro-batch, + the largest workspace
 
 It knows no method and no schedule.
@@ -148,7 +149,7 @@ def _need(facts: Facts, device: str, homes: Sequence[str], in_flight: int, one_s
         weights=sum(w.nbytes for w in weights),
         gradients=2 * trained + extra,
         optimizer=int(trained * facts.state_per_byte),
-        activations=flight * int(facts.saved_bytes[device][here].sum())
+        activations=facts.kept(flight) * int(facts.saved_bytes[device][here].sum())
         + int(facts.workspace_bytes[device][here].max()),
         messages=flight * sum(v.nbytes for v in crossing)
         + sum(v.gradient_bytes for v in (*sent, *received, *(received if one_stage else crossing)))
@@ -210,7 +211,7 @@ class Pieces:
         flight = in_flight if self.facts.trains else 1
         found = self._once + flight * self._per_micro_batch
         saved = np.concatenate(([0], np.cumsum(self.facts.saved_bytes[device])))
-        found += flight * (saved[None, :] - saved[:-1, None])
+        found += self.facts.kept(flight) * (saved[None, :] - saved[:-1, None])
         found += _running_maximum(self.facts.workspace_bytes[device])
         return found
 

@@ -3,12 +3,12 @@
 A contiguous split is a chain of ideals, from the empty one to the whole graph: what the first
 stage has run, what the first two have, and so on. It knows edges; it knows no costs and no devices.
 
-Source: Tarnawski et al., NeurIPS'20, section 4; here level by level, with numpy.
+Source: Tarnawski et al., NeurIPS'20, section 4; here level by level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,20 @@ def ideals(count: int, edges: Iterable[tuple[int, int]], most: int) -> Sets | No
         edges: pairs (earlier, later).
         most: where to give up.
     """
-    before = np.zeros((count, count), dtype=bool)  # [node, what it waits for]
-    for a, b in edges:
-        before[b, a] = True
-    level = np.zeros((1, count), dtype=bool)
-    levels, total = [level], 1
+    top = 8 * -(-count // 8)  # the first node is the first bit of the first byte
+    bit = [1 << (top - 1 - node) for node in range(count)]
+    before, readers = [0] * count, [list[int]() for _ in range(count)]
+    for a, b in sorted(set(edges)):
+        before[b] |= bit[a]
+        readers[a].append(b)
+    level = {0: tuple(node for node in range(count) if not before[node])}
+    found = [0]
     for _ in range(count):
-        level = _larger_by_one(level, before)
-        total += len(level)
-        if total > most:
+        level = _larger_by_one(level, bit, before, readers, most - len(found))
+        if not level:
             return None
-        levels.append(level)
-    return np.concatenate(levels)
+        found += sorted(level)
+    return _unpacked(found, count, top // 8)
 
 
 def prefixes(orders: Iterable[Sequence[int]]) -> Sets:
@@ -66,14 +68,35 @@ def within(small: Sets, large: Sets) -> Sets:
     return found
 
 
-def _larger_by_one(level: Sets, before: Sets) -> Sets:
-    """Return the ideals with one node more; a node may join when all it waits for is there."""
-    missing = ~level
-    waits = missing.astype(np.float32) @ before.T.astype(np.float32) > 0
-    rows, nodes = np.nonzero(missing & ~waits)
-    larger = level[rows]
-    larger[np.arange(len(rows)), nodes] = True
-    return _distinct(larger)
+def _larger_by_one(
+    level: Mapping[int, tuple[int, ...]],
+    bit: Sequence[int],
+    before: Sequence[int],
+    readers: Sequence[Sequence[int]],
+    most: int,
+) -> dict[int, tuple[int, ...]]:
+    """Return the ideals with one node more, each with the nodes that may join it next.
+
+    Sets are whole numbers, a bit for each node. Empty when there are more than `most`.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for ideal, ready in level.items():
+        for node in ready:
+            larger = ideal | bit[node]
+            if larger in found:
+                continue
+            if len(found) >= most:
+                return {}
+            missing = ~larger
+            new = [reader for reader in readers[node] if not before[reader] & missing]
+            found[larger] = (*(other for other in ready if other != node), *new)
+    return found
+
+
+def _unpacked(sets: Sequence[int], count: int, nbytes: int) -> Sets:
+    text = b"".join(each.to_bytes(nbytes, "big") for each in sets)
+    packed = np.frombuffer(text, dtype=np.uint8).reshape(len(sets), nbytes)
+    return np.unpackbits(packed, axis=1, count=count).astype(bool)
 
 
 def _distinct(sets: Sets) -> Sets:

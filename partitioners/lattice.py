@@ -165,7 +165,7 @@ class Lattice:
         flight = in_flight if self.facts.trains else 1
         saved = self.sets @ self.facts.saved_bytes[device]
         found: Matrix = self._once + flight * self._per_micro_batch
-        found += flight * (saved[None, :] - saved[:, None])
+        found += self.facts.kept(flight) * (saved[None, :] - saved[:, None])
         found += self._largest(self.facts.workspace_bytes[device])
         return found
 

@@ -164,7 +164,7 @@ class Line:
         """Return the split with these cuts and its times; memory is not looked at."""
         stages = range(len(sequence))
         loads = [self._load(sequence[s], cuts[s], cuts[s + 1]) for s in stages]
-        hops = [(self._hop(sequence[s - 1], sequence[s]), cuts[s]) for s in stages[1:]]
+        hops = [(self.hop(sequence[s - 1], sequence[s]), cuts[s]) for s in stages[1:]]
         return Split(
             tuple(sequence),
             tuple(int(cut) for cut in cuts),
@@ -207,7 +207,7 @@ class Line:
         self, sequence: Sequence[str], stage: int, limit_s: float, tail: Seconds
     ) -> Seconds:
         """Return what everything from a stage's end on costs, for each end."""
-        hop = self._hop(sequence[stage], sequence[stage + 1])
+        hop = self.hop(sequence[stage], sequence[stage + 1])
         at_end: Seconds = self._until_s[sequence[stage]] + hop.round_trip_s + tail
         at_end[hop.wire_s > limit_s * _ROUNDING] = np.inf
         return at_end
@@ -232,7 +232,8 @@ class Line:
             fits[reach.ends[reach.starts[k] : reach.starts[k] + reach.counts[k]]] = True
         return fits
 
-    def _hop(self, a: str, b: str) -> Hop:
+    def hop(self, a: str, b: str) -> Hop:
+        """Return every cut between two neighbouring devices."""
         if (a, b) not in self._hops:
             crossing = self._forward_bytes, self._backward_bytes, self._tied_bytes
             self._hops[a, b] = hop_of(self.cluster.link(a, b), *crossing, self.micro_batches)

@@ -5,6 +5,7 @@ It knows edges and devices; it knows no times and no method.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -29,6 +30,19 @@ def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int
     backward = [(reader, maker) for maker, reader in pairs]
     late = tuple(reversed(_depth_first(count, backward, range(count))))
     return tuple(dict.fromkeys((given, _depth_first(count, pairs, range(count)[::-1]), late)))
+
+
+def random_orders(count: int, edges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Yield topological orders without end, each depth first from one end or the other; seeded."""
+    dice = random.Random(0)
+    pairs = sorted(set(edges))
+    starts = list(range(count))
+    while True:
+        dice.shuffle(starts)
+        dice.shuffle(pairs)
+        yield _depth_first(count, pairs, starts)
+        backward = [(reader, maker) for maker, reader in pairs]
+        yield tuple(reversed(_depth_first(count, backward, starts)))
 
 
 def _depth_first(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
@@ -45,6 +46,35 @@ def reduced(problem: Problem, bound: float = float("inf"), contiguous: bool = Tr
         inner = _contracted(found.problem, pairs, contiguous)
         found = Reduced(inner.problem, tuple(inner.group_of[group] for group in found.group_of))
     return found
+
+
+def shortened(problem: Problem, order: Sequence[int], most: int) -> Reduced:
+    """Make one of nodes that follow each other in an order, so that `most` are left.
+
+    Runs end where the values that would be cut there cost little.
+
+    Args:
+        problem: what to place.
+        order: of its nodes, topological.
+        most: nodes of the smaller problem.
+    """
+    count = problem.count
+    if count <= most:
+        return Reduced(problem, tuple(range(count)))
+    place = {node: i for i, node in enumerate(order)}
+    crossing = np.zeros(count + 1)
+    for net in problem.nets:
+        where = [place[node] for node in net.members]
+        crossing[min(where) + 1] += max(net.times)
+        crossing[max(where) + 1] -= max(net.times)
+    at_cut = crossing.cumsum()
+    edges = [round(i * count / most) for i in range(most + 1)]
+    starts = {a + 1 + int(at_cut[a + 1 : b + 1].argmin()) for a, b in pairwise(edges) if a < b}
+    number = np.zeros(count, dtype=np.intp)
+    number[sorted(starts - {count})] = 1
+    run = number.cumsum()
+    group_of = tuple(int(run[place[node]]) for node in range(count))
+    return Reduced(problem.merged(group_of), group_of)
 
 
 def _cut_costs(problem: Problem, net: Net) -> float:

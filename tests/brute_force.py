@@ -39,8 +39,9 @@ def plain_step_s(
     for stage, name in enumerate(sequence):
         own = range(cuts[stage], cuts[stage + 1])
         each = [costs.op_cost(graph.ops[i].name, name) for i in own]
-        owned = sum(size[param] for param, i in first_reader.items() if i in own)
-        once_s = owned * costs.optimizer_s_per_byte[name]
+        owned = [size[param] for param, i in first_reader.items() if i in own]
+        once_s = sum(owned) * costs.optimizer_s_per_byte[name]
+        once_s += len(owned) * costs.optimizer_s_per_tensor.get(name, 0.0)
         busy.append(sum(c.forward_s + c.backward_s for c in each) + once_s / micro)
         total += busy[-1]
     for stage in range(1, len(sequence)):

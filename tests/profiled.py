@@ -9,7 +9,11 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore, Signature, signatures
 from tests.synthetic import random_graph
 
-MACHINE = Machine("cpu", "a processor", "2.9.0", 1, 2e9, 2e9, 1e-6, optimizer_s_per_byte=1e-8)
+MACHINE = Machine(
+    *("cpu", "a processor", "2.9.0", 1, 2e9, 2e9, 1e-6),
+    optimizer_s_per_byte=1e-8,
+    optimizer_s_per_tensor=1e-5,
+)
 
 
 def profile_of(signature: Signature, forward_s: float = 1e-3, **more: float) -> OpProfile:

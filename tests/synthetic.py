@@ -131,4 +131,6 @@ def random_costs(seed: int, graph: Graph, cluster: Cluster) -> Costs:
         return OpCost(forward_s, backward_s, backward_s / 2, saved_bytes, workspace_bytes)
 
     ops = {d.name: {entry.name: cost(entry) for entry in graph.ops} for d in cluster.devices}
-    return Costs(ops, cluster, {d.name: dice.choice((0.0, 1e-6)) for d in cluster.devices})
+    per_byte_s = {d.name: dice.choice((0.0, 1e-6)) for d in cluster.devices}
+    per_tensor_s = {name: 1e-4 if taken_s else 0.0 for name, taken_s in per_byte_s.items()}
+    return Costs(ops, cluster, per_byte_s, optimizer_s_per_tensor=per_tensor_s)

@@ -37,7 +37,14 @@ from estimators.analytical import (
     family,
     rule_of,
 )
-from estimators.op_rules import ANY_OTHER, GELU_TANH, OPTIMIZER_TOUCHES, PRODUCT, SIMPLE
+from estimators.op_rules import (
+    ANY_OTHER,
+    GELU_TANH,
+    OPTIMIZER_LAUNCHES,
+    OPTIMIZER_TOUCHES,
+    PRODUCT,
+    SIMPLE,
+)
 from tests.synthetic import graph_of, op, tensor, weight
 
 CPU = Device("cpu", "h", "cpu", 1 << 30, flops_per_s=1e9, memory_bytes_per_s=1e9, launch_s=1e-6)
@@ -146,9 +153,14 @@ def test_sizes_are_free_and_regions_add_up() -> None:
     assert cost(silent).backward_s == 0.0
 
 
-def test_the_optimizer_is_bound_by_bytes() -> None:
+def test_the_optimizer_costs_launches_for_each_tensor_and_passes_over_its_bytes() -> None:
     found = estimate(graph_of([op("v", "aten.neg.default", Ref("x"))]))
+    launch_s = found.cluster.device["cpu"].launch_s
     assert found.optimizer_s_per_byte["cpu"] == OPTIMIZER_TOUCHES / 1e9
+    assert found.optimizer_s_per_tensor["cpu"] == OPTIMIZER_LAUNCHES * launch_s
+    assert found.optimizer_s("cpu", 3, 1000) == pytest.approx(
+        3 * OPTIMIZER_LAUNCHES * launch_s + OPTIMIZER_TOUCHES * 1000 / 1e9
+    )
     assert found.optimizer_state_per_byte == 2.0
 
 

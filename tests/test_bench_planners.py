@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ def written(folder: Path, task: str = "throughput") -> Path:
 @pytest.mark.parametrize("name", sorted(set(SOLVERS) - {"mcmc"}))
 def test_every_solver_places_the_toy(name: str, alone: bool) -> None:
     instance = toy()
-    found = SOLVERS[name](instance, alone)
+    found = SOLVERS[name](instance, alone, "fast")
     assert found is not None
-    homes, proven = found
+    homes, proven, _ = found
     assert feasible(instance, homes)
     value = latency(instance, homes) if alone else max_load(instance, homes)
     assert value >= bound(instance, alone) * (1 - 1e-12)
@@ -116,3 +117,34 @@ def test_the_best_of_the_run_is_known_where_nothing_is_published() -> None:
     assert [row.best_known for row in found] == [6.0, 6.0, 6.0]
     assert [row.ratio for row in found] == [1.0, 0.5, None]
     assert found[0].gap == pytest.approx(0.5)
+
+
+def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["--data", str(tmp_path / "nowhere")])
+    assert found.exit_code == 2
+    assert "no folder" in found.stderr
+    found = CliRunner().invoke(main, ["--data", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "no instances" in found.stderr
+
+
+def test_other_numbers_of_devices_and_a_bound_for_what_fits_nowhere(tmp_path: Path) -> None:
+    data = written(tmp_path)
+    options = ["--data", str(data), "--json", "--partitioner", "auto", "--effort", "fast"]
+    found = CliRunner().invoke(main, [*options, "--accelerators", "4"], catch_exceptions=False)
+    (row,) = rows(found.stdout)
+    assert row["instance"] == "throughput/LayerGraphs_toy+k4x1x1"
+    assert row["feasible"] is True
+    assert row["value"] == pytest.approx(2.2)  # two nodes each, a value in and one out
+    found = CliRunner().invoke(main, [*options, "--stack", "12"], catch_exceptions=False)
+    assert found.stdout == ""  # the toy is no inference pass
+
+
+def test_auto_says_when_it_is_proven_that_nothing_fits() -> None:
+    instance = toy()
+    tight = replace(instance, kinds=(Kind("accelerator", 2, 3.0),), transfer=(1.0,),
+                    nodes=tuple(replace(n, times=n.times[:1]) for n in instance.nodes))  # fmt: skip
+    row = measure("toy", tight, "auto", 60.0)
+    assert row.value is None
+    assert row.proven
+    assert not row.feasible

@@ -23,6 +23,8 @@ COMMANDS = (
     "estimate",
     "explain",
     "simulate",
+    "compare",
+    "plugins",
     "run",
     "verify",
     "schema",
@@ -217,8 +219,9 @@ def test_help_is_readable(command: str) -> None:
 
 def test_help_lists_the_plug_ins() -> None:
     text = " ".join(call("split", "--help").out.split())
-    presets = ("analytical", "chain-dp", "ideal-dp", "learned", "m-etf", "m-sct", "m-topo")
-    assert f"One of {', '.join((*presets, 'measured', 'naive', 'scattered'))}." in text
+    presets = ("analytical", "auto", "chain-dp", "cp-sat", "differentiable", "ideal-dp", "latency")
+    others = ("learned", "m-etf", "m-sct", "m-topo", "mcmc", "measured", "naive", "scattered")
+    assert f"One of {', '.join((*presets, *others))}." in text
     assert "One of 1f1b, forward, gpipe, list [default: for chains 1f1b, or forward to" in text
 
 

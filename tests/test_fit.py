@@ -172,7 +172,7 @@ def test_a_phase_of_which_nothing_was_measured_is_refused() -> None:
     ("change", "why"),
     [
         (lambda body: body.update(format="other"), "another file"),
-        (lambda body: body.update(version=99), "version 1, found 99"),
+        (lambda body: body.update(version=99), "version 2, found 99"),
         (lambda body: body["features"].pop(), "not those of this bigbrain-fx"),
         (lambda body: body.pop("phases"), "damaged: KeyError"),
         (lambda body: body["phases"].update(forward=3), "damaged: TypeError"),

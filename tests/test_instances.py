@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,19 @@ import pytest
 from bigbrain_fx.errors import InputError
 from partitioners.contiguous import best_contiguous
 from partitioners.problem import Kind
+from tools.calls import Calls
 from tools.instance_files import find, name_of, read
-from tools.instances import Instance, Node, feasible, latency, max_load, unlike
+from tools.instances import (
+    Instance,
+    Node,
+    feasible,
+    latency,
+    max_load,
+    stacked,
+    unlike,
+    varied,
+)
+from tools.latency_walk import sooner
 
 DATA = os.environ.get("BIGBRAIN_PLANNER_DATA", "")
 published = pytest.mark.skipif(
@@ -245,3 +257,60 @@ def test_published_latencies() -> None:
             proven += 1
             assert latency(instance, homes) == pytest.approx(reference[key]["chain"], rel=1e-6)
     assert proven >= 4
+
+
+# --------------------------------------------------------------------------- other instances
+
+
+def drawn(seed: int, count: int) -> Instance:
+    dice = random.Random(seed)
+    edges = [(a, b, dice.choice((0.0, 1.0, 4.0))) for b in range(count) for a in range(b)
+             if dice.random() < 2 / count]  # fmt: skip
+    cost = {a: time for a, _, time in edges}  # one for all that a node makes
+    return Instance(
+        "drawn",
+        tuple(Node(str(i), (dice.choice((0.0, 2.0)), 9.0), 1.0) for i in range(count)),
+        tuple((a, b, cost[a]) for a, b, _ in edges),
+        (Kind("accelerator", 3, 10.0), Kind("cpu", 2)),
+        (1.0, 0.0),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fast_latencies_are_the_judge_s(seed: int) -> None:
+    dice, instance = random.Random(seed), drawn(seed, 14)
+    calls = Calls(instance)
+    for stay in (0.0, 0.5, 0.9):
+        homes = [dice.randrange(5)]
+        while len(homes) < 14:
+            homes.append(homes[-1] if dice.random() < stay else dice.randrange(5))
+        assert calls.latency(homes) == pytest.approx(latency(instance, homes))
+
+
+def test_a_walk_is_no_slower_fits_and_is_repeatable() -> None:
+    instance = drawn(3, 12)
+    homes = [3] * 12  # all on a CPU
+    found = sooner(instance, homes, 300, 1)
+    assert instance.problem.fits(found)
+    assert latency(instance, instance.spread(found)) < latency(instance, instance.spread(homes))
+    assert sooner(instance, homes, 300, 1) == found
+
+
+def test_stacked_copies_feed_each_other() -> None:
+    plain = replace(two_branches(), name="b")
+    found = stacked(plain, 10)
+    assert len(found.nodes) == 10
+    assert (3, 4, 1.0) in found.edges
+    assert (7, 8, 1.0) in found.edges
+    assert found.problem.count == 10
+    assert found.kinds[0].memory_bytes == pytest.approx(25.0)
+
+
+def test_other_devices_memory_and_links() -> None:
+    plain = two_branches()
+    assert varied(plain) is plain
+    found = varied(plain, accelerators=5, memory=0.5, wires=1000.0)
+    assert [kind.count for kind in found.kinds] == [5, 1]
+    assert found.kinds[0].memory_bytes == 5.0
+    assert {time for _, _, time in found.edges} == {1000.0}
+    assert found.name != plain.name

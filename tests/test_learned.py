@@ -69,13 +69,22 @@ def test_memory_is_the_analytical_estimators(costs: Path) -> None:
             assert mine.saved_bytes == other.saved_bytes
             assert mine.workspace_bytes == other.workspace_bytes
     assert ours.optimizer_s_per_byte == theirs.optimizer_s_per_byte
+    assert ours.optimizer_s_per_tensor == theirs.optimizer_s_per_tensor
 
 
 def test_the_optimizer_is_as_it_was_profiled(tmp_path: Path) -> None:
-    machine = replace(CPU, optimizer_s_per_byte=20.0 / CPU.memory_bytes_per_s)
+    machine = replace(
+        CPU,
+        optimizer_s_per_byte=20.0 / CPU.memory_bytes_per_s,
+        optimizer_s_per_tensor=9.0 * CPU.launch_s,
+    )
     cost_model.write_model(fit(rows(machines=[machine]), "linear"), tmp_path / "costs.json")
-    found = Learned(str(tmp_path / "costs.json")).estimate(layers(), cluster_of(host()))
+    slow = replace(host("d1"), launch_s=5 * CPU.launch_s)
+    found = Learned(str(tmp_path / "costs.json")).estimate(layers(), cluster_of(host(), slow))
     assert found.optimizer_s_per_byte["d0"] == pytest.approx(20.0 / host().memory_bytes_per_s)
+    assert found.optimizer_s_per_tensor == pytest.approx(
+        {"d0": 9.0 * CPU.launch_s, "d1": 45.0 * CPU.launch_s}
+    )
 
 
 def test_a_region_costs_the_sum_of_its_ops(costs: Path) -> None:

@@ -53,6 +53,7 @@ def test_on_the_machine_itself_a_profile_holds_as_it_is(tmp_path: Path) -> None:
     assert cost.backward_s == pytest.approx(2e-3, rel=1e-12)
     assert costs.measured == {"same": ("a", "b")}
     assert costs.optimizer_s_per_byte == {"same": MACHINE.optimizer_s_per_byte}
+    assert costs.optimizer_s_per_tensor == {"same": MACHINE.optimizer_s_per_tensor}
 
 
 def test_what_bounds_an_op_scales_it(tmp_path: Path) -> None:
@@ -122,6 +123,42 @@ def test_a_file_that_grows_is_read_again(tmp_path: Path) -> None:
     ProfileStore(path).put(MACHINE, *(profile_of(s) for _, s in signatures(random_graph(3, 60))))
     stored(path, graph, "b")
     assert estimator.estimate(graph, cluster_of(SAME)).measured == {"same": ("a", "b")}
+
+
+def with_optimizer(per_tensor_s: float, per_byte_s: float) -> Machine:
+    pair = {"optimizer_s_per_tensor": per_tensor_s, "optimizer_s_per_byte": per_byte_s}
+    return replace(MACHINE, **pair)  # type: ignore[arg-type]  # both are numbers
+
+
+def test_the_optimizer_is_that_of_the_model_with_most_of_the_ops(tmp_path: Path) -> None:
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    a, b = (signature.key for _, signature in signatures(graph))
+    store = ProfileStore(path)
+    stored(path, graph)  # a session without a model: its optimizer is the middle one below
+    for model, pair, keys in [
+        ("whole", (1e-6, 1e-10), (a, b)),
+        ("half", (9e-5, 9e-9), (a,)),  # the last one that was profiled
+    ]:
+        store.put(with_optimizer(*pair), model=model)
+        store.credit(model, *keys)
+    slow = replace(SAME, name="slow", launch_s=3e-6, memory_bytes_per_s=SAME.memory_bytes_per_s / 2)
+    costs = estimated(path, graph, SAME, slow)
+    assert costs.optimizer_s_per_tensor == pytest.approx({"same": 1e-6, "slow": 3e-6})
+    assert costs.optimizer_s_per_byte == pytest.approx({"same": 1e-10, "slow": 2e-10})
+    store.put(with_optimizer(0.0, 0.0), model="whole")  # begun again, and not yet at its end
+    assert estimated(path, graph, SAME).optimizer_s_per_tensor == pytest.approx({"same": 9e-5})
+    strange = graph_of([op("z", "aten.tanh.default", Ref("x"))])
+    middle = estimated(path, strange, SAME)
+    assert middle.optimizer_s_per_byte == {"same": MACHINE.optimizer_s_per_byte}
+
+
+def test_an_optimizer_that_nobody_measured_is_analytical(tmp_path: Path) -> None:
+    graph = two_ops()
+    path = stored(tmp_path / "p.sqlite", graph, machine=with_optimizer(0.0, 0.0))
+    known = plugins.estimator("analytical").estimate(graph, cluster_of(SAME))
+    costs = estimated(path, graph, SAME)
+    assert costs.optimizer_s_per_tensor == known.optimizer_s_per_tensor
+    assert costs.optimizer_s_per_byte == known.optimizer_s_per_byte
 
 
 def test_a_plan_says_how_much_of_its_time_was_measured(

@@ -17,7 +17,21 @@ import partitioners.facts
 from bigbrain_fx.capture import capture, run_graph
 from bigbrain_fx.capture.live import LiveBytes
 from bigbrain_fx.capture.optimizer import optimizer_facts
-from bigbrain_fx.core import Costs, Graph, Op, OpCost, Placement, Ref, Saves, Stage, Stages
+from bigbrain_fx.core import (
+    Costs,
+    Edge,
+    Graph,
+    Op,
+    OpCost,
+    Overheads,
+    Param,
+    ParamRef,
+    Placement,
+    Ref,
+    Saves,
+    Stage,
+    Stages,
+)
 from bigbrain_fx.cut import cut
 from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.fitting import PROCESS, needed_bytes
@@ -25,7 +39,7 @@ from bigbrain_fx.plan import Options, Source, make_plan
 from bigbrain_fx.plugins import estimator
 from bigbrain_fx.remedy import plan_or_remedy
 from bigbrain_fx.runtime import network
-from bigbrain_fx.schedule import memory
+from bigbrain_fx.schedule import build, held, memory
 from bigbrain_fx.schedule.costs import stage_costs
 from bigbrain_fx.schedule.walk import Part, walk
 from tests import samples
@@ -143,6 +157,51 @@ def test_a_stage_is_followed_forward_and_backward() -> None:
     assert working.forward_bytes == 500 + 400 + 400  # b goes when c is made
     # c's gradient goes on as a new one of 400; b's 600 come on top
     assert working.backward_bytes[0] == 400 + 600
+
+
+def test_a_stage_that_runs_again_keeps_what_it_writes_and_pays_in_its_backward() -> None:
+    """As above, with a buffer of 40 bytes that a writes; b is sent."""
+    buffer = Param("n", tensor(10, grad=False), "n", "buffer")
+    a = kept(op("a", "aten.relu.default", Ref("x"), out=tensor(100)), forward_bytes=400)
+    b = kept(
+        op("b", "aten.mul.Tensor", Ref("a"), out=tensor(100)),
+        values=(0,),
+        own_bytes=100,
+        forward_bytes=700,
+        backward_bytes=600,
+    )
+    loss = kept(op("c", "aten.neg.default", Ref("b"), out=tensor(100)), forward_bytes=400)
+    writes = replace(a, mutates=("n",), args=(Ref("x"), ParamRef("n")))
+    graph = replace(graph_of([writes, b, loss], [buffer]), loss="c")
+    parts = Stage(0, "d0", ("a", "b"), params=("n",), sends=("b",)), Stage(1, "d1", ("c",))
+    edges = Edge("b", 0, 1, "activation", 400), Edge("b", 1, 0, "gradient", 400)
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    slow = Overheads(instruction_s=0.5)
+    cluster = even_costs(2).cluster
+    devices = tuple(replace(device, overheads=slow) for device in cluster.devices)
+    costs = Costs(
+        {"d0": each, "d1": each}, replace(cluster, devices=devices), {"d0": 0.0, "d1": 0.0}
+    )
+    plain, again = (
+        stage_costs(graph, Stages((replace(parts[0], runs_again=r), parts[1]), edges), costs)
+        for r in (False, True)
+    )
+    assert (plain.backward_s, again.backward_s) == ((4.0, 2.0), (4.0 + 2.0 + 0.5, 2.0))
+    before, after = plain.working[0], again.working[0]
+    assert (before.saved_bytes, after.saved_bytes) == (400 + 100, 40)
+    assert before.forward_bytes == 400 + 700 - 400  # what is sent counts as a message
+    assert after.forward_bytes == before.forward_bytes + 40
+    # all of the second forward, its result too, and then the backward of b on top
+    assert after.backward_bytes[1] == before.backward_bytes[1] + 500 + 400
+
+    stages = Stages((replace(parts[0], runs_again=True), parts[1]), edges)
+    program, _ = build("gpipe", stages, 2, again, frozenset({0, 1}))
+    booked = [entry.messages_bytes for entry in held(program, stages, again)]
+    posted = 2 * 400  # both gradients' receives
+    assert [str(i.do) for i in program.instructions[:4]] == ["forward", "send", "forward", "send"]
+    assert booked[:4] == [posted + 400] * 4  # a result goes when it has left
+    backward = [b for b, i in zip(booked, program.instructions, strict=True) if i.do == "backward"]
+    assert backward == [800, 400]  # no result is held: the second run's is part of `working`
 
 
 def test_as_many_receives_are_posted_as_the_planners_make_room_for() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.profiler import Measured, Profiled, ProfileOptions, profile
 from bigbrain_fx.profiler.context import Overheads, clock, overheads, timed_step, whole_step_s
 from bigbrain_fx.profiler.machine import processor_name
+from bigbrain_fx.profiler.optimizer import LARGE, optimizer_times
 from bigbrain_fx.profiler.rounds import Rounds, relative_spread, trimmed_mean
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import OpProfile, ProfileStore, signatures
@@ -112,7 +113,7 @@ def test_inference_has_forwards_only(captured: Captured) -> None:
     profiles = rounds.profiles()
     assert profiles
     assert all(p.backward_input_s == p.backward_weight_s == 0.0 for p in profiles)
-    assert rounds.optimizer_s(1) == 0.0
+    assert subject.named == []
 
 
 def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
@@ -133,13 +134,54 @@ def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
     assert linear.backward_weight_s > 0
     tanh = next(p for p in found.values() if p.signature.target == "aten.tanh.default")
     assert tanh.backward_weight_s == 0
-    assert rounds.optimizer_s(2) > 0
 
 
 def test_measuring_costs_something() -> None:
     found = overheads(clock(1))
     assert 0 < found.tick_s < 1e-3
     assert 0 <= found.hook_s < 1e-3
+
+
+# ------------------------------------------------------------------------------- the optimizer
+
+
+def test_an_optimizer_is_timed_on_sets_of_its_own_names() -> None:
+    seen: list[list[tuple[str, tuple[int, ...]]]] = []
+
+    def make(named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        seen.append([(name, tuple(tensor.shape)) for name, tensor in named])
+        return torch.optim.SGD([tensor for _, tensor in named], lr=0.5)
+
+    leaves = [("b", torch.ones(6)), ("w", torch.ones(8, 5)), ("s", torch.ones(()))]
+    found = optimizer_times(leaves, make, ticks(), rounds=1)
+    assert found.name == "SGD"
+    assert [(s.what, s.tensors, s.nbytes, s.seconds) for s in found.steps] == [
+        ("all", 3, 4 * 47, 1.0),
+        ("the smaller half", 1, 4, 1.0),
+        ("the larger half", 2, 4 * 46, 1.0),
+        ("tiny ones", 3, 4 * (4 + 16 + 1), 1.0),
+        ("large ones", 3, 4 * (1 + LARGE + LARGE // 5 * 5), 1.0),
+    ]
+    assert [shape for _, shape in seen[-1]] == [(), (LARGE,), (LARGE // 5, 5)]
+    assert all({name for name, _ in some} <= {"b", "w", "s"} for some in seen)
+    assert leaves[1][1][0, 0] < 1.0  # the model's own tensors, and not copies
+
+
+def test_an_optimizer_that_cannot_be_timed_on_the_model_is_adamw() -> None:
+    leaves = [("w", torch.ones(8, 5))]
+    wants_closure = lambda named: torch.optim.LBFGS([tensor for _, tensor in named])  # noqa: E731
+    found = optimizer_times(leaves, wants_closure, ticks(), 1)
+    assert found.name == "AdamW"
+    assert [step.what for step in found.steps] == ["all", "tiny ones", "large ones"]
+
+
+def test_an_optimizer_that_takes_its_own_shapes_only_is_timed_on_those() -> None:
+    def make(named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        assert [tuple(tensor.shape) for _, tensor in named] == [(8, 5)]
+        return torch.optim.SGD([tensor for _, tensor in named], lr=0.5)
+
+    found = optimizer_times([("w", torch.ones(8, 5))], make, ticks(), 1)
+    assert [(found.name, step.what) for step in found.steps] == [("SGD", "all")]
 
 
 # ------------------------------------------------------------------------------- averages
@@ -189,7 +231,12 @@ def test_a_run_fills_the_database(done: tuple[Path, Path, Profiled, list[str]]) 
     store = ProfileStore(path, read_only=True)
     (machine,) = store.machines()
     assert machine.key == found.machine
-    assert machine.optimizer_s_per_byte > 0
+    (session,) = store.sessions()
+    assert (session.model, session.optimizer, session.machine) == ("model.Net", "AdamW", machine)
+    assert machine.optimizer_s_per_tensor > 0
+    assert session.steps[0].what == "all"
+    assert said[-1].startswith("AdamW: ")
+    assert f"it fits {len(session.steps)} sets within" in said[-1]
     rows = store.rows(machine.key)
     assert len(rows) >= max(entry.signatures for entry in found.measured)
     assert all(_sensible(entry) for _, entry in rows)

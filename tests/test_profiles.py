@@ -16,10 +16,14 @@ from bigbrain_fx.core import Const, Graph, Input, Op, Param, ParamRef, Ref, Tens
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.profiles import (
     APPLICATION_ID,
+    SCHEMA_VERSION,
+    Machine,
     OpProfile,
+    OptimizerStep,
     ProfileStore,
     Signature,
     TensorArg,
+    fit_optimizer,
     layout,
     signature,
     signatures,
@@ -230,11 +234,108 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ProfileStore(text)
     with pytest.raises(InputError, match="another program's"):
         ProfileStore(foreign)
-    with pytest.raises(InputError, match="of version 1, found 99"):
+    with pytest.raises(InputError, match="of version 2, found 99"):
         ProfileStore(newer)
     with pytest.raises(InputError, match="no such file"):
         ProfileStore(tmp_path / "absent.sqlite", read_only=True)
     assert not (tmp_path / "absent.sqlite").exists()
+
+
+def test_a_file_of_an_older_version_is_refused_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    ProfileStore(path).put(MACHINE, ONE)
+    with sqlite3.connect(path) as base:
+        base.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+    base.close()
+    before = path.read_bytes()
+    for read_only in (True, False):
+        with pytest.raises(InputError, match=f"of version {SCHEMA_VERSION}, found 1") as caught:
+            ProfileStore(path, read_only=read_only)
+        assert "optimizer" in caught.value.notes[0]
+        assert "profile the models again, into another file" in str(caught.value.help)
+    assert path.read_bytes() == before
+
+
+# ------------------------------------------------------------------------------- sessions
+
+STEPS = (OptimizerStep("all", 3, 300, 1.0), OptimizerStep("tiny ones", 3, 3, 0.5))
+
+
+def with_optimizer(per_tensor_s: float, per_byte_s: float, launch_s: float = 1e-6) -> Machine:
+    return replace(
+        MACHINE,
+        launch_s=launch_s,
+        optimizer_s_per_tensor=per_tensor_s,
+        optimizer_s_per_byte=per_byte_s,
+    )
+
+
+def test_a_session_is_of_a_model_and_replaced_as_a_whole(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "p.sqlite")
+    first, other = with_optimizer(1e-5, 1e-9), with_optimizer(9e-5, 9e-9)
+    store.put(first, ONE, model="a", optimizer="SGD", steps=STEPS)
+    store.put(other, model="b")
+    found = {session.model: session for session in store.sessions(MACHINE.key)}
+    assert (found["a"].machine, found["b"].machine) == (first, other)
+    assert (found["a"].optimizer, found["a"].steps) == ("SGD", STEPS)
+    begun = replace(with_optimizer(0.0, 0.0), flops_per_s=5.0)
+    store.put(begun, ONE, model="a")  # new rates never stand beside the old optimizer
+    found = {session.model: session for session in store.sessions()}
+    assert (found["a"].machine, found["a"].steps) == (begun, ())
+    assert found["b"].machine == other
+    assert store.sessions("another machine") == ()
+
+
+def test_a_machine_is_the_middle_of_its_sessions(tmp_path: Path) -> None:
+    store = ProfileStore(tmp_path / "p.sqlite")
+    for model, (tensor_s, byte_s, launch_s) in {
+        "a": (1e-5, 9e-9, 3e-6),
+        "b": (2e-5, 1e-9, 1e-6),
+        "c": (5e-5, 2e-9, 2e-6),
+        "unknown": (0.0, 0.0, 2e-6),
+    }.items():
+        store.put(with_optimizer(tensor_s, byte_s, launch_s), model=model)
+    (found,) = store.machines()
+    assert found == with_optimizer(5e-5, 2e-9, launch_s=2e-6)  # a pair that was measured together
+    assert found.knows_optimizer
+
+
+def test_merging_keeps_the_later_session(tmp_path: Path) -> None:
+    mine, theirs = ProfileStore(tmp_path / "a.sqlite"), ProfileStore(tmp_path / "b.sqlite")
+    mine.put(with_optimizer(1e-5, 1e-9), model="early")
+    theirs.put(with_optimizer(2e-5, 2e-9), model="early", steps=STEPS)
+    theirs.put(with_optimizer(3e-5, 3e-9), model="late")
+    mine.put(with_optimizer(4e-5, 4e-9), model="late")
+    for _ in range(2):
+        mine.merge(theirs.path)
+        found = {s.model: s.machine.optimizer_s_per_tensor for s in mine.sessions()}
+        assert found == {"early": 2e-5, "late": 4e-5}
+
+
+# ------------------------------------------------------------------------------- the optimizer
+
+
+def steps_of(per_tensor_s: float, per_byte_s: float) -> list[OptimizerStep]:
+    sizes = [(50, 10**6), (25, 10**4), (64, 1000), (4, 16 * 10**6)]
+    return [OptimizerStep("", n, b, n * per_tensor_s + b * per_byte_s) for n, b in sizes]
+
+
+@pytest.mark.parametrize("pair", [(3e-5, 6e-10), (3e-5, 0.0), (0.0, 6e-10)])
+def test_a_fit_finds_what_a_tensor_and_a_byte_cost(pair: tuple[float, float]) -> None:
+    assert fit_optimizer(steps_of(*pair)) == pytest.approx(pair, rel=1e-6, abs=1e-15)
+
+
+def test_nothing_is_fitted_below_zero() -> None:
+    falling = [OptimizerStep("", 10, 10**6, 1.0), OptimizerStep("", 10, 10**3, 2.0)]
+    a_tensor_s, a_byte_s = fit_optimizer(falling)
+    assert a_byte_s == 0.0
+    assert a_tensor_s == pytest.approx(0.12)  # least squares of 10 a / 1 - 1 and 10 a / 2 - 1
+
+
+def test_sets_that_are_all_alike_still_give_their_own_time() -> None:
+    alike = [OptimizerStep("", n, 100 * n, 1e-4 * n) for n in (3, 6)]
+    a_tensor_s, a_byte_s = fit_optimizer(alike)
+    assert 9 * a_tensor_s + 900 * a_byte_s == pytest.approx(9e-4)
 
 
 def test_a_profile_adds_up() -> None:

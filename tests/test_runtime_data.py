@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -170,3 +171,17 @@ def test_a_digest_takes_any_type(dtype: torch.dtype) -> None:
     data = stream(typed, inputs={"x": ("x",), "s": ("scalar",)}, whole=("s",))
     data.advance(0)
     assert len(data.digest()) == 24
+
+
+def test_batches_that_take_a_start_are_not_read_up_to_it() -> None:
+    asked: list[int] = []
+
+    def batches(seed: int, start: int = 0) -> Iterator[object]:
+        asked.append(start)
+        return ({"x": torch.full((2, 1), float(step))} for step in itertools.count(start))
+
+    stream = Stream(batches, 0, {"x": ("x",)}, (), 2, torch.device("cpu"))
+    stream.rewind(5)
+    stream.advance(5)
+    assert asked == [0, 5]
+    assert stream.get("x", 0).item() == 5

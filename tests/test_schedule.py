@@ -281,6 +281,19 @@ def test_a_tied_weight_is_on_a_device_once_with_one_leaf_per_stage() -> None:
     assert costs.gradient_bytes == (128, 128)
 
 
+def test_the_optimizer_is_paid_by_the_tensor_and_by_the_byte() -> None:
+    """Two trained tensors of 128 bytes under two stages; a tied one, and what is not trained."""
+    one = Stage(0, "d0", ("h",), params=("emb.w",))
+    two = Stage(1, "d0", ("y",), params=("head.w", "head.b"))
+    costs = replace(two_op_costs("d0", "d1"), optimizer_s_per_tensor={"d0": 7.0, "d1": 100.0})
+    assert two_op_graph().param["head.w"].canonical == "emb.w"
+    tied = stage_costs(two_op_graph(), Stages((one, two), ()), costs)
+    assert tied.optimizer_s == {"d0": 7.0 + 64.0}
+    apart = Stages((one, replace(two, device="d1")), ())
+    assert stage_costs(two_op_graph(), apart, costs).optimizer_s == {"d0": 71.0, "d1": 164.0}
+    assert tied.optimizer_bytes == {"d0": 256}  # memory is what it was
+
+
 def test_a_recomputed_op_is_paid_for_where_it_runs() -> None:
     stages = Stages((Stage(0, "d0", ("h",)), Stage(1, "d1", ("h", "y"), recomputed=("h",))), ())
     assert stage_costs(two_op_graph(), stages, two_op_costs("d0", "d1")).forward_s == (1.0, 4.0)

@@ -1,12 +1,14 @@
 """Every public instance x every planner: how good, how far from the bound, how long, does it fit.
 
-    python -m tools.bench_planners --data PATH [--json] [--instance TEXT] [--partitioner NAME]
-        [--time-limit SECONDS] [--unlike SEEDS]
+    python -m tools.bench_planners --data PATH [--json] [--effort fast|normal|high]
+        [--instance TEXT] [--partitioner NAME] [--time-limit SECONDS] [--unlike SEEDS]
+        [--accelerators N] [--memory FACTOR] [--wires FACTOR] [--stack NODES,NODES,...]
 
 PATH holds the public files (`tools.instance_files`), and perhaps `reference.json` with the best
 known values. Throughput instances, and those of pipedream and piper, are judged by the largest
 load; latency instances by the latency. Each planner runs in a process of its own, on one core.
-`--unlike 2` adds each instance with its devices made unlike by seeds 0 and 1.
+`--unlike 2` adds each instance with its devices made unlike by seeds 0 and 1. `--stack 500,2000`
+takes, instead, inference instances stacked until they have so many nodes. `--effort` is for `auto`.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any
 
 import click
 
+from bigbrain_fx.errors import InputError, NoPlanError
+from partitioners.best_load import WORK, Effort
 from tools.instance_files import find, read
-from tools.instances import Instance, feasible, latency, max_load, unlike
+from tools.instances import Instance, feasible, latency, max_load, stacked, unlike, varied
 from tools.solvers import SOLVERS, bound
 
 
@@ -37,7 +41,9 @@ class Row:
         best_known: published, or else the best feasible value of this run.
         bound: no placement has a smaller value: published, or by weak duality.
         ratio: value / best_known. gap: value / bound - 1.
-        proven: whether the planner says that no placement of its class is better.
+        seconds: of planning, by the clock; `cpu_seconds` by the processor.
+        proven: whether the planner says that no placement of its class is better; without a
+            value: that nothing fits.
     """
 
     instance: str
@@ -47,49 +53,98 @@ class Row:
     bound: float
     seconds: float
     feasible: bool
+    cpu_seconds: float = 0.0
     ratio: float | None = None
     gap: float | None = None
     proven: bool = False
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which instances, and how they are changed."""
+
+    names: Sequence[str] = ()
+    unlike_seeds: int = 0
+    accelerators: int | None = None
+    memory: float = 1.0
+    wires: float = 1.0
+    stack: Sequence[int] = ()
+
+
+def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError as error:
+        raise click.BadParameter(f"numbers with commas between, not {text!r}") from error
+
+
 @click.command()
-@click.option(
-    "--data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True
-)
+@click.option("--data", type=click.Path(path_type=Path), required=True)
 @click.option("--json", "as_json", is_flag=True, help="One object a row.")
-@click.option("--instance", "wanted", multiple=True, help="Only names that contain this.")
+@click.option("--effort", type=click.Choice(list(WORK)), default="normal", show_default=True)
+@click.option("--instance", "names", multiple=True, help="Only names that contain this.")
 @click.option("--partitioner", "planners", multiple=True, type=click.Choice(list(SOLVERS)))
 @click.option("--time-limit", default=600.0, show_default=True, help="Seconds for each run.")
-@click.option("--unlike", "seeds", default=0, show_default=True, help="Variants of each instance.")
+@click.option("--unlike", "unlike_seeds", default=0, show_default=True, help="Variants of each.")
+@click.option("--accelerators", type=click.IntRange(1), help="Instead of the instance's own.")
+@click.option("--memory", default=1.0, help="Factor of the devices' memory.")
+@click.option("--wires", default=1.0, help="Factor of the transfer times.")
+@click.option("--stack", default="", callback=_numbers, help="Stacked to so many nodes.")
 def main(
     data: Path,
     as_json: bool,
-    wanted: Sequence[str],
+    effort: Effort,
     planners: Sequence[str],
     time_limit: float,
-    seeds: int,
+    names: Sequence[str],
+    unlike_seeds: int,
+    accelerators: int | None,
+    memory: float,
+    wires: float,
+    stack: Sequence[int],
 ) -> None:
     """Print a row for every instance and planner."""
-    published = _published(data)
     rows: list[Row] = []
-    for name, instance in _instances(data, wanted, seeds):
-        found = [measure(name, instance, p, time_limit) for p in planners or SOLVERS]
-        for row in compared(found, published.get(name, {})):
-            rows.append(row)
-            click.echo(json.dumps(asdict(row)) if as_json else _line(row))
+    wanted = Wanted(names, unlike_seeds, accelerators, memory, wires, stack)
+    try:
+        published = _published(data)
+        for name, instance in _instances(data, wanted):
+            each = planners or SOLVERS
+            found = [measure(name, instance, p, time_limit, effort) for p in each]
+            for row in compared(found, published.get(name, {})):
+                rows.append(row)
+                click.echo(json.dumps(asdict(row)) if as_json else _line(row))
+    except InputError as error:
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(2) from error
     if not as_json:
         click.echo("\n".join(_summary(rows)))
 
 
-def _instances(data: Path, wanted: Sequence[str], seeds: int) -> Iterator[tuple[str, Instance]]:
-    for name, path in find(data):
-        plain = read(path)
-        variants = [(name, plain)]
-        variants += [(f"{name}+unlike{seed}", unlike(plain, seed)) for seed in range(seeds)]
+def _instances(data: Path, wanted: Wanted) -> Iterator[tuple[str, Instance]]:
+    if not data.is_dir():
+        raise InputError(f"no folder {data}", help="give the folder of the public planner data")
+    for name, plain in _plain(data, wanted):
+        changed = varied(plain, wanted.accelerators, wanted.memory, wanted.wires)
+        name = name if changed is plain else f"{name}{changed.name.removeprefix(plain.name)}"
+        seeds = range(wanted.unlike_seeds)
+        variants = [(name, changed)]
+        variants += [(f"{name}+unlike{seed}", unlike(changed, seed)) for seed in seeds]
         for key, instance in variants:
-            if not wanted or any(text in key for text in wanted):
+            if not wanted.names or any(text in key for text in wanted.names):
                 yield key, instance
+
+
+def _plain(data: Path, wanted: Wanted) -> Iterator[tuple[str, Instance]]:
+    """Yield the published instances, or stacks of those of one inference pass."""
+    for name, path in find(data):
+        if not wanted.stack:
+            yield name, read(path)
+        elif name.startswith("throughput/") and name.endswith("inference"):
+            plain = read(path)
+            for count in wanted.stack:
+                yield f"{name}+stack{count}", stacked(plain, count)
 
 
 def _published(data: Path) -> Mapping[str, Mapping[str, float]]:
@@ -109,12 +164,14 @@ def _published(data: Path) -> Mapping[str, Mapping[str, float]]:
     return table
 
 
-def measure(name: str, instance: Instance, planner: str, limit_s: float) -> Row:
+def measure(
+    name: str, instance: Instance, planner: str, limit_s: float, effort: Effort = "normal"
+) -> Row:
     """Run one planner in a process of its own, and judge what it returns."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     alone = name.startswith("latency/")
-    process = context.Process(target=_solve, args=(instance, planner, alone, there))
+    process = context.Process(target=_solve, args=(instance, planner, alone, effort, there))
     start = time.monotonic()
     process.start()
     there.close()
@@ -122,28 +179,43 @@ def measure(name: str, instance: Instance, planner: str, limit_s: float) -> Row:
     try:
         if not here.poll(limit_s):
             return replace(empty, seconds=limit_s, note="out of time")
-        homes, proven, seconds, note = here.recv()
+        homes, proven, low, (seconds, cpu_s), note = here.recv()
     except EOFError:
         return replace(empty, seconds=time.monotonic() - start, note="the planner crashed")
     finally:
         process.kill()
         process.join()
     if homes is None:
-        return replace(empty, seconds=seconds, note=note)
+        return replace(empty, seconds=seconds, cpu_seconds=cpu_s, proven=proven, note=note)
     judge = latency if alone else max_load
     value, fits = judge(instance, homes), feasible(instance, homes)
-    return replace(empty, value=value, seconds=seconds, feasible=fits, proven=proven, note=note)
+    low = max(low, empty.bound)
+    return replace(
+        empty,
+        value=value,
+        bound=low,
+        seconds=seconds,
+        cpu_seconds=cpu_s,
+        feasible=fits,
+        proven=proven,
+        note=note,
+    )
 
 
-def _solve(instance: Instance, planner: str, alone: bool, out: Connection) -> None:
+def _solve(instance: Instance, planner: str, alone: bool, effort: Effort, out: Connection) -> None:
     _ = instance.problem, instance.group_of  # reading is not planning
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
+    homes, proven, low, note = None, False, 0.0, "no plan"
     try:
-        found = SOLVERS[planner](instance, alone)
-        homes, proven, note = (None, False, "no plan") if found is None else (*found, "")
+        found = SOLVERS[planner](instance, alone, effort)
+        if found is not None:
+            homes, proven, low, note = *found, ""
+    except NoPlanError as error:
+        proven, note = True, str(error.what)
     except Exception as error:  # a row says so; the other rows are still wanted
-        homes, proven, note = None, False, f"{type(error).__name__}: {error}"
-    out.send((homes, proven, time.perf_counter() - start, note))
+        note = f"{type(error).__name__}: {error}"
+    taken = time.perf_counter() - start, time.process_time() - cpu
+    out.send((homes, proven, low, taken, note))
 
 
 def compared(rows: Sequence[Row], published: Mapping[str, float]) -> list[Row]:
@@ -152,7 +224,7 @@ def compared(rows: Sequence[Row], published: Mapping[str, float]) -> list[Row]:
     best = published.get("best", min(values, default=None))
     found = []
     for row in rows:
-        low = published.get("bound", row.bound)
+        low = max(published.get("bound", 0.0), row.bound)
         ratio = row.value / best if row.value is not None and best else None
         gap = row.value / low - 1 if row.value is not None and low else None
         found.append(replace(row, best_known=best, bound=low, ratio=ratio, gap=gap))
@@ -165,7 +237,7 @@ def _line(row: Row) -> str:
     marks = ("" if row.feasible else " INFEASIBLE") + (" proven" if row.proven else "")
     return (
         f"{row.instance:48s} {row.partitioner:10s} {row.value:11.4f}  x best {row.ratio:6.4f}  "
-        f"gap {100 * row.gap:6.1f} %  {row.seconds:7.2f} s{marks}"
+        f"gap {100 * row.gap:6.1f} %  {row.seconds:7.2f} s ({row.cpu_seconds:.2f} s){marks}"
     )
 
 

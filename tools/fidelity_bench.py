@@ -25,7 +25,7 @@ from tools.fidelity_models import MICRO_BATCHES, MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("survey", "share", "analytical", "steady")
-MACHINE = "machine"  # whose rates were measured with the first profile
+MACHINE = "machine"  # whose rates are the medians over the profiles
 SURVEYS = 3  # at most
 PRODUCT, PRODUCTS = 512, 80  # the reference: a square product, and how often
 
@@ -51,12 +51,13 @@ class Bench:
         """Measure the ops of some models on the bare machine; what is known already stays."""
         known = self.references()
         for name in models:
-            known.setdefault(MACHINE, reference_s())
             rows = MODELS[name].rows // MICRO_BATCHES
             before_s = reference_s()
             found = profile(self._file(name), self.store, ProfileOptions(rows=(rows,)))
             if any(entry.lacking for entry in found.measured):
                 known[name] = statistics.fmean((before_s, reference_s()))
+            of_models = [taken_s for key, taken_s in known.items() if key != MACHINE]
+            known[MACHINE] = statistics.median(of_models or [before_s])
             self._note.write_text(json.dumps(known))
             say(f"{name}: {'; '.join(map(str, found.measured))}")
 
@@ -113,8 +114,8 @@ class Place:
     def forecast_references(self, model: str, profiled: Mapping[str, float]) -> dict[str, float]:
         """Return what the reference product took when the ground of each forecast was measured.
 
-        A profile is scaled by rates that were measured with the first one: how the machine had
-        changed since is taken into account.
+        A profile is scaled by rates that are the medians over all profiles: how the machine had
+        changed from then to its own is taken into account.
         """
         of_model = profiled.get(model, self.reference_s)
         drift = of_model / profiled.get(MACHINE, of_model)

@@ -262,3 +262,68 @@ def unlike(instance: Instance, seed: int) -> Instance:
         kinds=(*made, *(instance.kinds[i] for i in rest)),
         transfer=(*(instance.transfer[0] * w for w in wire), *(instance.transfer[i] for i in rest)),
     )
+
+
+# --------------------------------------------------------------------------- other instances
+
+
+def varied(
+    instance: Instance,
+    accelerators: int | None = None,
+    memory: float = 1.0,
+    wires: float = 1.0,
+) -> Instance:
+    """Return the instance with another number of accelerators, other memory, other links.
+
+    Args:
+        instance: to change; returned as it is when nothing changes.
+        accelerators: of the first kind.
+        memory: factor of every limit.
+        wires: factor of every transfer time.
+    """
+    count = accelerators or instance.kinds[0].count
+    if count == instance.kinds[0].count and memory == 1 and wires == 1:
+        return instance
+    kinds = [replace(k, memory_bytes=k.memory_bytes * memory) for k in instance.kinds]
+    return replace(
+        instance,
+        name=f"{instance.name}+k{count}x{memory:g}x{wires:g}",
+        kinds=(replace(kinds[0], count=count), *kinds[1:]),
+        edges=tuple((a, b, time * wires) for a, b, time in instance.edges),
+    )
+
+
+def stacked(instance: Instance, count: int) -> Instance:
+    """Return copies of a forward pass in a row, cut off at so many nodes.
+
+    What nobody reads in a copy is read by what reads nothing in the next; it costs what values of
+    the copy cost in the middle. Memory grows with the nodes.
+
+    Args:
+        instance: without backward nodes.
+        count: nodes wanted.
+    """
+    size = len(instance.nodes)
+    copies = -(-count // size)
+    readers, makers = {b for _, b, _ in instance.edges}, {a for a, _, _ in instance.edges}
+    ends = [node for node in range(size) if node not in makers]
+    starts = [node for node in range(size) if node not in readers]
+    cost = sorted(time for _, _, time in instance.edges)[len(instance.edges) // 2]
+    edges = [(a + size * c, b + size * c, t) for c in range(copies) for a, b, t in instance.edges]
+    for copy in range(1, copies):
+        shift = size * copy
+        edges += [(end + shift - size, start + shift, cost) for end in ends for start in starts]
+    colors = 1 + max((n.together for n in instance.nodes if n.together is not None), default=0)
+    nodes = tuple(
+        node if node.together is None else replace(node, together=node.together + copy * colors)
+        for copy in range(copies)
+        for node in instance.nodes
+    )
+    grown = count / size
+    return replace(
+        instance,
+        name=f"{instance.name}+stack{count}",
+        nodes=nodes[:count],
+        edges=tuple(edge for edge in edges if max(edge[:2]) < count),
+        kinds=tuple(replace(k, memory_bytes=k.memory_bytes * grown) for k in instance.kinds),
+    )

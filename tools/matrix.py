@@ -35,6 +35,7 @@ from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.launch import RunOptions, run
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.plugins import load, preset
+from bigbrain_fx.recompute import Wanted, read_recompute
 from bigbrain_fx.verify.child import (
     batches_of,
     import_bundle,
@@ -121,14 +122,15 @@ class Bench:
     file: ModelFile
     captured: Captured
     steps: int = STEPS
+    recompute: Wanted = None
     references: dict[str, Trace] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: str, steps: int = STEPS) -> Bench:
+    def of(model: str, steps: int = STEPS, recompute: Wanted = None) -> Bench:
         """Load and capture a model of models/."""
         file = load_model_file(ROOT / "models" / f"{model}.py")
         captured = capture(file.model, file.example_batch, file.loss, name=model)
-        return Bench(file, captured, steps)
+        return Bench(file, captured, steps, recompute)
 
     def plan(self, cell: Cell) -> Plan:
         """Plan a cell."""
@@ -144,7 +146,9 @@ class Bench:
             *astuple(optimizer_facts(file.model, file.optimizer)),
         )
         partitioner, estimator = preset(cell.partitioner)
-        options = Options(partitioner, estimator, cell.schedule, MICRO_BATCHES)
+        options = Options(
+            partitioner, estimator, cell.schedule, MICRO_BATCHES, recompute=self.recompute
+        )
         return make_plan(self.captured.graph, cluster(cell.devices), source, options)
 
     def fault(self, cell: Cell, plan: Plan) -> str:
@@ -248,10 +252,10 @@ def other_bytes(expected: Trace, actual: Trace) -> str:
     return ", ".join(name for name, want, found in pairs if _bytes(want) != _bytes(found))
 
 
-def rows(wanted: Sequence[Cell], steps: int = STEPS) -> Iterator[Row]:
+def rows(wanted: Sequence[Cell], steps: int = STEPS, recompute: Wanted = None) -> Iterator[Row]:
     """Run cells in order; a model is captured when its first cell comes."""
     for model, group in itertools.groupby(wanted, key=lambda cell: cell.model):
-        bench = Bench.of(model, steps)
+        bench = Bench.of(model, steps, recompute)
         for cell in group:
             start, stages = time.perf_counter(), 0
             try:
@@ -282,6 +286,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
+@click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
 def main(
     models: str,
@@ -290,6 +295,7 @@ def main(
     chosen: tuple[str, ...],
     processes: int,
     steps: int,
+    recompute: str | None,
     as_json: bool,
 ) -> None:
     """Run the table, or chosen cells; exit code 5 where one differs."""
@@ -300,7 +306,7 @@ def main(
     table = cells(_names(models), _names(partitioners), counts)
     wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
     bad = 0
-    for row in rows(wanted, steps):
+    for row in rows(wanted, steps, read_recompute(recompute)):
         bad += bool(row.fault)
         click.echo(json.dumps(asdict(row)) if as_json else str(row))
     if not as_json:

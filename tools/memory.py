@@ -1,6 +1,6 @@
 """Forecast against measured peak memory: every model x partitioner x number of devices x schedule.
 
-    python -m tools.memory [--models gpt,moe] [--devices 2] [--resident 4] [--json]
+    python -m tools.memory [--models gpt,moe] [--devices 2] [--resident 4] [--recompute all]
 
 A row is one device of one bundle, run as real processes over gloo. `tracked` is the peak of live
 tensor bytes, `resident` VmHWM less a warmed baseline, for every n-th bundle (`--resident`).
@@ -23,6 +23,7 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.plugins import load
+from bigbrain_fx.recompute import read_recompute
 from tools.live_bytes import resident_bytes, tracked_bytes
 from tools.matrix import MODELS, Bench, Cell
 
@@ -76,12 +77,14 @@ class Summary:
     resident_over: int
 
 
-def cells(models: Sequence[str], devices: Sequence[int]) -> tuple[Cell, ...]:
+def cells(
+    models: Sequence[str], devices: Sequence[int], partitioners: Sequence[str] = PARTITIONERS
+) -> tuple[Cell, ...]:
     """List the bundles, model by model."""
     return tuple(
         Cell(model, partitioner, count, schedule)
         for model, partitioner, count, schedule in itertools.product(
-            models, PARTITIONERS, devices, SCHEDULES
+            models, partitioners, devices, SCHEDULES
         )
     )
 
@@ -132,19 +135,29 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.command()
 @click.option("--models", default=",".join(MODELS), show_default=True)
 @click.option("--devices", default="2,3", show_default=True)
+@click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
+@click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
-def main(models: str, devices: str, resident: int, as_json: bool) -> None:
+def main(
+    models: str,
+    devices: str,
+    partitioners: str,
+    resident: int,
+    recompute: str | None,
+    as_json: bool,
+) -> None:
     """Print forecast, tracked and resident peak of every device, and what they come to."""
     torch.set_num_threads(1)
     load("partitioner")  # before a model's folder joins sys.path
     load("estimator")
-    table = cells(models.split(","), [int(count) for count in devices.split(",")])
+    counts = [int(count) for count in devices.split(",")]
+    table = cells(models.split(","), counts, partitioners.split(","))
     found: list[Row] = []
     if not as_json:
         click.echo("model   partitioner  bundle   forecast   tracked    error  reserved  resident")
     for model, group in itertools.groupby(enumerate(table), key=lambda entry: entry[1].model):
-        bench = Bench.of(model)
+        bench = Bench.of(model, recompute=read_recompute(recompute))
         for number, cell in group:
             for row in measure(bench, cell, bool(resident) and number % resident == 0):
                 found.append(row)

@@ -1,78 +1,152 @@
 """The planners of `partitioners` on a published instance: the same cores, without a graph.
 
-Each takes an instance and whether one sample counts alone (latency), and returns the device of
-every node and whether it is proven that none of its class is better; or None: nothing fits.
+Each takes an instance, whether one sample counts alone (latency), and an effort, and returns the
+device of every node and whether it is proven that none of its class is better; or None: it found
+nothing that fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 
+from bigbrain_fx.errors import NoPlanError
 from partitioners.anneal import improved
+from partitioners.best_load import Effort, best_load, packed
 from partitioners.contiguous import MOST_IDEALS, Objective, best_contiguous
 from partitioners.favourites import favourites
 from partitioners.jobs import Jobs, timetable
+from partitioners.least_load import least_load
+from partitioners.load_bound import load_bound
 from partitioners.m_topo import filled
 from partitioners.problem import Problem
 from partitioners.reduce import reduced
+from tools.calls import Calls
 from tools.instances import Instance
-
-Answer = tuple[tuple[int, ...], bool]
-Solver = Callable[[Instance, bool], Answer | None]
+from tools.latency_walk import sooner
 
 
-def naive(instance: Instance, alone: bool) -> Answer:
+class Answer(NamedTuple):
+    """The device of every node; no placement of the planner's class is better when `proven`."""
+
+    homes: tuple[int, ...]
+    proven: bool
+    bound: float = 0.0
+
+
+Solver = Callable[[Instance, bool, Effort], Answer | None]
+
+
+def naive(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer:
     """Give each accelerator as many nodes."""
     count, devices = instance.problem.count, len(_accelerators(instance))
-    return instance.spread([i * devices // count for i in range(count)]), False
+    return Answer(instance.spread([i * devices // count for i in range(count)]), False)
 
 
-def m_topo(instance: Instance, alone: bool) -> Answer:
+def m_topo(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer:
     """Fill one accelerator after the other by memory."""
     memory = [
         instance.kinds[instance.kind_of_device[device]].memory_bytes
         for device in _accelerators(instance)
     ]
-    return instance.spread(filled(list(instance.problem.nbytes), memory)), False
+    return Answer(instance.spread(filled(list(instance.problem.nbytes), memory)), False)
 
 
-def m_etf(instance: Instance, alone: bool) -> Answer | None:
+def m_etf(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Place by earliest start."""
     return _listed(instance, lambda jobs: {})
 
 
-def m_sct(instance: Instance, alone: bool) -> Answer | None:
+def m_sct(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Place by earliest start, with favourite children."""
     return _listed(instance, favourites)
 
 
-def chain_dp(instance: Instance, alone: bool) -> Answer | None:
+def chain_dp(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Cut a few topological orders in the best places."""
     return _contiguous(instance, alone, most_ideals=1)
 
 
-def ideal_dp(instance: Instance, alone: bool) -> Answer | None:
+def ideal_dp(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Find the contiguous optimum."""
     return _contiguous(instance, alone)
 
 
-def mcmc(instance: Instance, alone: bool) -> Answer | None:
+def mcmc(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Improve the contiguous placement by a random walk; the largest load only."""
     start = best_contiguous(instance.problem, _QUICK_IDEALS, "sum" if alone else "max")
     if start is None or alone:
-        return None if start is None else (instance.spread(start.homes), False)
+        return None if start is None else Answer(instance.spread(start.homes), False)
     smaller = reduced(instance.problem, start.load * (1 + 1e-9), contiguous=False)
     homes = [0] * smaller.problem.count
     for node, group in enumerate(smaller.group_of):
         homes[group] = start.homes[node]
     walks = [improved(smaller.problem, homes, _STEPS, seed) for seed in range(_WALKS)]
     best = min(walks, key=smaller.problem.max_load)
-    return instance.spread(smaller.spread(best)), False
+    return Answer(instance.spread(smaller.spread(best)), False)
 
 
+def auto(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
+    """Find the best placement, contiguous or not, that some work allows."""
+    if alone:
+        return _soonest(instance, effort)
+    found = best_load(instance.problem, effort)
+    if found is None:
+        return None
+    return Answer(instance.spread(found.homes), found.load <= found.bound * _CLOSE, found.bound)
+
+
+def cp_sat(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
+    """Solve a constraint program for the largest load, with a bound; no latencies."""
+    found = None if alone else least_load(instance.problem, work=_PROVING[effort])
+    if found is None:
+        return None
+    close = found.load <= found.bound * _CLOSE
+    return Answer(instance.spread(found.homes), close, found.bound)
+
+
+def _soonest(instance: Instance, effort: Effort) -> Answer | None:
+    """Improve the best of a few starts by random walks over latencies."""
+    calls = Calls(instance)
+    starts = sorted(_starts(instance, effort), key=lambda h: calls.latency(instance.spread(h)))
+    if not starts:
+        return None
+    evaluations, walks = _EVALUATIONS[effort]
+    each = max(50, evaluations * 100 // max(100, len(instance.nodes)))
+    found = [sooner(instance, starts[0], each, seed) for seed in range(walks)]
+    found += [sooner(instance, start, each) for start in starts[1:walks]]
+    best = min((*starts, *found), key=lambda h: calls.latency(instance.spread(h)))
+    return Answer(instance.spread(best), False)
+
+
+def _starts(instance: Instance, effort: Effort) -> list[tuple[int, ...]]:
+    """Return contiguous placements of the least sum, those by earliest start, and what fits."""
+    problem, found = instance.problem, list[tuple[int, ...]]()
+    contiguous = best_contiguous(problem, 1 if effort == "fast" else MOST_IDEALS, "sum")
+    if contiguous is not None:
+        found.append(contiguous.homes)
+    for listed in (m_etf, m_sct):
+        answer = listed(instance, True)
+        if answer is not None:
+            home_of = dict(zip(instance.group_of, answer.homes, strict=True))
+            found.append(tuple(home_of[group] for group in range(problem.count)))
+    if not found:
+        homes = packed(problem)
+        found += [] if homes is None else [homes]
+    return list(dict.fromkeys(found))
+
+
+_CLOSE = 1 + 1e-6
+_EVALUATIONS: Mapping[Effort, tuple[int, int]] = {  # of 100 nodes; and how many walks
+    "fast": (500, 1),
+    "normal": (5_000, 1),
+    "high": (60_000, 3),
+}
+_PROVING: Mapping[Effort, float] = {"fast": 2.0, "normal": 15.0, "high": 120.0}
 _QUICK_IDEALS = 3000  # a start for improvement need not be proven
 _STEPS, _WALKS = 200_000, 2
 
@@ -84,33 +158,31 @@ SOLVERS: Mapping[str, Solver] = {
     "chain-dp": chain_dp,
     "ideal-dp": ideal_dp,
     "mcmc": mcmc,
+    "auto": auto,
+    **({"cp-sat": cp_sat} if find_spec("ortools") else {}),
 }
 
 
 def bound(instance: Instance, alone: bool) -> float:
-    """Return what no placement is below, by a moment's thought.
+    """Return what no placement is below.
 
-    The largest load: weights y_d of devices, by speed, make it at least the sum over nodes of
-    min_d y_d t / sum of y_d. The latency: the longest path, each node on its fastest device.
+    The largest load: `partitioners.load_bound`. The latency: the longest path, each node on its
+    fastest device.
     """
-    problem = instance.problem
-    if alone:
-        ready = np.zeros(len(instance.nodes))
-        fastest = [min(node.times) for node in instance.nodes]
-        for _ in instance.nodes:  # as often as a path has nodes at most; stops when it settles
-            before = ready.copy()
-            for maker, reader, _ in instance.edges:
-                ready[reader] = max(ready[reader], ready[maker] + fastest[maker])
-            if (ready == before).all():
-                break
-        return float((ready + fastest).max())
-    finite = np.isfinite(problem.times)
-    worst = np.where(finite, problem.times, problem.times.max(where=finite, initial=0.0))
-    share = 1.0 / np.maximum(worst.sum(axis=1), 1e-300)
-    total = sum(kind.count * y for kind, y in zip(problem.kinds, share, strict=True))
-    return float(
-        (np.where(finite, problem.times, np.inf) * share[:, None]).min(axis=0).sum() / total
-    )
+    if not alone:
+        try:
+            return load_bound(instance.problem)
+        except NoPlanError:
+            return float("inf")
+    ready = np.zeros(len(instance.nodes))
+    fastest = [min(node.times) for node in instance.nodes]
+    for _ in instance.nodes:  # as often as a path has nodes at most; stops when it settles
+        before = ready.copy()
+        for maker, reader, _ in instance.edges:
+            ready[reader] = max(ready[reader], ready[maker] + fastest[maker])
+        if (ready == before).all():
+            break
+    return float((ready + fastest).max())
 
 
 def jobs_of(problem: Problem) -> Jobs:
@@ -176,11 +248,11 @@ def _listed(instance: Instance, favourite: Callable[[Jobs], dict[int, int]]) -> 
         jobs = jobs_of(replace(problem, times=each))
         homes = timetable(jobs, Held(problem), favourite(jobs)).homes
         if -1 not in homes:
-            return instance.spread(smaller.spread(homes)), False
+            return Answer(instance.spread(smaller.spread(homes)), False)
     return None
 
 
 def _contiguous(instance: Instance, alone: bool, most_ideals: int = MOST_IDEALS) -> Answer | None:
     objective: Objective = "sum" if alone else "max"
     found = best_contiguous(instance.problem, most_ideals, objective)
-    return None if found is None else (instance.spread(found.homes), found.proven)
+    return None if found is None else Answer(instance.spread(found.homes), found.proven)

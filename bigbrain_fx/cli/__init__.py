@@ -1,6 +1,24 @@
 """The command line; `main` is its door. Commands are added to the group where they are defined."""
 
-from bigbrain_fx.cli import measuring, planning, running, starting, weights
+from bigbrain_fx.cli import (
+    comparing,
+    measuring,
+    planning,
+    resplitting,
+    running,
+    starting,
+    weights,
+)
 from bigbrain_fx.cli.group import cli, main
 
-__all__ = ["cli", "main", "measuring", "planning", "running", "starting", "weights"]
+__all__ = [
+    "cli",
+    "comparing",
+    "main",
+    "measuring",
+    "planning",
+    "resplitting",
+    "running",
+    "starting",
+    "weights",
+]

@@ -26,6 +26,7 @@ class Listed(click.Option):
         from bigbrain_fx.schedule import SCHEDULES
 
         listed = {"partitioner": names(), "estimator": names("estimator")}
+        listed["partitioners"] = listed["partitioner"]
         found = listed.get(self.name or "", tuple(sorted(SCHEDULES)))
         self.help = (self.help or "").replace("{names}", ", ".join(found))
         return super().get_help_record(ctx)
@@ -78,17 +79,39 @@ _OF_PLANNING = (
         help="One of {names} [default: for chains 1f1b, or forward to infer; else list].",
     ),
     _option(
+        "--recompute",
+        metavar="all|none|0,2",
+        help="Stages that keep no activations: each backward runs them forward again "
+        "[default: none; `auto` chooses].",
+    ),
+    _option(
+        "--effort",
+        type=click.Choice(["fast", "normal", "high"]),
+        default="normal",
+        show_default=True,
+        help="How much `auto` tries: work is counted, not timed, so plans are the same anywhere.",
+    ),
+    _option(
+        "--objective",
+        type=click.Choice(["throughput", "latency", "memory"]),
+        default="throughput",
+        show_default=True,
+        help="What `auto` is after. throughput: the shortest step. latency: the shortest step of "
+        "at most 2 micro-batches. memory: of all plans it met that take at most 10 % longer than "
+        "the fastest, the one whose fullest device uses the least share of its memory.",
+    ),
+    _option(
         "--estimator",
         cls=Listed,
         help="One of {names} [default: the partitioner's own].",
     ),
-    _option(
-        "--partitioner",
-        cls=Listed,
-        default="analytical",
-        show_default=True,
-        help="One of {names}.",
-    ),
+)
+_PARTITIONER = _option(
+    "--partitioner",
+    cls=Listed,
+    default="analytical",
+    show_default=True,
+    help="One of {names}.",
 )
 _OF_THE_MODEL = (
     _option(
@@ -131,6 +154,13 @@ def read_rows(text: str | None) -> tuple[int, ...]:
 
 def planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
+    for option in (*_OF_CAPTURE, *_OF_PLANNING, _PARTITIONER, *_OF_THE_MODEL):
+        command = option(command)
+    return command
+
+
+def common_options(command: Command) -> Command:
+    """Add the options that several plans of one model have in common: all but the partitioner."""
     for option in (*_OF_CAPTURE, *_OF_PLANNING, *_OF_THE_MODEL):
         command = option(command)
     return command
@@ -177,6 +207,7 @@ def chosen(choices: dict[str, Any]) -> Options:
     from bigbrain_fx.capture.answers import read_answers
     from bigbrain_fx.plan import Options
     from bigbrain_fx.plugins import preset
+    from bigbrain_fx.recompute import read_recompute
 
     partitioner, own = preset(choices["partitioner"])
     return Options(
@@ -188,4 +219,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         mode=choices["mode"],
         assume=tuple(read_answers(choices["assume"]).items()),
         leaves=tuple(choices["leaf"]),
+        recompute=read_recompute(choices["recompute"]),
+        objective=choices["objective"],
+        effort=choices["effort"],
     )

@@ -115,13 +115,17 @@ def explain(plan: Path, as_json: bool) -> None:
     """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
     from bigbrain_fx.explain import explain as explain_plan
     from bigbrain_fx.plan import read_plan
-    from bigbrain_fx.show import json_line, show_explanation
+    from bigbrain_fx.show import json_line, search_json, show_explanation, show_search
 
-    found = explain_plan(read_plan(plan))
+    known = read_plan(plan)
+    found, searched = explain_plan(known), known.search
     if as_json:
-        click.echo(json_line(dataclasses.asdict(found)))
-    else:
-        show_explanation(found)
+        fields = dataclasses.asdict(found)
+        click.echo(json_line({**fields, "search": search_json(searched) if searched else None}))
+        return
+    show_explanation(found)
+    if searched is not None:
+        show_search(searched)
 
 
 @cli.command(short_help="Forecast a plan, here or on another cluster.")

@@ -16,7 +16,7 @@ from bigbrain_fx.cli.options import (
 from bigbrain_fx.progress import stepping, working
 
 if TYPE_CHECKING:
-    pass
+    from bigbrain_fx.supervisor import Event
 
 
 @cli.command(short_help="Run a bundle, a process per device.")
@@ -45,24 +45,63 @@ if TYPE_CHECKING:
     show_default=True,
     help="Longest wait for a message, in seconds.",
 )
+@click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    help="Keep so many processes warm, to replace those of a training that die [default: 1].",
+)
+@click.option("--no-replay", is_flag=True, help="Replace no process: one death ends the run.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Processes that may be replaced within ten minutes.",
+)
+@click.option(
+    "--hang",
+    "hang_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="End a process that makes no progress for so many seconds.",
+)
+@click.option(
+    "--snapshot-every",
+    type=click.IntRange(min=1),
+    help="Steps between snapshots in memory [default: measured].",
+)
+@click.option("--commits", type=PATH, help="Write the training's state to this folder.")
+@click.option(
+    "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
+)
+@click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
+@click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
 @json_option
 def run(
     bundle: Path,
     local: bool,
+    no_replay: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Run BUNDLE on this host, a process per device; for several hosts, print their commands.
 
-    It trains, or infers, as it was split for.
+    It trains, or infers, as it was split for. A training process that dies is replaced: the others
+    wait for it, and the result is the same. SIGTERM ends a training after its step.
     """
-    from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, commands, hosts
+    from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, can_supervise, commands, hosts
     from bigbrain_fx.launch import run as run_bundle
     from bigbrain_fx.plan import read_plan
     from bigbrain_fx.show import json_line
 
-    plan, options = read_plan(bundle), RunOptions(**choices)
+    plan = read_plan(bundle)
+    if choices["resume"] and choices["commits"] is None:
+        raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
+    if choices["spares"] is None and not no_replay and can_supervise(plan):
+        choices["spares"] = 1
+    options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
         click.echo(
             "for several hosts: copy the bundle to each, run there (or add --local)", err=True
@@ -73,7 +112,9 @@ def run(
         return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
     with stepping(total, as_json) as show:
-        done = run_bundle(bundle, options, show, show)
+        done = run_bundle(bundle, options, show, show, on_event=_tell)
+    if done.stopped_at is not None:
+        click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:
         return
     peaks = ", ".join(f"{name} {n / 2**20:.0f} MiB" for name, n in done.max_rss_bytes.items())
@@ -83,6 +124,14 @@ def run(
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
     click.echo(f"resident memory {peaks}; logs in {done.logs}")
+
+
+def _tell(event: Event) -> None:
+    from bigbrain_fx.supervisor import status
+
+    line = status(event)
+    if line is not None:
+        click.echo(line, err=True)
 
 
 @cli.command(short_help="Check a bundle against the unsplit model.")

@@ -142,7 +142,7 @@ class Saves:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what it reads is asked for again and again, and remembered
 class Op:
     """One call in the graph; its name is also the name of its value.
 
@@ -190,21 +190,21 @@ class Op:
         """Path of the innermost module the op belongs to."""
         return self.modules[-1].path if self.modules else ""
 
-    @property
+    @cached_property
     def refs(self) -> tuple[str, ...]:
         """Names of the values (ops and inputs) it reads, in order, each once."""
         return tuple(
             dict.fromkeys(ref.value for ref in leaves(self._all_args()) if isinstance(ref, Ref))
         )
 
-    @property
+    @cached_property
     def params(self) -> tuple[str, ...]:
         """Names of the parameters and buffers it reads, in order, each once; its body's too."""
         own = [ref.param for ref in leaves(self._all_args()) if isinstance(ref, ParamRef)]
         inner = [name for op in self.body.ops for name in op.params] if self.body else []
         return tuple(dict.fromkeys(own + inner))
 
-    @property
+    @cached_property
     def checks(self) -> bool:
         """Whether it (or its body) checks an assumption, so that it runs though nobody reads it."""
         inner = self.body.ops if self.body else ()

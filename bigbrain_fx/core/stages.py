@@ -29,8 +29,11 @@ class OpCost:
 class Costs:
     """What every op costs on every device, and what moving bytes costs.
 
-    `ops[device][op]`; `optimizer_s_per_byte[device]` is per byte of parameters. `measured[device]`
-    are the ops whose times were measured; an estimator that measures nothing leaves it out.
+    `ops[device][op]`. The optimizer's step takes `optimizer_s_per_tensor[device]` for each trained
+    tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.
+    `measured[device]` are the ops whose times were measured; an estimator that measures nothing
+    leaves it out. `recompute`: every stage will run its forward again before each backward, which
+    the ops' costs do not count.
     """
 
     ops: Mapping[str, Mapping[str, OpCost]]
@@ -39,10 +42,21 @@ class Costs:
     optimizer_state_per_byte: float = 2.0  # Adam keeps two moments
     optimizer_temporaries: float = 2.0  # Adam's: a root, and a quotient
     measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optimizer_s_per_tensor: Mapping[str, float] = field(default_factory=dict)
+    recompute: bool = False
 
     def op_cost(self, op: str, device: str) -> OpCost:
         """Return the cost of the op named `op` on the device named `device`."""
         return self.ops[device][op]
+
+    def optimizer_s(self, device: str, tensors: int, nbytes: int) -> float:
+        """Seconds of an optimizer's step over so many trained tensors of `nbytes` bytes together.
+
+        A tied parameter is one tensor on each device. What a step costs beside them is in
+        `Overheads.step_s`.
+        """
+        per_tensor_s = self.optimizer_s_per_tensor.get(device, 0.0)
+        return tensors * per_tensor_s + nbytes * self.optimizer_s_per_byte[device]
 
     def transfer_s(self, nbytes: int, a: str, b: str) -> float:
         """Seconds to move `nbytes` bytes from device `a` to device `b`."""

@@ -27,7 +27,7 @@ Phase: TypeAlias = Literal["forward", "backward_input", "backward_weight"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 FORMAT = "bigbrain-fx cost model"
-VERSION = 1
+VERSION = 2
 
 _LEAST, _MOST = math.log2(1e-9), math.log2(1e6)  # no op is quicker or slower than these seconds
 
@@ -64,7 +64,8 @@ class CostModel:
         places: rates of the devices that were profiled.
         phases: by name; a phase of which nothing was measured is absent.
         optimizer_touches: how often an optimizer's step moves each byte of a parameter, in the
-            middle of the places; 0.0 where it was not measured.
+            middle of the places. optimizer_launches: what it costs for each tensor besides, in the
+            device's launch_s. Both are 0.0 where it was not measured.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class CostModel:
     places: tuple[Rates, ...]
     phases: Mapping[Phase, Stages]
     optimizer_touches: float = 0.0
+    optimizer_launches: float = 0.0
 
     @property
     def two_stage(self) -> bool:
@@ -122,6 +124,7 @@ def write_model(model: CostModel, path: Path) -> None:
         "families": list(model.families),
         "places": [asdict(place) for place in model.places],
         "optimizer_touches": model.optimizer_touches,
+        "optimizer_launches": model.optimizer_launches,
         "features": list(names(model.families)),
         "phases": {name: _stages_json(stages) for name, stages in model.phases.items()},
     }
@@ -148,6 +151,7 @@ def read_model(path: Path) -> CostModel:
                 name: _stages(body["phases"][name]) for name in PHASES if name in body["phases"]
             },
             optimizer_touches=float(body["optimizer_touches"]),
+            optimizer_launches=float(body["optimizer_launches"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _wrong(path, f"it is damaged: {type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from bigbrain_fx.emit.again import shipped_like
 from bigbrain_fx.emit.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.texts import bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
@@ -19,7 +20,7 @@ from bigbrain_fx.simulate import chrome_trace
 
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
-RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
+ROOMS = Path(__file__).resolve().parent.parent  # of which some are copied
 
 
 class Weights(Protocol):
@@ -55,16 +56,22 @@ def _is_bundle(folder: Path) -> bool:
     return has_entry and all((folder / name).exists() for name in PARTS)
 
 
-def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False) -> Path:
+def write_bundle(
+    plan: Plan, weights: Weights, out: Path, *, force: bool = False, like: Path | None = None
+) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
+
+    With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
+    is not read.
 
     Raises:
         InputError: `out` exists and `force` is off, or cannot be written.
     """
     check_out(out, force=force)
     _check_devices(plan)
-    texts = bundle_texts(plan)
-    _check_names(plan, texts)
+    texts = bundle_texts(plan, like)
+    shipped = _shipped(plan) if like is None else shipped_like(like, texts)
+    _check_names(plan, shipped, texts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -73,7 +80,7 @@ def write_bundle(plan: Plan, weights: Weights, out: Path, *, force: bool = False
             f"cannot write in {out.parent}: {error.strerror}", help="give another --out"
         ) from error
     try:
-        _fill(scratch, plan, texts, weights)
+        _fill(scratch, plan, texts, shipped, weights)
         _move(scratch, out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -99,14 +106,14 @@ def _check_devices(plan: Plan) -> None:
             )
 
 
-def _check_names(plan: Plan, texts: Mapping[str, str]) -> None:
+def _check_names(plan: Plan, shipped: Sequence[Path], texts: Mapping[str, str]) -> None:
     """Refuse a module of the user's that would take the place of one of the bundle's.
 
     Raises:
         InputError: names the module.
     """
-    ours = {"runtime", "weights", *(Path(name).stem for name in texts if name.endswith(".py"))}
-    for path in _shipped(plan):
+    ours = {*_copied(plan), "weights", *(Path(name).stem for name in texts if name.endswith(".py"))}
+    for path in shipped:
         if path.stem in ours:
             raise InputError(
                 f"the model file needs {path.name}, but a bundle has a {path.stem} of its own",
@@ -115,7 +122,18 @@ def _check_names(plan: Plan, texts: Mapping[str, str]) -> None:
             )
 
 
-def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) -> None:
+def _copied(plan: Plan) -> tuple[str, ...]:
+    """Return the rooms of ours that a bundle takes along."""
+    return ("runtime", "supervisor") if plan.mode == "train" else ("runtime",)
+
+
+def _fill(
+    folder: Path,
+    plan: Plan,
+    texts: Mapping[str, str],
+    shipped: Sequence[Path],
+    weights: Weights,
+) -> None:
     folder.chmod(0o755)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -125,8 +143,9 @@ def _fill(folder: Path, plan: Plan, texts: Mapping[str, str], weights: Weights) 
     (folder / "plan.json").write_bytes(to_json(plan))
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     (folder / "report.html").write_text(report(plan), encoding="utf-8")
-    shutil.copytree(RUNTIME, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in _shipped(plan):
+    for room in _copied(plan):
+        shutil.copytree(ROOMS / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in shipped:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -18,6 +18,8 @@ from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
 from bigbrain_fx.emit.names import Names, identifier
 from bigbrain_fx.emit.outputs import collected, output_dims
 
+_RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
+
 
 @dataclass(frozen=True)
 class DeviceFile:
@@ -209,11 +211,13 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     made = {value: (t.stage.index, name) for t in own for value, name in t.results.items()}
     loss = made.get(file.graph.loss) if file.graph.loss else None
     collects = any(collected(file.graph, file.stages, text.stage) for text in own)
+    again = tuple(text.stage.index for text in own if text.stage.runs_again)
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
         f"micro_batches = {file.micro_batches}",
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
+        *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
         *([f"loss = {loss!r}"] if loss else []),
         *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.names.values())}",

@@ -8,10 +8,11 @@ from bigbrain_fx.core import Stage
 from bigbrain_fx.emit import infer_texts, train_texts
 from bigbrain_fx.emit.model_file import functions_slice, training_slice
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.recompute import recompute_text
 
 
-def readme_text(plan: Plan) -> str:
-    """Return the README of a bundle."""
+def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
+    """Return the README of a bundle; `listed` are the lines on its files where they are known."""
     trains = plan.mode == "train"
     commands = train_texts.train_commands(plan) if trains else infer_texts.infer_commands(plan)
     hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
@@ -29,12 +30,13 @@ def readme_text(plan: Plan) -> str:
         *(_host_commands(plan) if len(hosts) > 1 else []),
         f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
         f"seed {plan.seed}.",
+        *([f"{recompute_text(plan.stages).capitalize()}."] if plan.stages.recompute else []),
         "",
         "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",
         "|---|---|---|---|---|---|",
         *(_row(plan, device) for device in plan.stages.devices),
         "",
-        *_files(plan),
+        *(_files(plan) if listed is None else listed),
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]

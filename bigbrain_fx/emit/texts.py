@@ -6,8 +6,10 @@ This room reads the model file and writes nothing: `bundle.py` puts the texts on
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from bigbrain_fx.cut import owners, roots
+from bigbrain_fx.emit.again import texts_like
 from bigbrain_fx.emit.classes import Classes, StageText
 from bigbrain_fx.emit.device import DeviceFile, device_text
 from bigbrain_fx.emit.infer_texts import infer_texts
@@ -29,8 +31,11 @@ def _classes(plan: Plan) -> Classes:
     return Classes(plan.graph, stages, [roots(plan.graph, stage) for stage in stages])
 
 
-def bundle_texts(plan: Plan) -> dict[str, str]:
-    """Return the Python files and the README of a bundle, by file name."""
+def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
+    """Return the Python files and the README of a bundle, by file name.
+
+    What is the user's comes from the model file, or from `like`, a bundle of the same graph.
+    """
     classes = _classes(plan)
     texts = {
         f"device_{number}.py": device_text(
@@ -48,15 +53,19 @@ def bundle_texts(plan: Plan) -> dict[str, str]:
         )
         for number, program in enumerate(plan.programs)
     }
+    texts.update(_users_texts(plan) if like is None else texts_like(plan, like))
+    for name in [name for name in texts if name.endswith(".py")]:
+        ast.parse(texts[name])  # a slip of ours must not reach a disk
+    return texts
+
+
+def _users_texts(plan: Plan) -> dict[str, str]:
+    texts = train_texts(plan) if plan.mode == "train" else infer_texts(plan)
     functions = functions_slice(plan)
     if functions.text:
         head = f'"""What stages call as it is, copied from {quiet(source_file(plan).name)}."""\n\n'
         texts["functions.py"] = head + functions.text
-    texts.update(train_texts(plan) if plan.mode == "train" else infer_texts(plan))
-    texts["README.md"] = readme_text(plan)
-    for name in [name for name in texts if name.endswith(".py")]:
-        ast.parse(texts[name])  # a slip of ours must not reach a disk
-    return texts
+    return {**texts, "README.md": readme_text(plan)}
 
 
 def weight_files(plan: Plan) -> dict[str, list[str]]:

@@ -1,14 +1,14 @@
-"""Plan -> training.py and train.py of a bundle: data and optimizer, and the entry point.
+"""Plan -> training.py, train.py and launch.py of a bundle: data and optimizer, and how to start.
 
 This file knows how training is started; what a step does is in the device files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bigbrain_fx.emit.entry import call_lines, data_fields, device_fields, with_users_code
-from bigbrain_fx.emit.layout import double_quoted
+from bigbrain_fx.emit.layout import double_quoted, wrapped
 from bigbrain_fx.emit.model_file import (
     inputs_lines,
     our_names,
@@ -22,18 +22,29 @@ from bigbrain_fx.plan import Plan
 
 OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM")
 FILES = (
-    "- `training.py`: data, optimizer; `train.py`: the entry point; "
-    "`runtime/`: messages and bookkeeping"
+    "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
+    "bookkeeping; `launch.py` and `supervisor/`: replace processes that die"
 )
+_HOOKS = """\
+# Your own functions, called in every process at these places of a step. At on_step_end the step's
+# messages have left and the optimizer has stepped: under launch.py this is the recovery point, and
+# what on_send sees is kept until no device can need it again.
+HOOKS = Hooks(
+    on_step_begin=[],  # f(device, step)
+    on_step_end=[],  # f(device, step)
+    on_send=[],  # f(device, channel, tensor)
+    on_recv=[],  # f(device, channel, tensor)
+)"""
 
 
 def train_texts(plan: Plan) -> dict[str, str]:
-    """Return training.py and train.py."""
+    """Return training.py, train.py and launch.py."""
     taken = training_slice(plan)
     constants = our_names(taken, OURS)
     return {
         "training.py": _training_text(plan, taken, constants),
         "train.py": _train_text(plan, constants),
+        "launch.py": launch_text(plan),
     }
 
 
@@ -41,8 +52,9 @@ def train_commands(plan: Plan) -> list[str]:
     """Return how to start it, a command a line."""
     torchrun = f"torchrun --nproc-per-node {len(plan.stages.devices)} train.py --steps 100"
     explained = {
-        "bigbrain-fx run . --steps 100": "all devices on this host",
-        torchrun: "the same without bigbrain-fx",
+        "bigbrain-fx run . --steps 100": "on this host; replaces what dies",
+        "python launch.py --steps 100": "the same without bigbrain-fx",
+        torchrun: "under torchrun; one death ends all",
         "python train.py --in-process --steps 2": "all devices in one process, for pdb",
     }
     return [f"{command:<57}# {what}" for command, what in explained.items()]
@@ -76,6 +88,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
         *data.values(),
         f"training=Training({', '.join(how)})",
         specs,
+        "hooks=HOOKS",
     ]
     lines = [
         f'"""Train {quiet(plan.graph.name)}: one process per device.',
@@ -87,11 +100,59 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
         "",
         *(f"import {module}" for module in modules),
         "import training",
-        "from runtime import Bundle, Training, main",
+        "from runtime import Bundle, Hooks, Training, main",
+        "",
+        *_HOOKS.splitlines(),
         "",
         *call_lines("BUNDLE", "Bundle", fields),
         "",
         'if __name__ == "__main__":',
         "    main(BUNDLE)",
+    ]
+    return double_quoted("\n".join(lines) + "\n")
+
+
+def _joining(hosts: Sequence[str]) -> list[str]:
+    """Return how several hosts are started: the first decides, the others are its agents."""
+    first, *others = dict.fromkeys(hosts)
+    return [
+        "",
+        f"All on this host. Over several: on {quiet(first)}, with an address that others reach,",
+        "",
+        "    python launch.py --steps 100 --listen ADDRESS:29400 --secret FILE",
+        "",
+        "and on each other host, with the same bundle and secret,",
+        "",
+        *(
+            f"    python launch.py --join ADDRESS:29400 --host {quiet(host)} --secret FILE"
+            for host in others
+        ),
+    ]
+
+
+def launch_text(plan: Plan) -> str:
+    """Return launch.py."""
+    hosts = tuple(plan.cluster.device[name].host for name in plan.stages.devices)
+    several = len(set(hosts)) > 1
+    given = '"train.py", HOSTS' if several else '"train.py"'
+    lines = [
+        f'"""Train {quiet(plan.graph.name)} on this host and keep it going when processes die.',
+        "",
+        "    python launch.py --steps 100 --spares 1",
+        *(_joining(hosts) if several else []),
+        "",
+        "A process that dies is replaced by a spare, which takes over the device's last snapshot",
+        "and computes again what came after it; the others wait, and the result is the same.",
+        '"""',
+        "",
+        "from pathlib import Path",
+        "",
+        "from supervisor import main",
+        "",
+        *wrapped(f"DEVICES = {plan.stages.devices!r}", 0),
+        *(wrapped(f"HOSTS = {hosts!r}", 0) if several else []),
+        "",
+        'if __name__ == "__main__":',
+        f"    main(Path(__file__).resolve().parent, DEVICES, {given})",
     ]
     return double_quoted("\n".join(lines) + "\n")

@@ -13,15 +13,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, cast
 
 from bigbrain_fx.errors import BigBrainError, InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from bigbrain_fx.capture import Captured
-    from bigbrain_fx.profiler.rounds import Rounds
+    from bigbrain_fx.profiler.subject import Subject
     from bigbrain_fx.profiles import Machine, ProfileStore
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +53,7 @@ def _say(replies: IO[str], **message: object) -> None:
 
 
 class _Profiler:
-    """One model, one machine, one database."""
+    """One model, one machine, one database: one session."""
 
     def __init__(self, wanted: Mapping[str, object], replies: IO[str]) -> None:
         import torch
@@ -64,28 +67,38 @@ class _Profiler:
         self.rounds = cast("int", wanted["rounds"])
         torch.set_num_threads(self.threads)
         self.store: ProfileStore = ProfileStore(str(wanted["store"]))
-        self.file_stem = ""
+        self.file_stem = self.model = self.session = ""
+        self.make_optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
-    def run(self) -> None:
-        """Capture, and measure each number of rows that lacks something."""
+    @cached_property
+    def machine(self) -> Machine:
+        """This host, with the rates of this session."""
         from bigbrain_fx.profiler.machine import this_machine
 
+        return this_machine(self.threads)
+
+    def run(self) -> None:
+        """Capture, and measure each number of rows that lacks something; then the optimizer."""
         captured = self._capture()
-        machine = this_machine(self.threads)
-        known = {entry.key: entry for entry in self.store.machines()}
-        machine = known.get(machine.key, machine)
-        _say(self.replies, machine=machine.key, name=captured.graph.name)
-        last = None
-        for rows in self._rows(captured):
-            last = self._measure(captured, machine, rows) or last
-        if last is not None and last.subject.trained:
-            self._optimizer(machine, last)
+        self.model = self.session = f"{self.file_stem}.{captured.graph.name}"
+        if not self.wanted["training"]:
+            self.session += " (inference)"  # it must not replace one that knows the optimizer
+        _say(self.replies, machine=self.machine.key, name=captured.graph.name)
+        rows = self._rows(captured)
+        fresh = [self._measure(captured, count) for count in rows]
+        if any(fresh) or not self._knows_optimizer():
+            self._optimizer(self._subject(captured, rows[0]))
+
+    def _knows_optimizer(self) -> bool:
+        """Whether the last session of this model came to its end."""
+        sessions = self.store.sessions(self.machine.key)
+        return any(s.model == self.session and s.machine.knows_optimizer for s in sessions)
 
     def _capture(self) -> Captured:
         from bigbrain_fx.capture import capture, load_model_file
 
         file = load_model_file(str(self.wanted["location"]), seed=cast("int", self.wanted["seed"]))
-        self.file_stem = file.path.stem
+        self.file_stem, self.make_optimizer = file.path.stem, file.optimizer
         sys.path.insert(0, str(file.path.parent))  # forward may import, too
         return capture(
             file.model,
@@ -109,37 +122,56 @@ class _Profiler:
             )
         return [fixed] if fixed is not None else asked or [graph.batch]
 
-    def _measure(self, captured: Captured, machine: Machine, rows: int) -> Rounds | None:
+    def _subject(self, captured: Captured, rows: int) -> Subject:
+        from bigbrain_fx.profiler.subject import Subject
+
+        graph = captured.graph.at(rows)
+        return Subject(graph, captured.tensors, captured.inputs(rows), captured.functions)
+
+    def _measure(self, captured: Captured, rows: int) -> bool:
+        """Measure a number of rows; return whether anything was lacking."""
         from bigbrain_fx.profiler.context import clock
         from bigbrain_fx.profiler.rounds import Rounds
-        from bigbrain_fx.profiler.subject import Subject
         from bigbrain_fx.profiles import signatures
 
         graph = captured.graph.at(rows)
         keys = {signature.key for _, signature in signatures(graph)}
-        found = (self.store.get(machine.key, key) for key in keys)
+        found = (self.store.get(self.machine.key, key) for key in keys)
         lacking = sum(profile is None or profile.samples < self.rounds for profile in found)
         facts = {"rows": rows, "ops": len(graph.ops), "signatures": len(keys), "lacking": lacking}
-        self.store.credit(f"{self.file_stem}.{graph.name}", *sorted(keys))
+        self.store.credit(self.model, *sorted(keys))
         if not lacking:
             _say(self.replies, measured=facts)
-            return None
-        subject = Subject(graph, captured.tensors, captured.inputs(rows), captured.functions)
-        rounds = Rounds(subject, clock(self.threads))
+            return False
+        rounds = Rounds(self._subject(captured, rows), clock(self.threads))
         rounds.warm_up()
         for number in range(1, self.rounds + 1):
             rounds.again()
             if number % _WRITE_EVERY == 1 or number == self.rounds:
-                self.store.put(machine, *rounds.profiles())
+                self.store.put(self.machine, *rounds.profiles(), model=self.session)
             _say(self.replies, round=number, of=self.rounds, rows=rows)
         _say(self.replies, measured={**facts, "ops_s": rounds.ops_s, "step_s": rounds.step_s})
-        return rounds
+        return True
 
-    def _optimizer(self, machine: Machine, rounds: Rounds) -> None:
+    def _optimizer(self, subject: Subject) -> None:
         """Measure the optimizer last: it changes the weights."""
-        nbytes = sum(leaf.nbytes for leaf in rounds.subject.trained)
-        per_byte_s = rounds.optimizer_s(_OPTIMIZER_STEPS) / nbytes
-        self.store.put(replace(machine, optimizer_s_per_byte=per_byte_s))
+        from bigbrain_fx.profiler.context import clock
+        from bigbrain_fx.profiler.optimizer import optimizer_times
+        from bigbrain_fx.profiles import fit_optimizer
+
+        if not subject.named:
+            return
+        now = clock(self.threads)
+        found = optimizer_times(subject.named, self.make_optimizer, now, _OPTIMIZER_STEPS)
+        a_tensor_s, a_byte_s = fit_optimizer(found.steps)
+        machine = replace(
+            self.machine, optimizer_s_per_tensor=a_tensor_s, optimizer_s_per_byte=a_byte_s
+        )
+        self.store.put(machine, model=self.session, optimizer=found.name, steps=found.steps)
+        off = max(step.off(a_tensor_s, a_byte_s) for step in found.steps)
+        said = f"{1e6 * a_tensor_s:.1f} us a tensor and {1e9 * a_byte_s:.3f} ns a byte"
+        fits = f"it fits {len(found.steps)} sets within {100 * off:.0f} %"
+        _say(self.replies, optimizer=f"{found.name}: {said}; {fits}")
 
 
 if __name__ == "__main__":

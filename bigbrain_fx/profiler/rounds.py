@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from bigbrain_fx.core import Op
 from bigbrain_fx.profiler.context import Clock, Timed, overheads, timed_step, whole_step_s
 from bigbrain_fx.profiler.subject import Subject
@@ -44,7 +42,7 @@ class Rounds:
 
     def again(self) -> None:
         """Take one round: a whole step, a watched one, and a watched one of frozen parameters."""
-        with _no_garbage_collection():
+        with no_garbage_collection():
             costs = overheads(self.now)
             whole_step_s(self.subject, self.now)  # not counted: the caches are the chain's
             self.whole_s.append(whole_step_s(self.subject, self.now))
@@ -98,18 +96,6 @@ class Rounds:
         found = {profile.signature.key: profile.total_s for profile in self.profiles()}
         return sum(found[signature.key] for _, signature in signatures(self.subject.graph))
 
-    def optimizer_s(self, rounds: int) -> float:
-        """Measure a step of torch's AdamW over all parameters; it spoils them."""
-        if not self.subject.trained:
-            return 0.0
-        optimizer = torch.optim.AdamW(self.subject.trained)
-        taken_s = []
-        for _ in range(rounds + WARM_UP):
-            start_s = self.now()
-            self.subject.optimizer_step(optimizer)
-            taken_s.append(self.now() - start_s)
-        return trimmed_mean(taken_s[WARM_UP:])
-
 
 def trimmed_mean(samples: Sequence[float]) -> float:
     """Return the mean without the largest and the smallest tenth.
@@ -134,7 +120,8 @@ def _positive(seconds: float) -> float:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from running within what is timed."""
     was_on = gc.isenabled()
     gc.disable()
     try:

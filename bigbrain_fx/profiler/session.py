@@ -132,6 +132,8 @@ def profile(
         elif "measured" in message:
             measured.append(Measured(**message["measured"]))
             show(str(measured[-1]))
+        elif "optimizer" in message:
+            show(message["optimizer"])
     return Profiled(str(facts["name"]), str(facts["machine"]), tuple(measured))
 
 

@@ -48,6 +48,7 @@ class Subject:
             name: leaves.get(canonical.get(name, name), tensor)
             for name, tensor in self._plain.items()
         }
+        self.named = list(leaves.items())
         self.trained = list(leaves.values())
 
     def _make_leaves(self) -> dict[str, Tensor]:
@@ -115,10 +116,3 @@ class Subject:
         """Make the gradients of some leaves, and add up those of parameters."""
         if leaves:
             torch.autograd.grad([loss], leaves, [torch.full_like(loss, _SHARE)], allow_unused=True)
-
-    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the parameters from the sums, as a device does once a step."""
-        for leaf, total in zip(self.trained, self._sums.values(), strict=True):
-            leaf.grad = total
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)

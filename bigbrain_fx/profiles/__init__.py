@@ -3,6 +3,7 @@
 A noun room: plug-ins may read it. It knows no torch, and not how anything is measured.
 """
 
+from bigbrain_fx.profiles.optimizer import OptimizerStep, fit_optimizer
 from bigbrain_fx.profiles.signature import (
     Signature,
     TensorArg,
@@ -18,6 +19,7 @@ from bigbrain_fx.profiles.store import (
     Machine,
     OpProfile,
     ProfileStore,
+    Session,
 )
 
 __all__ = [
@@ -25,9 +27,12 @@ __all__ = [
     "SCHEMA_VERSION",
     "Machine",
     "OpProfile",
+    "OptimizerStep",
     "ProfileStore",
+    "Session",
     "Signature",
     "TensorArg",
+    "fit_optimizer",
     "layout",
     "mode_of",
     "region_mode",

@@ -1,29 +1,55 @@
-"""Profiles in an SQLite file: what was measured, and on which machine.
+"""Profiles in an SQLite file: what was measured, on which machine, and in which session.
 
 This file knows SQLite; it knows no graphs, and not how anything is measured.
+
+A session is what one run of `profile` found of a machine beside the ops of its model: the rates,
+and the optimizer's two numbers. It is kept for each machine and model; a new one replaces the last
+of that model as a whole, so that its numbers are of the same minutes, and no model overwrites what
+another one's optimizer costs.
+
+- Rates of a machine are the medians over its sessions. One session's own rates would be worse than
+  no correction: eight within 13 s found 12 to 30 GB/s and launches of 2.8 to 6.8 us, while one
+  matrix product, taken between them, stayed within 9 % of its median but once.
+- The optimizer's numbers are those of the session whose model has the most of a graph's
+  signatures, the latest of equal ones: models name optimizers of their own, and what a byte costs
+  depends on the sizes of tensors. They stay a pair: a fit makes up for one by the other. A graph
+  of which no session has anything gets the middle pair.
+
+Files of version 1 have one machine's rates of the first run and the optimizer of the last,
+all of it charged to bytes; nothing in them says which is whose, so they are refused.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.profiles.optimizer import OptimizerStep
 from bigbrain_fx.profiles.signature import Signature, TensorArg
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x62626678  # "bbfx": tells our files from other people's
 
 _SCHEMA = """
-CREATE TABLE machines (key TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE sessions (
+    machine TEXT NOT NULL,
+    model TEXT NOT NULL,
+    at_s REAL NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (machine, model)
+);
 CREATE TABLE signatures (key TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE profiles (
-    machine TEXT NOT NULL REFERENCES machines (key),
+    machine TEXT NOT NULL,
     signature TEXT NOT NULL REFERENCES signatures (key),
     forward_s REAL NOT NULL,
     backward_input_s REAL NOT NULL,
@@ -87,7 +113,8 @@ class Machine:
         kind: "cpu" or "cuda".
         processor: the name that it gives itself.
         quota: share of the time that its threads may run; 1.0 unless emulated.
-        optimizer_s_per_byte: seconds of an AdamW step for each byte of parameters; 0.0 if unknown.
+        optimizer_s_per_byte: seconds of an optimizer's step for each byte of trained parameters.
+        optimizer_s_per_tensor: and for each of their tensors. Both are 0.0 if unknown.
     """
 
     kind: str
@@ -99,6 +126,12 @@ class Machine:
     launch_s: float
     quota: float = 1.0
     optimizer_s_per_byte: float = 0.0
+    optimizer_s_per_tensor: float = 0.0
+
+    @property
+    def knows_optimizer(self) -> bool:
+        """Whether the optimizer's step was measured."""
+        return self.optimizer_s_per_byte > 0.0 or self.optimizer_s_per_tensor > 0.0
 
     @property
     def key(self) -> str:
@@ -108,8 +141,27 @@ class Machine:
         return f"{self.kind}: {self.processor}, torch {self.torch_version}, {threads}{quota}"
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one run of `profile` found of a machine, beside the ops of its model.
+
+    Attributes:
+        machine: with this session's own rates and optimizer.
+        model: "gpt.GPT": the model file's name, and the class.
+        at_s: when it was written, in seconds since 1970.
+        optimizer: "AdamW"; "" if no step of it was timed.
+        steps: what the optimizer's numbers were fitted to.
+    """
+
+    machine: Machine
+    model: str = ""
+    at_s: float = 0.0
+    optimizer: str = ""
+    steps: tuple[OptimizerStep, ...] = ()
+
+
 class ProfileStore:
-    """Profiles in one SQLite file, by machine and signature.
+    """Profiles in one SQLite file, by machine and signature; sessions, by machine and model.
 
     Every `put` is one transaction, so that a run that is killed loses nothing that it measured.
     Machines and signatures are kept as JSON; a file can be copied, sent, and merged.
@@ -119,7 +171,7 @@ class ProfileStore:
         read_only: expect it to be there, and change nothing.
 
     Raises:
-        InputError: it is no profile database, or one of a newer bigbrain-fx.
+        InputError: it is no profile database, or one of an older or newer bigbrain-fx.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
@@ -139,12 +191,23 @@ class ProfileStore:
         found = self._rows("WHERE p.machine = ? AND p.signature = ?", machine_key, signature_key)
         return next((profile for _, profile in found), None)
 
-    def put(self, machine: Machine, *profiles: OpProfile) -> None:
-        """Write a machine, and profiles of it: all or none; they replace what was there."""
+    def put(
+        self,
+        machine: Machine,
+        *profiles: OpProfile,
+        model: str = "",
+        optimizer: str = "",
+        steps: Sequence[OptimizerStep] = (),
+    ) -> None:
+        """Write profiles, and the session of `model` on this machine: all or nothing.
+
+        They replace what was there: a profile that of its signature, the session that of its model.
+        """
+        session = Session(machine, model, time.time(), optimizer, tuple(steps))
         with self._opened() as base, base:
             for profile in profiles:
                 _put(base, machine, profile)
-            _put_machine(base, machine)
+            _put_session(base, session)
 
     def credit(self, model: str, *signature_keys: str) -> None:
         """Write down that a model has ops of these signatures."""
@@ -164,30 +227,41 @@ class ProfileStore:
             return tuple(self._rows(""))
         return tuple(self._rows("WHERE p.machine = ?", machine_key))
 
-    def machines(self) -> tuple[Machine, ...]:
-        """Return every machine, in the order of their keys."""
+    def sessions(self, machine_key: str | None = None) -> tuple[Session, ...]:
+        """Return all sessions, or those of one machine: by machine, the latest first."""
+        query = "SELECT model, at_s, body, machine FROM sessions ORDER BY machine, at_s DESC, model"
         with self._opened() as base:
-            found = base.execute("SELECT body FROM machines ORDER BY key").fetchall()
-        return tuple(_machine(body) for (body,) in found)
+            found = base.execute(query).fetchall()
+        return tuple(_session(*row) for *row, key in found if machine_key in (None, key))
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Return every machine with the medians of its sessions, in the order of their keys."""
+        by_machine = groupby(self.sessions(), key=lambda session: session.machine.key)
+        return tuple(_middle([session.machine for session in same]) for _, same in by_machine)
 
     def merge(self, other: str | Path) -> int:
         """Take over the profiles of another file; return how many.
 
-        Where both have one, that with more samples stays; of equal ones our own. All or nothing.
+        Where both have one, that with more samples stays; of equal ones our own. Of two sessions of
+        one machine and model the later one stays. All or nothing.
 
         Raises:
-            InputError: `other` is no profile database, or a newer one.
+            InputError: `other` is no profile database, or one of another version.
         """
+        theirs = ProfileStore(other, read_only=True)
         taken = [
             (machine, profile)
-            for machine, profile in ProfileStore(other, read_only=True).rows()
+            for machine, profile in theirs.rows()
             if self._samples(machine.key, profile.signature.key) < profile.samples
         ]
+        ours = {(s.machine.key, s.model): s.at_s for s in self.sessions()}
         with self._opened() as base, base:
             for machine, profile in taken:
                 _put(base, machine, profile)
-                _put_machine(base, machine)
-            _credit(base, ProfileStore(other, read_only=True)._origins())
+            for session in theirs.sessions():
+                if ours.get((session.machine.key, session.model), -1.0) < session.at_s:
+                    _put_session(base, session)
+            _credit(base, theirs._origins())
         return len(taken)
 
     def _origins(self) -> list[tuple[str, str]]:
@@ -202,15 +276,15 @@ class ProfileStore:
     def _rows(self, where: str, *values: str) -> Iterator[tuple[Machine, OpProfile]]:
         figures = ", ".join(f"p.{name}" for name in _FIGURES)
         query = (
-            f"SELECT m.body, s.body, {figures} FROM profiles p "
-            "JOIN machines m ON m.key = p.machine JOIN signatures s ON s.key = p.signature "
-            f"{where} ORDER BY p.machine, p.signature"
+            f"SELECT p.machine, s.body, {figures} FROM profiles p "
+            f"JOIN signatures s ON s.key = p.signature {where} ORDER BY p.machine, p.signature"
         )
         with self._opened() as base:
             found = base.execute(query, values).fetchall()
-        for machine, signed, *numbers in found:
+        machines = {machine.key: machine for machine in self.machines()}
+        for key, signed, *numbers in found:
             fields = dict(zip(_FIGURES, numbers, strict=True))
-            yield _machine(machine), OpProfile(_signature(signed), **fields)
+            yield machines[key], OpProfile(_signature(signed), **fields)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -243,8 +317,14 @@ class ProfileStore:
             raise InputError(
                 f"expected a profile database of version {SCHEMA_VERSION}, found {version}",
                 at=str(self.path),
-                help="a newer bigbrain-fx wrote it: update, or profile into another file",
+                notes=(_OLD,) if version < SCHEMA_VERSION else (),
+                help="profile the models again, into another file"
+                if version < SCHEMA_VERSION
+                else "a newer bigbrain-fx wrote it: update, or profile into another file",
             )
+
+
+_OLD = "it charges all of the optimizer's time to bytes, and does not say whose rates it holds"
 
 
 def _create(base: sqlite3.Connection) -> None:
@@ -254,10 +334,11 @@ def _create(base: sqlite3.Connection) -> None:
     )
 
 
-def _put_machine(base: sqlite3.Connection, machine: Machine) -> None:
-    base.execute(
-        "INSERT OR REPLACE INTO machines VALUES (?, ?)", (machine.key, json.dumps(asdict(machine)))
-    )
+def _put_session(base: sqlite3.Connection, session: Session) -> None:
+    body = asdict(session)
+    key, model, at_s = session.machine.key, body.pop("model"), body.pop("at_s")
+    row = (key, model, at_s, json.dumps(body))
+    base.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
 
 
 def _put(base: sqlite3.Connection, machine: Machine, profile: OpProfile) -> None:
@@ -275,8 +356,27 @@ def _credit(base: sqlite3.Connection, pairs: Iterable[tuple[str, str]]) -> None:
     base.executemany("INSERT OR IGNORE INTO origins VALUES (?, ?)", pairs)
 
 
-def _machine(body: str) -> Machine:
-    return Machine(**json.loads(body))
+def _session(model: str, at_s: float, body: str) -> Session:
+    fields: dict[str, Any] = json.loads(body)
+    machine = Machine(**fields["machine"])
+    steps = tuple(OptimizerStep(**step) for step in fields["steps"])
+    return Session(machine, model, at_s, fields["optimizer"], steps)
+
+
+_RATES = ("flops_per_s", "memory_bytes_per_s", "launch_s")
+_TYPICAL_BYTES = 2**16  # of a tensor, where pairs of the optimizer's numbers are put in order
+
+
+def _middle(found: Sequence[Machine]) -> Machine:
+    """Return a machine with the median of each rate, and the middle pair of the optimizer's."""
+    rates = {name: statistics.median(getattr(m, name) for m in found) for name in _RATES}
+    pairs = sorted((m for m in found if m.knows_optimizer), key=_typical_s)
+    pair = pairs[(len(pairs) - 1) // 2] if pairs else found[0]
+    return replace(pair, **rates)
+
+
+def _typical_s(machine: Machine) -> float:
+    return machine.optimizer_s_per_tensor + _TYPICAL_BYTES * machine.optimizer_s_per_byte
 
 
 def _signature(body: str) -> Signature:

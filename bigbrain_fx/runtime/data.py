@@ -7,6 +7,7 @@ stream has random state of its own: drawing data never moves the generators of t
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,7 +26,8 @@ class Stream:
     """The batches of one run, by step.
 
     Args:
-        batches: `batches(seed)` gives one batch after another.
+        batches: `batches(seed)` gives one batch after another; `batches(seed, start)`, if it takes
+            that, the same from batch `start` on, which must depend on no random state of before.
         seed: passed to it, and seeds the stream's own random state.
         inputs: model input -> its place in a batch (dict keys and positions).
         whole: inputs that are not split into micro-batches.
@@ -36,7 +38,7 @@ class Stream:
 
     def __init__(
         self,
-        batches: Callable[[int], Iterator[object]],
+        batches: Callable[..., Iterator[object]],
         seed: int,
         inputs: Mapping[str, tuple[str | int, ...]],
         whole: tuple[str, ...],
@@ -49,11 +51,27 @@ class Stream:
         self.micro_batches = micro_batches
         self.device = device
         self.specs = specs or {}
-        self.step = -1
+        self.batches = batches
+        self.seed = seed
+        self._start()
+
+    def _start(self, step: int = 0) -> None:
+        self.step = step - 1
         self.parts: dict[str, list[Tensor]] = {}
-        self.random = _RandomState(seed)
+        self.random = _RandomState(self.seed)
         with self.random:
-            self.iterator = iter(batches(seed))
+            batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
+            self.iterator = iter(batches)
+
+    def rewind(self, step: int) -> None:
+        """Be ready for `step`, which may have been read already.
+
+        `batches(seed, start)` starts there; a function without `start` is read up to it.
+        """
+        if "start" in inspect.signature(self.batches).parameters:
+            self._start(step)
+        elif step < self.step:
+            self._start()
 
     def advance(self, step: int) -> None:
         """Load the batch of `step`, reading on from where the stream is; it never goes back."""

@@ -10,7 +10,8 @@ The emitted file decides what happens when; this file only does it. It knows no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from .channel import Channel
 from .data import Stream
+from .hooks import Hooks
 from .modules import Stage, active, set_parameter
+from .recompute import Read, Twice
 from .weights import fill
 
 Optimizer = torch.optim.Optimizer
@@ -80,6 +83,8 @@ class Device:
         names: all devices, by rank.
         micro_batches: how many a step has.
         stages: stage number -> class.
+        recompute: stages that run forward again before each backward, and keep only what they
+            received until then.
         loss: the stage and the value to train on, if it is made here.
         channels: those that start or end here, in the order of the bundle.
         tied: parameters that several stages hold, on any device -> those stages.
@@ -90,6 +95,7 @@ class Device:
     names: tuple[str, ...] = ()
     micro_batches = 1
     stages: Mapping[int, type[Stage]] = {}
+    recompute: tuple[int, ...] = ()
     loss: tuple[int, str] | None = None
     channels: tuple[Channel, ...] = ()
     tied: Mapping[str, tuple[int, ...]] = {}
@@ -102,6 +108,7 @@ class Device:
         self.stream = stream
         self.seed = seed
         self.device = device
+        self.hooks = Hooks()
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
             self.modules[number] = stage.empty(device).train()
@@ -109,7 +116,9 @@ class Device:
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
         self.step = 0
-        self._saved: dict[tuple[int, int], _Saved] = {}
+        self.finished = 0  # steps
+        self._saved: dict[tuple[int, int], _Saved | Read] = {}
+        self._twice = {number: Twice(self.modules[number]) for number in self.recompute}
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
         self._backward_of = -1
@@ -168,6 +177,8 @@ class Device:
 
     def run_step(self, step: int) -> Tensor | None:
         """Run one training step; return its loss, the mean of micro-batches, where it is made."""
+        for at_begin in self.hooks.on_step_begin:
+            at_begin(self, step)
         self.step = step
         self._now = _Step()
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
@@ -178,6 +189,9 @@ class Device:
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         self.step_once()
         self.transport.finish()
+        self.finished = step + 1
+        for at_end in self.hooks.on_step_end:
+            at_end(self, step)
         return torch.stack(self._now.losses).mean() if self._now.losses else None
 
     def step_once(self) -> None:
@@ -194,10 +208,8 @@ class Device:
 
         An activation becomes a leaf of this stage's backward.
         """
-        if channel.is_local:
-            tensor = self._kept[channel.tag].popleft()
-        else:
-            tensor = self.transport.recv(channel)
+        kept = self._kept[channel.tag] if channel.is_local else None
+        tensor = kept.popleft() if kept is not None else self._receive(channel)
         is_leaf = channel.kind == "activation"
         return tensor.requires_grad_(channel.requires_grad) if is_leaf else tensor
 
@@ -206,7 +218,18 @@ class Device:
         if channel.is_local:
             self._kept.setdefault(channel.tag, deque()).append(tensor.detach())
         else:
-            self.transport.send(channel, tensor.detach())
+            self._send(channel, tensor.detach())
+
+    def _send(self, channel: Channel, tensor: Tensor) -> None:
+        for at_send in self.hooks.on_send:
+            at_send(self, channel, tensor)
+        self.transport.send(channel, tensor)
+
+    def _receive(self, channel: Channel) -> Tensor:
+        tensor = self.transport.recv(channel)
+        for at_recv in self.hooks.on_recv:
+            at_recv(self, channel, tensor)
+        return tensor
 
     def batch(self, name: str, micro: int) -> Tensor:
         """Return one model input of one micro-batch, from this device's own data stream."""
@@ -216,21 +239,35 @@ class Device:
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward; remember what its backward needs."""
+        with self._drawing(micro):
+            if stage in self._twice:
+                result, self._saved[stage, micro] = self._twice[stage].first(values)
+            else:
+                result = self.modules[stage](**values)
+                saved = self._starting(stage, values, result)
+                if saved.outputs:
+                    self._saved[stage, micro] = saved
+        if self.loss is not None and self.loss[0] == stage:
+            self._now.losses.append(self._named(stage, result)[self.loss[1]].detach())
+        return result
+
+    @contextmanager
+    def _drawing(self, micro: int) -> Iterator[None]:
+        """Key all random draws by the micro-batch: a second run draws the same."""
         active.key, active.device = (self.seed, self.step, micro), self.device
-        module = self.modules[stage]
         try:
-            result = module(**values)
+            yield
         finally:
             active.key = None
+
+    def _named(self, stage: int, result: Any) -> dict[str, Tensor]:  # noqa: ANN401  # as forward's
         results = result if isinstance(result, tuple) else (result,)
-        outputs = dict(zip(module.returns, results, strict=True))
-        leaves = {name: value for name, value in values.items() if value.requires_grad}
-        roots = {name: value for name, value in outputs.items() if value.requires_grad}
-        if roots:
-            self._saved[stage, micro] = _Saved(leaves, roots)
-        if self.loss is not None and self.loss[0] == stage:
-            self._now.losses.append(outputs[self.loss[1]].detach())
-        return result
+        return dict(zip(self.modules[stage].returns, results, strict=True))
+
+    def _starting(self, stage: int, values: Mapping[str, Tensor], result: Any) -> _Saved:  # noqa: ANN401
+        """Return what a backward pass starts from: what wants a gradient of both ends."""
+        outputs = self._named(stage, result)
+        return _Saved(_wanting(values), _wanting(outputs))
 
     def backward(self, stage: int, micro: int, /, **gradients: Tensor) -> Any:  # noqa: ANN401
         """Run a stage backward; return the gradients of what it received, in the order received.
@@ -240,6 +277,8 @@ class Device:
         pass. The loss is seeded with 1/M.
         """
         saved = self._saved.pop((stage, micro))
+        if isinstance(saved, Read):
+            saved = self._run_again(stage, micro, saved)
         roots, seeds = [], []
         if self.loss is not None and self.loss[0] == stage:
             roots.append(saved.outputs[self.loss[1]])
@@ -254,6 +293,12 @@ class Device:
         found = _gradients(roots, inputs, seeds)
         relayed = tuple(_or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
+
+    def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
+        """Run a stage forward from what it received, with the same draws as the first time."""
+        with self._drawing(micro):
+            result = self._twice[stage].second(read)
+        return self._starting(stage, read.values, result)
 
     def _adder(self, name: str, parameter: nn.Parameter) -> Hook:
         """Return a hook that adds up a parameter's gradient over micro-batches, in ascending order.
@@ -287,20 +332,20 @@ class Device:
         """Send this stage's gradient of a parameter that another device holds too."""
         gradient = self._now.gradients.get((channel.value, channel.source))
         parameter = self.parameters[channel.value]
-        self.transport.send(channel, torch.zeros_like(parameter) if gradient is None else gradient)
+        self._send(channel, torch.zeros_like(parameter) if gradient is None else gradient)
 
     def recv_tied(self, channel: Channel) -> None:
         """Take another stage's gradient of a parameter that this device holds too."""
-        self._now.gradients[channel.value, channel.source] = self.transport.recv(channel)
+        self._now.gradients[channel.value, channel.source] = self._receive(channel)
 
     def send_norms(self, channel: Channel) -> None:
         """Send the norms of the gradients that this device answers for."""
-        self.transport.send(channel, self._own_norms())
+        self._send(channel, self._own_norms())
 
     def recv_norms(self, channel: Channel) -> None:
         """Take the norms of the gradients that another device answers for."""
         owned = [name for name, owner in self.owner.items() if owner == channel.sender]
-        self._now.norms.update(zip(owned, self.transport.recv(channel).unbind(), strict=True))
+        self._now.norms.update(zip(owned, self._receive(channel).unbind(), strict=True))
 
     def optimizer_step(self) -> None:
         """Sum tied gradients, last stage first; clip by the global norm; update the parameters."""
@@ -351,6 +396,10 @@ class Device:
         factor = torch.clamp(limit / (total + 1e-6), max=1.0)
         for name, gradient in gradients.items():
             gradients[name] = gradient * factor
+
+
+def _wanting(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in named.items() if value.requires_grad}
 
 
 def _gradients(

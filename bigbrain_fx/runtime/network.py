@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 AHEAD = 2  # receives posted per channel: one being used, one arriving
+ALARM = (1 << 31) - 1  # tag of a message that nobody sends
 
 
 @dataclass
@@ -53,6 +54,7 @@ class NetworkTransport:
         store: where devices compare what they must agree on.
         channels: those of this device. With nccl each gets its group at once, in order of tags:
             making a group waits for the other end, so all devices must make them in one order.
+        mesh: a gloo group of its own, which `abandon` may close, instead of the default group.
     """
 
     def __init__(
@@ -60,14 +62,17 @@ class NetworkTransport:
         ranks: dict[str, int],
         device: torch.device,
         deadline_s: float,
-        store: Store,
+        store: Store | None = None,
         channels: Iterable[Channel] = (),
+        mesh: dist.ProcessGroup | None = None,
     ) -> None:
         self.ranks = ranks
         self.device = device
         self.deadline = timedelta(seconds=deadline_s)
         self.store = store
-        self.is_nccl = dist.get_backend() == "nccl"
+        self.mesh = mesh
+        self.alarm = _alarm(mesh) if mesh is not None else None
+        self.is_nccl = mesh is None and dist.get_backend() == "nccl"
         self.wire = device if self.is_nccl else torch.device("cpu")
         self.lines: dict[int, _Line] = {}
         self.background = _Background(self.deadline)
@@ -83,12 +88,16 @@ class NetworkTransport:
 
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Start sending; the tensor must not be written to afterwards."""
+        layout = self._line(channel).layout or Layout.of(tensor)
+        self.send_packed(channel, layout, pack(tensor, layout))
+
+    def send_packed(self, channel: Channel, layout: Layout, flat: Tensor) -> None:
+        """Start sending what `pack` made; the channel's first message says the layout of all."""
         line = self._line(channel)
         if line.layout is None:
-            line.layout = Layout.of(tensor)
-            self._start_send(line, line.layout.header().to(self.wire), 2 * channel.tag)
-        flat = pack(tensor, line.layout).to(self.wire)
-        self._start_send(line, flat.view(torch.uint8), 2 * channel.tag + 1)
+            line.layout = layout
+            self._start_send(line, layout.header().to(self.wire), 2 * channel.tag)
+        self._start_send(line, flat.to(self.wire).view(torch.uint8), 2 * channel.tag + 1)
 
     def recv(self, channel: Channel) -> Tensor:
         """Wait for the channel's next message.
@@ -110,6 +119,7 @@ class NetworkTransport:
     def agree(self, what: str, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
         mine = f"{device} {digest}"
+        assert self.store is not None
         first = self.store.compare_set(f"agree/{what}", "", mine).decode()
         other, seen = first.split(" ", 1)
         if seen != digest:
@@ -121,10 +131,37 @@ class NetworkTransport:
         """Wait until everything sent has been received."""
         self.background.drain()
 
+    def layout(self, channel: Channel) -> Layout | None:
+        """Return how a channel's messages lie in memory; None before its first one."""
+        return self._line(channel).layout
+
+    def sending(self) -> Channel | None:
+        """Return the channel whose message has been leaving for longest, if any."""
+        return self.background.current
+
+    def abandon(self) -> None:
+        """Close a mesh's connections at once, from any thread: whoever waits on them is woken.
+
+        gloo closes all pairs of a group when one wait has lasted too long, so the wait for a
+        message that nobody sends is given a millisecond. (`abort` wakes no receive, and a pair
+        stays open while any handle of it is held.)
+        """
+        alarm = self.alarm
+        if alarm is not None:
+            with suppress(RuntimeError):
+                alarm[1].wait(timedelta(milliseconds=1))
+
+    def close(self) -> None:
+        """Abandon a mesh and drop everything that belongs to it."""
+        self.abandon()
+        self.background.stop()
+        self.lines.clear()
+        self.alarm = self.mesh = None
+
     def _line(self, channel: Channel) -> _Line:
         line = self.lines.get(channel.tag)
         if line is None:
-            me = dist.get_rank()
+            me = dist.get_rank() if self.mesh is None else self.mesh.rank()
             ends = sorted((self.ranks[channel.sender], self.ranks[channel.receiver]))
             group = dist.new_group(ends, use_local_synchronization=True) if self.is_nccl else None
             line = _Line(channel, ends[0] + ends[1] - me, group)
@@ -133,13 +170,19 @@ class NetworkTransport:
 
     def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
         with _to_a_living_peer(line.channel):
-            work = dist.isend(payload, line.peer, group=line.group, tag=tag)
+            if self.mesh is None:
+                work = dist.isend(payload, line.peer, group=line.group, tag=tag)
+            else:
+                work = self.mesh.send([payload], line.peer, tag)
         if work is not None:
             self.background.keep(work, payload, line.channel)
 
     def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> dist.Work:
         with _to_a_living_peer(line.channel):
-            work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
+            if self.mesh is None:
+                work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
+            else:
+                work = self.mesh.recv([payload], line.peer, tag)
         if work is None:
             raise RuntimeError(f"this process is not part of {line.channel}")
         return work
@@ -189,12 +232,21 @@ def _to_a_living_peer(channel: Channel) -> Iterator[None]:
         raise PeerLostError(f"the peer is gone: {channel}") from error
 
 
+def _alarm(mesh: dist.ProcessGroup) -> tuple[Tensor, dist.Work] | None:
+    """Post a receive that nobody answers; see `NetworkTransport.abandon`."""
+    if mesh.size() < 2:
+        return None
+    nothing = torch.empty(1, dtype=torch.uint8)
+    return nothing, mesh.recv([nothing], (mesh.rank() + 1) % mesh.size(), ALARM)
+
+
 class _Background:
     """Hold what is being sent until it has left; a thread waits so that the device need not."""
 
     def __init__(self, deadline: timedelta) -> None:
         self.deadline = deadline
-        self.under_way: queue.Queue[tuple[dist.Work, Tensor, Channel]] = queue.Queue()
+        self.under_way: queue.Queue[tuple[dist.Work, Tensor, Channel] | None] = queue.Queue()
+        self.current: Channel | None = None
         self.failed: tuple[Channel, BaseException] | None = None
         threading.Thread(target=self._release, daemon=True, name="sends").start()
 
@@ -213,13 +265,18 @@ class _Background:
         self.under_way.join()
         self.check()
 
+    def stop(self) -> None:
+        """End the thread once it has let go of everything."""
+        self.under_way.put(None)
+
     def _release(self) -> None:
-        while True:
-            work, payload, channel = self.under_way.get()
+        while (entry := self.under_way.get()) is not None:
+            work, payload, self.current = entry
             try:
                 if self.failed is None:  # after a failure no message is worth another deadline
                     work.wait(self.deadline)
             except RuntimeError as error:
-                self.failed = channel, error
-            del work, payload
+                self.failed = self.current, error
+            del entry, work, payload
+            self.current = None
             self.under_way.task_done()

@@ -17,7 +17,8 @@ This file reads the device classes' channels; it knows no schedule and not our o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -25,9 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.pipelining import PipelineStage
+from torch.utils.checkpoint import checkpoint
 
 from .channel import Channel
 from .device import Device
+from .recompute import Twice
 
 
 def as_pipeline_stage(
@@ -41,7 +44,8 @@ def as_pipeline_stage(
     Model inputs (labels, masks and the first stage's too) are keyword arguments of `schedule.step`;
     a stage takes those that it needs. The last stage's output is the scalar loss, which cannot be
     merged: use `return_outputs=False`. torch runs every stage once more at the first step, to learn
-    shapes, so that buffers that a forward writes (BatchNorm's) are written once too often.
+    shapes, so that buffers that a forward writes (BatchNorm's) are written once too often. A stage
+    of `recompute` keeps only its arguments, by torch's own checkpointing.
 
     Args:
         devices: the bundle's device classes, `BUNDLE.devices`.
@@ -104,6 +108,7 @@ class Relay(nn.Module):
         self.stage = self.device_class.stages[number]().train().place()
         self.incoming = _crossing(channels, number - 1)
         self.outgoing = _crossing(channels, number)
+        self.twice = Twice(self.stage)
         self.reads = _Reads(self.device_class, number)
 
     def forward(self, *received: Tensor, **inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -111,13 +116,31 @@ class Relay(nn.Module):
         values = dict(zip(self.incoming, map(_dense, received), strict=True))
         arguments = {name: values[value] for name, value in self.reads.received.items()}
         arguments |= {name: inputs[entry] for name, entry in self.reads.inputs.items()}
-        result = self.stage(**arguments)
+        result = self._run(arguments)
         results = result if isinstance(result, tuple) else (result,)
         made: dict[str, Tensor] = dict(zip(self.stage.returns, results, strict=True))
         values |= {value: made[name] for value, name in self.reads.sent.items()}
         if not self.outgoing and self.device_class.loss is not None:
             return made[self.device_class.loss[1]]
         return tuple(_dense(values[value]) for value in self.outgoing)
+
+    def _run(self, arguments: dict[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """Run the stage; where it is one that runs again, torch keeps only its arguments."""
+        if self.number not in self.device_class.recompute:
+            return cast(Tensor, self.stage(**arguments))
+
+        def run(*values: Tensor) -> Tensor:
+            return cast(Tensor, self.stage(**dict(zip(arguments, values, strict=True))))
+
+        return cast(
+            Tensor,
+            checkpoint(run, *arguments.values(), use_reentrant=False, context_fn=self._contexts),
+        )
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return what the first run, and what every further one, runs in."""
+        copies: dict[str, Tensor] = {}
+        return self.twice.copying(copies), _Again(self.twice, copies)
 
     def tied(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
         """Return the parameters that other stages hold too, and the numbers of all that do."""
@@ -126,6 +149,22 @@ class Relay(nn.Module):
         for name, parameter in self.stage.named_parameters(remove_duplicate=False):
             found.setdefault(aliases.get(name, name), parameter)
         return [(found[name], stages) for name, stages in self.device_class.tied.items()]
+
+
+class _Again(AbstractContextManager[None]):
+    """Let a stage run once more as it first did; a schedule may ask for it more than once."""
+
+    def __init__(self, twice: Twice, copies: Mapping[str, Tensor]) -> None:
+        self.twice, self.copies = twice, copies
+        self.within: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        copies = {name: copy.clone() for name, copy in self.copies.items()}
+        self.within.append(self.twice.with_copies(copies))
+        self.within[-1].__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        self.within.pop().__exit__(None, None, None)
 
 
 def _dense(value: Tensor) -> Tensor:

@@ -9,22 +9,31 @@ import json
 import os
 import resource
 import socket
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
-# torch exports these two, but not for mypy
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+# torch exports these, but not for mypy
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from .peers import PeerLostError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import Store as AnyStore
+
+    from .control import Control
+
+FORM_S = 20.0  # longest time in which connections of a generation are made
+GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
-def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> Store:
+def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnyStore:
     """Join the group; refuse a process that runs another plan. Return the store that all share.
 
     Args:
@@ -89,7 +98,68 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
     )
 
 
-def leave_together(store: Store, rank: int, world: int, where: str = "done") -> None:
+class PassedOn(Store):
+    """A store for one generation: what a device sets, its supervisor passes on to all others."""
+
+    def __init__(self, control: Control, generation: int) -> None:
+        super().__init__()
+        self.control = control
+        self.generation = generation
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Tell all devices a value."""
+        told = value.encode() if isinstance(value, str) else bytes(value)
+        self.control.put(f"{self.generation}/{key}", told)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value; see `Control.take` for its errors."""
+        return self.control.take(f"{self.generation}/{key}", self.generation, FORM_S)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for values."""
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        """Say that there is nothing but these."""
+        return False
+
+
+def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
+    """Connect every device with every other over gloo.
+
+    It is no default group: a process may have made many of them, one after another.
+
+    Raises:
+        PeerLostError: a device is gone, or the generation has been given up.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has it
+    options._devices = [_gloo_device(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))]
+    options._timeout = timedelta(seconds=FORM_S / GLOO_PATIENCE)
+    made: list[Any] = []
+
+    def connect() -> None:
+        try:
+            made.append(dist.ProcessGroupGloo(store, rank, world, options))
+        except (RuntimeError, OSError) as error:
+            made.append(error)
+        store.control.wake()
+
+    # gloo waits in vain for a device that dies now: then this thread is left to itself
+    threading.Thread(target=connect, daemon=True, name="connect").start()
+    store.control.wait_unless_moved(store.generation, lambda: bool(made))
+    mesh = made[0]
+    if isinstance(mesh, Exception):
+        raise PeerLostError(f"the devices could not be connected: {mesh}") from mesh
+    return cast(dist.ProcessGroup, mesh)
+
+
+@lru_cache(maxsize=1)
+def _gloo_device(interface: str) -> Any:  # noqa: ANN401  # torch has no name for it
+    return dist.ProcessGroupGloo.create_device(interface=interface)
+
+
+def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") -> None:
     """Rank 0 holds the store: it leaves a place last."""
     store.set(f"{where}/{rank}", "1")
     if rank == 0:

@@ -9,69 +9,81 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from .data import BatchError, Spec, Stream
-from .device import Device, Training, Transport
+from .bundle import Bundle, make_device, save, save_first_gradients
+from .commits import CommitError, FencedError
+from .committing import (
+    CommitOptions,
+    Committer,
+    add_options,
+    begin_together,
+    committer_of,
+    is_restart,
+    options_of,
+)
+from .control import Control
+from .data import BatchError
+from .device import Device
+from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
+from .member import BAD_INPUT, serve
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
-from .weights import OwnWeights
+from .state import StateError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-BAD_INPUT = 2  # exit code; as argparse's
+__all__ = ["Bundle", "Device", "example_batches", "main", "make_device", "run_in_process"]
+
 Report = Callable[[int, float, float], None]  # step, loss, seconds
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """What `train.py` says of the bundle."""
-
-    folder: Path
-    plan: str
-    devices: tuple[type[Device], ...]
-    kinds: tuple[str, ...]
-    threads: tuple[int, ...]
-    seed: int
-    batches: Callable[[int], Iterator[object]]
-    inputs: Mapping[str, tuple[str | int, ...]]
-    whole: tuple[str, ...]
-    training: Training
-    specs: Mapping[str, Spec] = field(default_factory=dict)
 
 
 def main(bundle: Bundle) -> None:
     """Train: parse the command line, join the other devices, run the steps."""
-    options = _parser(bundle).parse_args()
+    parser = _parser(bundle)
+    options = parser.parse_args()
+    commits = options_of(parser, options)
     seed = bundle.seed if options.seed is None else options.seed
     keep_freed_memory()
     if options.in_process:
-        run_in_process(bundle, options.steps, seed, _printer(options.json))
+        with _stopping_on_bad_input():
+            run_in_process(bundle, options.steps, seed, _printer(options.json), commits=commits)
+        return
+    control = Control.inherited()
+    if control is not None:
+        serve(bundle, options, commits, seed, control)
         return
     rank = environment_number("RANK", options.rank)
     torch.set_num_threads(options.threads or bundle.threads[rank])
     with blaming_peers():
         store = join(bundle.plan, bundle.kinds, rank, options.deadline)
         try:
-            _run(bundle, rank, seed, store, options)
-        except BatchError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(BAD_INPUT)
+            with _stopping_on_bad_input():
+                _run(bundle, rank, seed, store, options, commits)
         finally:
             dist.destroy_process_group()
+
+
+@contextmanager
+def _stopping_on_bad_input() -> Iterator[None]:
+    try:
+        yield
+    except (BatchError, CommitError, StateError, FencedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, FencedError) else BAD_INPUT)
 
 
 def run_in_process(
@@ -80,6 +92,7 @@ def run_in_process(
     seed: int,
     report: Report | None = None,
     after_step: Callable[[Device, int], None] | None = None,
+    commits: CommitOptions | None = None,
 ) -> dict[str, Device]:
     """Run all devices in this process, in turn; return them, trained."""
     hub = Hub()
@@ -87,24 +100,21 @@ def run_in_process(
         cls.name: make_device(bundle, rank, LocalTransport(hub), seed, torch.device("cpu"))
         for rank, cls in enumerate(bundle.devices)
     }
-    hub.run({name: partial(run_steps, d, steps, report, after_step) for name, d in devices.items()})
-    return devices
-
-
-def make_device(
-    bundle: Bundle, rank: int, transport: Transport, seed: int, where: torch.device
-) -> Device:
-    """Build one device with its weights, its data stream and its optimizer."""
-    cls = bundle.devices[rank]
-    stream = Stream(
-        bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where, bundle.specs
+    first, ledger = 0, LocalLedger()
+    committers = {}
+    if commits is not None:
+        committers = {
+            name: committer_of(bundle, device, ledger, commits, in_background=False)
+            for name, device in devices.items()
+        }
+        first = begin_together(committers, devices, resume=commits.resume)
+    hub.run(
+        {
+            name: partial(run_steps, d, steps, report, after_step, first, committers.get(name))
+            for name, d in devices.items()
+        }
     )
-    device = cls(transport, stream, seed, where)
-    weights = bundle.folder / "weights"
-    owner = json.loads((weights / "index.json").read_text())
-    device.load(OwnWeights(weights, cls.name), owner)
-    device.train_with(bundle.training)
-    return device
+    return devices
 
 
 def run_steps(
@@ -112,15 +122,21 @@ def run_steps(
     steps: int,
     report: Report | None,
     after_step: Callable[[Device, int], None] | None = None,
+    first: int = 0,
+    committer: Committer | None = None,
 ) -> None:
-    """Run steps 0 to steps-1; report each where the loss is made."""
-    for step in range(steps):
+    """Run the steps from `first` to steps-1; report each where the loss is made."""
+    for step in range(first, steps):
         start = time.perf_counter()
         loss = device.run_step(step)
         if loss is not None and report is not None:
             report(step, float(loss), time.perf_counter() - start)
         if after_step is not None:
             after_step(device, step)
+        if committer is not None:
+            committer.after_step(device, step)
+    if committer is not None:
+        committer.close(device)
 
 
 def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
@@ -130,35 +146,32 @@ def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
         yield batch
 
 
-def _run(bundle: Bundle, rank: int, seed: int, store: Store, options: argparse.Namespace) -> None:
+def _run(
+    bundle: Bundle,
+    rank: int,
+    seed: int,
+    store: Store,
+    options: argparse.Namespace,
+    commits: CommitOptions | None,
+) -> None:
     where = own_device(bundle.kinds[rank])
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     remote = [c for c in bundle.devices[rank].channels if not c.is_local]
     transport = NetworkTransport(ranks, where, options.deadline, store, remote)
     device = make_device(bundle, rank, transport, seed, where)
     folder = options.first_gradients
-    keep = partial(_save_first_gradients, Path(folder)) if folder else None
-    run_steps(device, options.steps, _printer(options.json), keep)
+    keep = partial(save_first_gradients, Path(folder)) if folder else None
+    first, committer = 0, None
+    if commits is not None:
+        ledger = StoreLedger(store, options.deadline)
+        committer = committer_of(bundle, device, ledger, commits, in_background=True)
+        first = committer.begin(device, resume=commits.resume, restarted=is_restart())
+    run_steps(device, options.steps, _printer(options.json), keep, first, committer)
     if options.save:
-        _save(device, Path(options.save))
+        save(device, Path(options.save))
     if options.report:
         write_report(device.name, Path(options.report))
     leave_together(store, rank, len(ranks))
-
-
-def _save(device: Device, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().clone() for name, tensor in device.state().items()}
-    save_file(tensors, folder / f"{device.name}.safetensors")
-
-
-def _save_first_gradients(folder: Path, device: Device, step: int) -> None:
-    if step == 0 and device.first_gradients:
-        folder.mkdir(parents=True, exist_ok=True)
-        gradients = {
-            name: g.cpu().contiguous().clone() for name, g in device.first_gradients.items()
-        }
-        save_file(gradients, folder / f"{device.name}.safetensors")
 
 
 def _printer(as_json: bool) -> Report:
@@ -195,6 +208,7 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     parser.add_argument(
         "--in-process", action="store_true", help="run all devices in this process, for pdb"
     )
+    add_options(parser)
     return parser
 
 

@@ -88,7 +88,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     trainable = {device: _trainable_bytes(graph, stages.of(device)) for device in stages.devices}
     forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
     backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
-    again_s = (_again_s(costs.cluster, *pair) for pair in zip(stages.stages, forward_s, strict=True))
+    again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
     return StageCosts(
         forward_s=forward_s,
         backward_s=tuple(map(sum, zip(backward_s, again_s, strict=True))),
@@ -101,13 +101,15 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs.optimizer_temporaries),
-        optimizer_s={d: trainable[d] * costs.optimizer_s_per_byte[d] for d in trainable},
+        optimizer_s={d: _optimizer_s(graph, stages.of(d), costs, d) for d in stages.devices},
     )
 
 
 def _again_s(cluster: Cluster, stage: Stage, forward_s: float) -> float:
     """Return what a second forward adds to a backward: its ops, and what starting it costs."""
-    return forward_s + cluster.device[stage.device].overheads.instruction_s if stage.runs_again else 0.0
+    if not stage.runs_again:
+        return 0.0
+    return forward_s + cluster.device[stage.device].overheads.instruction_s
 
 
 def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
@@ -223,10 +225,19 @@ def _params(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
     return tuple(found.values())
 
 
+def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
+    """Return the parameters of some stages that are trained; tied names count once."""
+    found = _params(graph, stages)
+    return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
+
+
 def _trainable_bytes(graph: Graph, stages: Iterable[Stage]) -> int:
-    return _bytes(
-        p for p in _params(graph, stages) if p.kind == "parameter" and p.spec.requires_grad
-    )
+    return _bytes(_trainable(graph, stages))
+
+
+def _optimizer_s(graph: Graph, stages: Iterable[Stage], costs: Costs, device: str) -> float:
+    trained = _trainable(graph, stages)
+    return costs.optimizer_s(device, len(trained), _bytes(trained))
 
 
 def _bytes(params: Iterable[Param]) -> int:

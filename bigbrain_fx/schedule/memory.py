@@ -122,9 +122,11 @@ class _Ledger:
 
     def _let_go(self, position: int) -> None:
         """Drop what was sent and has left; all that one computation made is held until its last."""
-        waiting = [message for message in self._sent if self._left.get(message, 0) > position]
+        waiting = []
         for edge, micro in self._sent:
-            if (edge, micro) not in waiting:
+            if self._left.get((edge, micro), 0) > position:
+                waiting.append((edge, micro))
+            else:
                 self._drop((edge,), micro)
         self._sent = waiting
 

@@ -3,7 +3,7 @@
     forward    each op holds its result and what it keeps; what nobody reads or keeps any more goes
     backward   the same ops in reverse: an op's gradients come, what only it kept goes
 
-A stage that runs again keeps nothing in its first forward; its backward is a forward and a backward.
+A stage that runs again lets go of all at its forward's end, and its backward begins with another.
 
 It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
 that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
@@ -13,6 +13,7 @@ It knows no times, and no other stage.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,6 +22,7 @@ from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
 CUDA_ROUND = 512
+_REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +96,15 @@ def walk(part: Part) -> Working:
     sends = {edge.value: edge.nbytes for edge in _edges(part, "activation")}
     made = sum(map(part.rounded, sends.values()))
     back = sum(part.rounded(edge.nbytes) for edge in _edges(part, "gradient"))
+    again = part.stage.runs_again
     tops = [_Backward(part, forward, micro).run() for micro in range(3)]
-    if part.stage.runs_again:
+    if again:
         tops = [max(forward.peak, forward.live + top) for top in tops]
     peaks = [top - back for top in tops]
     first = peaks[0] - sum(map(part.rounded, trained_params(part.graph, part.stage).values()))
-    if part.stage.runs_again:
-        return _twice(part, made, (first, peaks[1], peaks[2]))
-    saved = max(0, forward.live - made)
-    return Working(saved, max(saved, forward.peak - made), (first, peaks[1], peaks[2]))
-
-
-def _twice(part: Part, made: int, backward_bytes: tuple[int, int, int]) -> Working:
-    """Return what a stage holds whose first forward keeps only the buffers that it writes."""
-    once = _Forward(part, keeps=False)
-    once.run()
-    written = _written_bytes(part)
-    return Working(written, written + max(0, once.peak - made), backward_bytes)
+    saved = _written_bytes(part) if again else max(0, forward.live - made)
+    most = forward.peak - made + (saved if again else 0)
+    return Working(saved, max(saved, most), (first, peaks[1], peaks[2]))
 
 
 def _written_bytes(part: Part) -> int:
@@ -149,8 +143,21 @@ def _on_cuda(graph: Graph, op: Op, measured: Saves) -> Saves:
     return Saves(values, own, own + result, back, measured.passed)
 
 
+def _of_graph(graph: Graph) -> tuple[Mapping[str, str], Mapping[ModuleCall, int]]:
+    """Return the storage of every value, and how many ops every call has: once for all stages."""
+    known = graph.__dict__.get(_REMEMBERED)
+    if known is None:
+        root: dict[str, str] = {}
+        for op in graph.ops:
+            root[op.name] = op.name if op.view_of is None else root.get(op.view_of, op.view_of)
+        known = root, Counter(call for op in graph.ops for call in op.modules)
+        graph.__dict__[_REMEMBERED] = known
+    found: tuple[Mapping[str, str], Mapping[ModuleCall, int]] = known
+    return found
+
+
 class _Forward:
-    """One forward: what is alive, by storage; `keeps` what autograd needs, or nothing.
+    """One forward: what is alive, by storage.
 
     Attributes:
         live: bytes alive; after `run`, what stays for the backward and what is sent.
@@ -158,18 +165,15 @@ class _Forward:
         held: root -> bytes, of the storages made here that are alive.
     """
 
-    def __init__(self, part: Part, *, keeps: bool = True) -> None:
-        self.part, self.keeps = part, keeps
+    def __init__(self, part: Part) -> None:
+        self.part = part
         self.live = self.peak = 0
         self.held: dict[str, int] = {}
         self.kept_by: dict[str, set[str]] = {}
-        self.root: dict[str, str] = {}
-        for op in part.graph.ops:
-            base = op.view_of
-            self.root[op.name] = op.name if base is None else self.root.get(base, base)
+        self.root, calls = _of_graph(part.graph)
         self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
-        here = set(part.stage.ops)
-        self._cut = {m for op in part.graph.ops if op.name not in here for m in op.modules}
+        here = Counter(call for op in part.ops() for call in op.modules)
+        self._cut = {call for call, count in here.items() if count < calls[call]}
         self._sent = {self.root.get(name, name) for name in part.stage.sends}
         self._last = {
             self.root.get(ref, ref): i for i, op in enumerate(part.ops()) for ref in op.refs
@@ -188,7 +192,7 @@ class _Forward:
         if self.root[op.name] == op.name and op.outputs:
             self.held[op.name] = self.part.result_bytes(op)
             self.live += self.held[op.name]
-        if self.keeps and self.part.is_graded(op):
+        if self.part.is_graded(op):
             self.live += self.part.rounded(_int(saves.own_bytes))
             for name in places(op, saves):
                 self.kept_by.setdefault(self.root.get(name, name), set()).add(op.name)

@@ -20,7 +20,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.schedule import Held, StageCosts, fixed_bytes, held
-from bigbrain_fx.simulate.clock import Execution, execute
+from bigbrain_fx.simulate.clock import Execution, Flight, execute
 
 
 def simulate(
@@ -43,8 +43,11 @@ def simulate(
         ScheduleError: the programs cannot run; shows them.
     """
     execution = execute(programs, stages, costs)
-    step_s = execution.step_s
-    devices = tuple(_device(program, stages, costs, execution, step_s) for program in programs)
+    step_s, sent = execution.step_s, _sent(stages, execution)
+    devices = tuple(
+        _device(program, stages, costs, execution, step_s, sent.get(program.device, ()))
+        for program in programs
+    )
     bars = tuple(_bars(programs, stages, execution)) if timeline else ()
     return Forecast(step_s, devices, bars)
 
@@ -58,12 +61,18 @@ def memory_timeline(
         ScheduleError: the programs cannot run; shows them.
     """
     execution = execute(programs, stages, costs)
+    sent = _sent(stages, execution)
     return {
         program.device: tuple(
             (start_s, sum(fixed_bytes(program, costs)) + entry.total_bytes)
             for (start_s, _), entry in zip(
                 execution.spans[program.device],
-                held(program, stages, costs, _left(program, execution)),
+                held(
+                    program,
+                    stages,
+                    costs,
+                    _left(program, execution, sent.get(program.device, ())),
+                ),
                 strict=True,
             )
         )
@@ -72,9 +81,14 @@ def memory_timeline(
 
 
 def _device(
-    program: Program, stages: Stages, costs: StageCosts, execution: Execution, step_s: float
+    program: Program,
+    stages: Stages,
+    costs: StageCosts,
+    execution: Execution,
+    step_s: float,
+    sent: Sequence[Flight],
 ) -> DeviceForecast:
-    entries = held(program, stages, costs, _left(program, execution))
+    entries = held(program, stages, costs, _left(program, execution, sent))
     peak = max(entries, key=lambda entry: entry.total_bytes, default=Held())
     weights_bytes, optimizer_bytes = fixed_bytes(program, costs)
     spans = zip(program.instructions, execution.spans[program.device], strict=True)
@@ -94,8 +108,18 @@ def _device(
     )
 
 
-def _left(program: Program, execution: Execution) -> Mapping[tuple[Edge, int | None], int]:
-    """Return, for each message, the first place in a program that it is not held at any more.
+def _sent(stages: Stages, execution: Execution) -> Mapping[str, Sequence[Flight]]:
+    """Return what each device sends."""
+    found: dict[str, list[Flight]] = {}
+    for flight in execution.flights:
+        found.setdefault(stages.stages[flight.edge.source].device, []).append(flight)
+    return found
+
+
+def _left(
+    program: Program, execution: Execution, sent: Sequence[Flight]
+) -> Mapping[tuple[Edge, int | None], int]:
+    """Return, for each message that it sends, from which place on it is not held any more.
 
     That begins after it has left; a forward, which holds the most at its end, half way.
     """
@@ -104,7 +128,7 @@ def _left(program: Program, execution: Execution) -> Mapping[tuple[Edge, int | N
         (start_s + end_s) / 2 if isinstance(instruction, Forward) else start_s
         for instruction, (start_s, end_s) in spans
     ]
-    flights = ((f.edge, f.micro, f.free_s) for f in execution.flights)
+    flights = ((f.edge, f.micro, f.free_s) for f in sent)
     return {(edge, micro): bisect_left(from_s, free_s) for edge, micro, free_s in flights}
 
 

@@ -42,6 +42,7 @@ def test_every_op_has_sensible_figures_on_every_device(name: str, seed: int, cou
     costs = plugins.estimator(name).estimate(graph, cluster)
     assert costs.cluster == cluster
     assert set(costs.ops) == set(costs.optimizer_s_per_byte) == set(cluster.device)
+    assert set(costs.optimizer_s_per_tensor) == set(cluster.device)
     for of_device in costs.ops.values():
         assert list(of_device) == [op.name for op in graph.ops]
         for cost in of_device.values():
@@ -74,6 +75,7 @@ def test_a_faster_device_is_no_slower(name: str, seed: int, count: int) -> None:
         assert fast.forward_s <= slow.forward_s
         assert fast.backward_s <= slow.backward_s
     assert costs.optimizer_s_per_byte["fast"] <= costs.optimizer_s_per_byte["slow"]
+    assert costs.optimizer_s_per_tensor["fast"] <= costs.optimizer_s_per_tensor["slow"]
 
 
 @quick

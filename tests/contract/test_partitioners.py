@@ -33,11 +33,19 @@ quick = settings(
 seeds = st.integers(0, 10_000)
 
 
+QUICK = {"proposals": 60, "descent": 6, "work": 0.05}  # how long methods search that can be told
+
+
+@pytest.fixture(autouse=True)
+def _has_its_extra(name: str) -> None:
+    if name == "cp-sat":
+        pytest.importorskip("ortools", reason="cp-sat needs ortools: pip install -e '.[cpsat]'")
+
+
 def make(name: str) -> Partitioner:
     taken = plugins.options_of("partitioner", name)
-    return plugins.partitioner(
-        name, **({"micro_batches": MICRO} if "micro_batches" in taken else {})
-    )
+    given = {"micro_batches": MICRO, **QUICK}
+    return plugins.partitioner(name, **{key: given[key] for key in given if key in taken})
 
 
 def unlike(count: int, memory_bytes: int = GIB) -> Cluster:
@@ -142,10 +150,15 @@ def test_same_placement_under_four_hash_seeds(name: str) -> None:
 def _digest(name: str, hash_seed: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), name],
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": _path()},
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def _path() -> str:
+    """Return ours, and what the tests were given: a third party's package may lie there."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def _main(name: str) -> None:

@@ -35,6 +35,7 @@ OVER_GLOO = (
     "moe/analytical/2/gpipe/gloo",
     "digits/naive/4/1f1b/gloo",
 )
+RECOMPUTING = ("llama/analytical/3/1f1b", "encdec/naive/2/gpipe", "resnet/analytical/2/1f1b/gloo")
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +79,13 @@ def test_real_processes_are_equal_too(cell: str) -> None:
     (found,) = map(asdict, matrix.rows([parse_cell(cell)], STEPS))
     assert found["fault"] == ""
     assert found["cell"]["transport"] == "gloo"
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("cell", RECOMPUTING)
+def test_stages_that_run_forward_again_are_equal_too(cell: str) -> None:
+    (found,) = matrix.rows([parse_cell(cell)], STEPS, recompute="all")
+    assert found.fault == ""
 
 
 def test_the_table_has_every_cell_once() -> None:

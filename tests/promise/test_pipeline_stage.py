@@ -1,7 +1,8 @@
 """Chain bundles under torch.distributed.pipelining through `as_pipeline_stage`.
 
-GPT has a tied weight on its first and last stage, U-Net has skips that cross every cut. Losses and
-gradients of one step are those of the bundle's own runtime, under both schedules.
+GPT has a tied weight on its first and last stage, U-Net has skips that cross every cut, and stages
+that run forward again. Losses and gradients of one step are those of the bundle's own runtime,
+under both schedules.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ EXPECTED = {
     "gpt": ((0, 1), (0, 0), (0, 1)),
     "unet": ((0, 0), (2, 0), (0, 0)),
 }
+RECOMPUTE = {"gpt": None, "unet": (0, 1)}
 
 # A foreign loop has no keys for its dice: this test does without them.
 WITHOUT_DICE = """
@@ -113,7 +115,9 @@ dist.destroy_process_group()
 def test_gradients_under_torchs_schedules(
     name: str, outside: Outside, tmp_path: Path, script: Callable[[str], str]
 ) -> None:
-    options = Options("naive", schedule="1f1b", micro_batches=MICRO_BATCHES)
+    options = Options(
+        "naive", schedule="1f1b", micro_batches=MICRO_BATCHES, recompute=RECOMPUTE[name]
+    )
     source = Path(str(FILES[name].__file__))
     home = bigbrain_fx.split(source, cluster(DEVICES), tmp_path / "bundle", options).bundle
     expected = str(tmp_path / "expected.safetensors")

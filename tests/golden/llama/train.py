@@ -1,7 +1,8 @@
 """Train Llama: one process per device.
 
-    bigbrain-fx run . --steps 100                            # all devices on this host
-    torchrun --nproc-per-node 2 train.py --steps 100         # the same without bigbrain-fx
+    bigbrain-fx run . --steps 100                            # all devices on this host; what dies is replaced
+    python launch.py --steps 100                             # the same without bigbrain-fx
+    torchrun --nproc-per-node 2 train.py --steps 100         # the same under torchrun: one death ends all
     python train.py --in-process --steps 2                   # all devices in one process, for pdb
 """
 
@@ -10,7 +11,17 @@ from pathlib import Path
 import device_0
 import device_1
 import training
-from runtime import Bundle, Training, main
+from runtime import Bundle, Hooks, Training, main
+
+# Your own functions, called in every process at these places of a step. At on_step_end the step's
+# messages have left and the optimizer has stepped: under launch.py this is the recovery point, and
+# what on_send sees is kept until no device can need it again.
+HOOKS = Hooks(
+    on_step_begin=[],  # f(device, step)
+    on_step_end=[],  # f(device, step)
+    on_send=[],  # f(device, channel, tensor)
+    on_recv=[],  # f(device, channel, tensor)
+)
 
 BUNDLE = Bundle(
     folder=Path(__file__).resolve().parent,
@@ -24,6 +35,7 @@ BUNDLE = Bundle(
     whole=training.WHOLE,
     training=Training(training.OPTIMIZER, training.LR_SCALE, training.CLIP_NORM),
     specs=training.SPECS,
+    hooks=HOOKS,
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,116 @@
+"""Commands: compare, plugins: which ways to split there are, and how they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import (
+    PATH,
+    Listed,
+    chosen,
+    common_options,
+    json_option,
+    located,
+    model_options,
+)
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.progress import working
+
+
+@cli.command(short_help="Split a model in several ways, side by side; run them, too.")
+@click.argument("model")
+@common_options
+@click.option(
+    "--partitioners",
+    cls=Listed,
+    default="naive,analytical",
+    show_default=True,
+    metavar="NAME,...",
+    help="Some of {names}.",
+)
+@model_options
+@click.option(
+    "--run",
+    "steps",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Run each for so many steps in each round, on this host, a process per device.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="With --run: how often; every other round goes backwards.",
+)
+@click.option("--save", type=PATH, help="Keep the bundles in this folder.")
+@json_option
+def compare(
+    model: str,
+    devices: Path | None,
+    partitioners: str,
+    steps: int | None,
+    rounds: int,
+    save: Path | None,
+    as_json: bool,
+    time_limit: float,
+    estimator: str | None,
+    **choices: Any,  # noqa: ANN401  # the options of click
+) -> None:
+    """Plan MODEL with each partitioner and put step time, memory and planning time side by side.
+
+    The model is captured once. With --run, each bundle is also run here, in turns, and its losses
+    are compared: the devices are then processes of this host, as fast as it is. A partitioner that
+    finds no plan is a row with its reason; exit code 2 if none finds any, 5 if two with equal
+    micro-batches compute different things.
+    """
+    from bigbrain_fx.compare import compare as compare_all
+    from bigbrain_fx.show import comparison_json, json_line, show_comparison
+
+    if devices is None:
+        raise InputError("no devices were given", help="add --devices cluster.json")
+    model = located(model, choices)
+    options = chosen({**choices, "partitioner": "analytical", "estimator": None})
+    with working(f"comparing splits of {model}") as say:
+        found = compare_all(
+            model,
+            devices,
+            partitioners.split(","),
+            options,
+            estimator=estimator,
+            steps=steps,
+            rounds=rounds,
+            save=save,
+            time_limit_s=time_limit,
+            on_progress=say,
+        )
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json_line(comparison_json(found)))
+    else:
+        show_comparison(found)
+    found.require_sound()
+
+
+@cli.command(short_help="List partitioners, presets and estimators, and whose they are.")
+@json_option
+def plugins(as_json: bool) -> None:
+    """List every partitioner, preset and estimator that may be asked for by name.
+
+    Those of other packages come in through the entry points bigbrain_fx.partitioners and
+    bigbrain_fx.estimators.
+    """
+    from bigbrain_fx.plugins import registered
+    from bigbrain_fx.show import json_line, plugin_json, show_plugins
+
+    entries = registered()
+    if as_json:
+        for entry in entries:
+            click.echo(json_line(plugin_json(entry)))
+    else:
+        show_plugins(entries)

@@ -1,0 +1,50 @@
+"""Command: resplit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.progress import working
+
+
+@cli.command(short_help="Go on with a training run on other devices.")
+@click.argument("bundle", type=PATH)
+@click.option("--devices", type=PATH, required=True, help="The cluster.json to go on with.")
+@click.option(
+    "--commits", type=PATH, help="What `run --commits` wrote [default: the bundle's own commits/]."
+)
+@click.option("-o", "--out", type=PATH, required=True, help="Folder of the new bundle.")
+@click.option("--partitioner", help="Another one than the plan's.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@json_option
+def resplit(
+    bundle: Path,
+    devices: Path,
+    commits: Path | None,
+    out: Path,
+    partitioner: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write BUNDLE again for other devices, from its last commit: fewer, more, or others.
+
+    Weights, the optimizer's state, seed and place in the data go along by parameter name; the model
+    file is not needed.
+    """
+    from bigbrain_fx.resplit import resplit as resplit_bundle
+    from bigbrain_fx.show import json_line
+
+    with working(f"moving {bundle}"):
+        done = resplit_bundle(bundle, devices, out, commits, partitioner=partitioner, force=force)
+    for warning in done.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        found = {"bundle": str(done.bundle), "commits": str(done.commits), "step": done.step}
+        click.echo(json_line({**found, "devices": list(done.plan.stages.devices)}))
+        return
+    click.echo(str(done))
+    click.echo(f"go on with: bigbrain-fx run {done.bundle} --commits {done.commits} --resume")

@@ -1,0 +1,11 @@
+"""Compare: one model, one cluster, several ways to split it, side by side.
+
+This room joins planning, emission and launching, each through its door; how a plan is found, what a
+bundle looks like and how its processes talk, it does not know.
+"""
+
+from bigbrain_fx.compare.agreement import Agreement
+from bigbrain_fx.compare.contender import Comparison, Contender
+from bigbrain_fx.compare.contest import compare
+
+__all__ = ["Agreement", "Comparison", "Contender", "compare"]

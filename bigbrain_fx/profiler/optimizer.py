@@ -1,0 +1,114 @@
+"""Time the optimizer's step on sets of tensors of different count and size.
+
+The user's optimizer is timed, by its contract: a device calls it with the names and parameters that
+it holds. So the sets are the model's own parameters, whole and in parts; two more bear names of the
+model's, one with next to nothing in each tensor and one with large ones, so that the cost of a
+tensor can be told from that of its bytes where all of the model's are alike.
+
+This file times; it knows no graphs and no files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.profiler.context import Clock
+from bigbrain_fx.profiler.rounds import WARM_UP, no_garbage_collection, trimmed_mean
+from bigbrain_fx.profiles import OptimizerStep
+from bigbrain_fx.runtime.device import adamw
+
+Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
+MakeOptimizer: TypeAlias = Callable[[Named], torch.optim.Optimizer]
+
+MANY = 64  # tensors of the set of tiny ones, at most
+TINY = 4  # the longest side of those
+LARGE = 2**20  # elements of a large one, about
+FEW = 4  # large ones
+
+
+@dataclass(frozen=True)
+class OptimizerTimes:
+    """What was timed: the optimizer's class, and a row for each set."""
+
+    name: str
+    steps: tuple[OptimizerStep, ...]
+
+
+def optimizer_times(
+    leaves: Sequence[tuple[str, Tensor]], make: MakeOptimizer | None, now: Clock, rounds: int
+) -> OptimizerTimes:
+    """Time steps of an optimizer. It changes the parameters.
+
+    Args:
+        leaves: the model's trained parameters by name, at least one, tied ones once.
+        make: the user's `optimizer`; None for AdamW as it comes, which is also taken where the
+            user's cannot be timed on the model: it asks for a closure, say.
+        now: the clock.
+        rounds: steps that count, of each set.
+    """
+    named = [(name, nn.Parameter(leaf.detach())) for name, leaf in leaves]
+    if make is not None:
+        with contextlib.suppress(Exception):  # the user's own code
+            return _timed(named, make, now, rounds)
+    return _timed(named, adamw, now, rounds)
+
+
+def _timed(named: Named, make: MakeOptimizer, now: Clock, rounds: int) -> OptimizerTimes:
+    name, found = type(make(named)).__name__, []
+    for what, some in _sets(named):
+        try:
+            found.append(_step(what, some, make, now, rounds))
+        except Exception:  # the user's own code, on a part of the model, or on other shapes
+            if not found:  # the model itself, which comes first
+                raise
+    return OptimizerTimes(name, tuple(found))
+
+
+def _sets(named: Named) -> Iterator[tuple[str, Named]]:
+    by_size = sorted(named, key=lambda entry: entry[1].numel())
+    half = len(by_size) // 2
+    yield "all", named
+    if half:
+        yield "the smaller half", by_size[:half]
+        yield "the larger half", by_size[half:]
+    yield "tiny ones", [(name, _tiny(tensor)) for name, tensor in named[:MANY]]
+    yield "large ones", [(name, _large(tensor)) for name, tensor in by_size[-FEW:]]
+
+
+def _tiny(like: Tensor) -> nn.Parameter:
+    """Make a tensor of as many dimensions, because optimizers ask for those, and few elements."""
+    return _filled([min(size, TINY) for size in like.shape], like)
+
+
+def _large(like: Tensor) -> nn.Parameter:
+    """Make a tensor of as many dimensions, and about LARGE elements; a scalar stays one."""
+    rest = like.shape[1:]
+    first = max(1, LARGE // max(1, rest.numel()))
+    return _filled([first, *rest] if like.dim() else [], like)
+
+
+def _filled(shape: Sequence[int], like: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.ones(shape, dtype=like.dtype, device=like.device))
+
+
+def _step(what: str, named: Named, make: MakeOptimizer, now: Clock, rounds: int) -> OptimizerStep:
+    """Time steps, gradients given and taken as a device does."""
+    optimizer = make(named)
+    gradients = [torch.full_like(tensor, 1e-3) for _, tensor in named]
+    taken_s = []
+    with no_garbage_collection():
+        for _ in range(rounds + WARM_UP):
+            start_s = now()
+            for (_, tensor), gradient in zip(named, gradients, strict=True):
+                tensor.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            taken_s.append(now() - start_s)
+    nbytes = sum(tensor.nbytes for _, tensor in named)
+    return OptimizerStep(what, len(named), nbytes, trimmed_mean(taken_s[WARM_UP:]))

@@ -1,0 +1,114 @@
+"""Stages -> Stages of which some run again: they keep no activations and pay by a second forward.
+
+It knows graph and stages; it knows nothing of time, memory or schedules, and chooses no stage.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with a whole stage as
+the segment, as GPipe does (Huang et al., 2019, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from bigbrain_fx.core import Graph, Stage, Stages
+from bigbrain_fx.errors import InputError
+
+Wanted: TypeAlias = tuple[int, ...] | Literal["all"] | None
+"""Which stages: their numbers, all that have a backward, or none."""
+
+
+def read_recompute(text: str | None) -> Wanted:
+    """Read "all", "none" or "0,2".
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if text is None or text == "none":
+        return None
+    if text == "all":
+        return "all"
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise InputError(
+            f"expected all, none or numbers of stages, found {text!r}",
+            at="--recompute",
+            help="write --recompute all, or --recompute 0,2",
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def recomputing(
+    graph: Graph, stages: Stages, trained: Iterable[int], wanted: Wanted, *, lenient: bool = False
+) -> Stages:
+    """Mark the stages that run their forward again before each backward.
+
+    Args:
+        graph: that the stages are of.
+        stages: the cut.
+        trained: stages with a backward; "all" means these.
+        wanted: which of them.
+        lenient: leave out numbers that are no such stages, as after ops have moved.
+
+    Raises:
+        InputError: there is no such stage, it has no backward, or it cannot run twice.
+    """
+    known = frozenset(trained)
+    numbers = known if wanted == "all" else frozenset(wanted or ())
+    if lenient:
+        numbers &= known
+    _require_trained(stages, numbers, known)
+    for number in sorted(numbers):
+        _require_repeatable(graph, stages.stages[number])
+    marked = (replace(s, runs_again=s.index in numbers) for s in stages.stages)
+    return replace(stages, stages=tuple(marked)) if numbers else stages
+
+
+def wanted_by(stages: Stages, trained: Iterable[int]) -> Wanted:
+    """Return what was asked for, to ask the same of another cut."""
+    numbers = stages.recompute
+    return "all" if numbers and frozenset(numbers) == frozenset(trained) else numbers or None
+
+
+def recompute_text(stages: Stages) -> str:
+    """Say which stages run again; nothing, where none does."""
+    numbers = ", ".join(map(str, stages.recompute))
+    which = f"stage {numbers}" if len(stages.recompute) == 1 else f"stages {numbers}"
+    return f"recompute: each backward runs the forward of {which} again" if numbers else ""
+
+
+def _require_trained(stages: Stages, numbers: frozenset[int], known: frozenset[int]) -> None:
+    listed = ", ".join(map(str, sorted(known)))
+    for number in sorted(numbers - known):
+        has = (
+            f"there is no stage {number}"
+            if number >= len(stages.stages)
+            else (f"stage {number} has no backward")
+        )
+        raise InputError(
+            f"{has} to recompute for",
+            at="--recompute",
+            help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
+        )
+
+
+def _require_repeatable(graph: Graph, stage: Stage) -> None:
+    """Refuse a stage that writes what training changes, too: what it reads twice would differ."""
+    for name, op in _written(graph, stage):
+        param = graph.param[name]
+        if param.kind == "parameter" and param.spec.requires_grad:
+            raise InputError(
+                f"stage {stage.index} writes into the trained parameter '{name}' in its forward, "
+                "so it cannot run again",
+                at=graph.op[op].source or None,
+                help="leave the stage out of --recompute",
+            )
+
+
+def _written(graph: Graph, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yield the tensors of the model that a stage writes, and the op that does."""
+    for op in stage.ops:
+        for name in graph.op[op].mutates:
+            if name in graph.param:
+                yield name, op

@@ -1,0 +1,194 @@
+"""The verb: plan the graph again, and write bundle, weights and commit for the new devices."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.emit import check_out, write_bundle
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, read_plan, replan, to_json
+from bigbrain_fx.resplit.named import Named, read_named
+from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
+from bigbrain_fx.runtime.commits import write_shard as commit_shard
+from bigbrain_fx.runtime.disk import Disk
+from bigbrain_fx.runtime.image import FORMAT, layout_of
+from bigbrain_fx.weights import Copy, Stored, read_header, stored_tensors, write_file
+
+COMMITS = "commits"  # in a bundle
+
+
+@dataclass(frozen=True)
+class Resplit:
+    """What `resplit` made: a bundle that goes on at `step` from the commits in `commits`."""
+
+    plan: Plan
+    bundle: Path
+    commits: Path
+    step: int
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.plan}\nwrote {self.bundle}, which goes on at step {self.step}"
+
+
+def resplit(
+    bundle: str | Path,
+    devices: str | Path | Cluster,
+    out: str | Path,
+    commits: str | Path | None = None,
+    *,
+    partitioner: str | None = None,
+    force: bool = False,
+) -> Resplit:
+    """Move a training run to other devices: fewer, more, or others.
+
+    The graph is that of the bundle's plan; the model file is not read. Weights, the optimizer's
+    state, seed and place in the data come from the last commit, by parameter name. Micro-batches
+    stay as many as they were.
+
+    Args:
+        bundle: that was trained.
+        devices: a cluster.json, or a Cluster: where to go on.
+        out: the new bundle's folder; must not exist, or be a bundle with `force`.
+        commits: the folder that `--commits` had; the folder "commits" of the bundle if left out.
+        partitioner: another one than the plan's.
+        force: replace a bundle that is there.
+
+    Raises:
+        InputError: no bundle for training, no whole commit of it, or states that cannot be moved.
+        NoPlanError: the model does not fit on the devices.
+    """
+    old, place, target = Path(bundle), Path(out), Path(os.path.abspath(out))
+    check_out(place, force=force)
+    plan = _training_plan(old)
+    cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
+    folder = Path(commits) if commits is not None else old / COMMITS
+    text = (old / "plan.json").read_bytes()
+    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
+    named, notes = read_named(folder, plan.stages.devices, expected)
+    asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
+    moved = replace(replan(asked, cluster), seed=int(named.facts["seed"]))
+    _require_micro_batches(moved, named)
+    write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
+    return Resplit(moved, place, place / COMMITS, named.step, tuple(notes))
+
+
+def _training_plan(bundle: Path) -> Plan:
+    plan = read_plan(bundle)
+    if plan.mode != "train":
+        raise InputError(
+            "this bundle is for inference: it has no run to go on with",
+            at=str(bundle),
+            help="split the model for the other devices with --mode eval",
+        )
+    if not bundle.is_dir():
+        raise InputError(f"{bundle} is no folder", help="give the bundle, not its plan.json")
+    return plan
+
+
+def _require_micro_batches(plan: Plan, named: Named) -> None:
+    """The mean over micro-batches is part of what is computed; a state says how many it had."""
+    found = named.facts["micro_batches"]
+    if plan.micro_batches != found:
+        raise InputError(
+            f"micro_batches: expected {plan.micro_batches}, found {found} in the commit",
+            help="give the commits of this bundle",
+        )
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Write the new bundle's weights/ out of a commit and, beside it, that commit for the plan."""
+
+    plan: Plan
+    named: Named
+    old: Path
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write the tensors of each device, and its state in a folder of commits.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        try:
+            rest = stored_tensors(self.old / "weights")
+            trained = {name: read_header(path) for name, path in self.named.files.items()}
+            for file, names in files.items():
+                copies = [self._copy(name, trained, rest) for name in names]
+                write_file(folder / file, copies)
+            self._write_commit(folder.parent / COMMITS)
+        except OSError as error:
+            raise InputError(
+                f"cannot write the bundle: {error.strerror}",
+                at=str(error.filename or folder),
+                help="free some space, or give another --out",
+            ) from error
+
+    def write_batch(self, path: Path) -> None:
+        """Take along the example batch."""
+        shutil.copyfile(self.old / "example.safetensors", path)
+
+    def _copy(
+        self,
+        name: str,
+        trained: Mapping[str, Mapping[str, Stored]],
+        rest: Mapping[str, Stored],
+    ) -> Copy:
+        full = self.named.find(self.plan.graph.param[name].canonical)
+        found = rest.get(name)  # state that no device reads
+        if full is not None:
+            found = next(header[full] for header in trained.values() if full in header)
+        if found is None:
+            raise InputError(
+                f"{name} is neither in the commit nor in the bundle's weights",
+                at=str(self.old),
+                help="give the commits of this bundle",
+            )
+        return Copy(name, found.dtype, found)
+
+    def _write_commit(self, folder: Path) -> None:
+        folder.mkdir()
+        text = to_json(self.plan)
+        about = {"plan": self.plan.key, "graph": graph_hash(text)}
+        generation, shards = open_generation(folder), []
+        for device in self.plan.stages.devices:
+            image = folder / f".{device}.image.tmp"
+            self._write_image(image, device, about)
+            self.named.forget()
+            with image.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            shards.append(commit_shard(folder, device, data, generation))
+            data.close()
+            image.unlink()
+        agreed = about_of({**self.named.facts, **about})
+        write_record(folder, shards, generation, agreed)
+
+    def _write_image(self, path: Path, device: str, about: Mapping[str, Any]) -> None:
+        """Write the image of one device's state, a tensor at a time."""
+        param = self.plan.graph.param
+        used = {name for stage in self.plan.stages.of(device) for name in stage.params}
+        names = sorted({param[name].canonical for name in used})
+        lost = [name for name in names if self.named.find(name) is None]
+        if lost:
+            raise InputError(
+                f"the commit lacks {lost[0]}",
+                at=str(next(iter(self.named.files.values())).parent),
+                help="give the commits of this bundle",
+            )
+        aliases = {name: param[name].canonical for name in sorted(used)}
+        aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
+        tensors = self.named.tensors_of(names)
+        facts = {**self.named.facts_of(names), **about, "aliases": aliases}
+        facts.update({"format": FORMAT, "step": self.named.step})
+        layout = layout_of([place.entry for place in tensors.values()], facts)
+        pieces = (tensors[name].data for name in layout.entries)
+        Disk().write(path, (part for group in ([layout.head], pieces) for part in group))

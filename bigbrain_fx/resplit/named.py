@@ -1,0 +1,203 @@
+"""One commit of all devices of a plan as tensors and facts of the model, by name.
+
+Where several devices hold one tensor (a tied parameter, a table) their copies must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.runtime.commits import (
+    BrokenError,
+    CommitError,
+    Loaded,
+    Record,
+    committed,
+    first_loadable,
+    load_shard,
+    warn_of_others,
+)
+from bigbrain_fx.runtime.image import Entry
+
+SAME = ("seed", "micro_batches", "inputs", "torch")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is: in the image of one device."""
+
+    loaded: Loaded
+    entry: Entry
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes, mapped from the file."""
+        return memoryview(self.loaded.image)[self.entry.start : self.entry.end]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a model was at one step.
+
+    Attributes:
+        step: how many steps are finished.
+        files: device -> its image on the disk.
+        tensors: by the names of a state ("parameter:a", "optimizer:exp_avg:a").
+        facts: those that are the same for all devices.
+        optimizer: class; hyperparameters; and by parameter name, which of them, scalars, strides.
+    """
+
+    step: int
+    files: Mapping[str, Path]
+    tensors: Mapping[str, Place]
+    facts: Mapping[str, Any]
+    optimizer: Mapping[str, Any] | None
+
+    def forget(self) -> None:
+        """Let the system take back the memory of all images that were read."""
+        for place in {id(p.loaded): p.loaded for p in self.tensors.values()}.values():
+            place.forget()
+
+    def find(self, name: str) -> str | None:
+        """Return the state's name of a parameter or buffer, by its canonical name in the model."""
+        for kind in ("parameter", "buffer"):
+            if f"{kind}:{name}" in self.tensors:
+                return f"{kind}:{name}"
+        return None
+
+    def facts_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the facts of a device that holds these parameters and buffers."""
+        if self.optimizer is None:
+            return {**self.facts, "optimizer": None}
+        whole = self.optimizer
+        trained = {name for name in names if name in whole["of"]}
+        mine = {name for name in self.tensors if _parameter(name) in trained}
+        kept = {
+            "class": whole["class"],
+            "hyper": whole["hyper"],
+            "of": {name: n for name, n in whole["of"].items() if name in trained},
+            "scalars": {name: s for name, s in whole["scalars"].items() if name in trained},
+            "strides": {name: s for name, s in whole["strides"].items() if name in mine},
+            "on_cpu": [name for name in whole["on_cpu"] if name in mine],
+        }
+        return {**self.facts, "optimizer": kept if trained else None}
+
+    def tensors_of(self, names: Iterable[str]) -> dict[str, Place]:
+        """Return the tensors of such a device."""
+        held = set(names)
+        found = {name: p for name, p in self.tensors.items() if _parameter(name) in held}
+        for name in held:
+            full = self.find(name)
+            if full is not None:
+                found[full] = self.tensors[full]
+        return found
+
+
+def read_named(
+    folder: Path, devices: Sequence[str], expected: Mapping[str, Any]
+) -> tuple[Named, list[str]]:
+    """Read the newest commit that is whole on all devices; every byte is checked.
+
+    Args:
+        folder: of the commits.
+        devices: of the plan that wrote them.
+        expected: {"plan": hash, "graph": hash}.
+
+    Returns:
+        The commit, and what the user should know of newer ones that are broken.
+
+    Raises:
+        InputError: there is none, or it is of another plan.
+    """
+    notes: list[str] = []
+    loaded: dict[str, Loaded] = {}
+
+    def problems(record: Record) -> list[str]:
+        loaded.clear()
+        found = []
+        for device in devices:
+            try:
+                loaded[device] = load_shard(folder, record, device, expected, notes.append)
+                loaded[device].forget()  # all of them together are the whole model
+            except BrokenError as error:
+                found.append(str(error))
+        return found
+
+    try:
+        found = committed(folder, notes.append)
+        warn_of_others(folder, notes.append)
+        record, _ = first_loadable(found, problems, notes.append)
+    except CommitError as error:
+        raise InputError(
+            str(error), at=str(folder), notes=tuple(notes), help="give another --commits"
+        ) from error
+    return _joined(folder, record, loaded), notes
+
+
+def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named:
+    first = next(iter(loaded.values()))
+    facts = {name: first.layout.facts.get(name) for name in SAME}
+    tensors: dict[str, Place] = {}
+    for device, found in loaded.items():
+        for name in SAME:
+            if found.layout.facts.get(name) != facts[name]:
+                raise _differs(name, device, folder / record.folder)
+        for name, entry in found.layout.entries.items():
+            seen = tensors.setdefault(name, Place(found, entry))
+            if seen.loaded.checks[name] != found.checks[name]:
+                raise _differs(name, device, folder / record.folder)
+    files = {name: folder / record.folder / f"{name}.safetensors" for name in loaded}
+    optimizers = [found.layout.facts["optimizer"] for found in loaded.values()]
+    return Named(record.step, files, tensors, facts, _merged(optimizers, folder / record.folder))
+
+
+def _merged(found: Sequence[Mapping[str, Any] | None], where: Path) -> dict[str, Any] | None:
+    """Join what devices say of their optimizers; equal hyperparameters become one entry."""
+    parts = [part for part in found if part is not None]
+    if not parts:
+        return None
+    whole: dict[str, Any] = {"class": parts[0]["class"], "hyper": [], "on_cpu": []}
+    places: dict[str, int] = {}
+    for key in ("of", "scalars", "strides"):
+        whole[key] = {}
+    for part in parts:
+        if part["class"] != whole["class"]:
+            raise _differs("the optimizer's class", str(part["class"]), where)
+        numbers = [_number(entry, whole["hyper"], places) for entry in part["hyper"]]
+        of = {name: numbers[n] for name, n in part["of"].items()}
+        for key, entries in (
+            ("of", of),
+            ("scalars", part["scalars"]),
+            ("strides", part["strides"]),
+        ):
+            for name, value in entries.items():
+                if whole[key].setdefault(name, value) != value:
+                    raise _differs(f"the optimizer's {key} of {name}", "a device", where)
+        whole["on_cpu"] += [name for name in part["on_cpu"] if name not in whole["on_cpu"]]
+    return whole
+
+
+def _number(entry: object, table: list[object], places: dict[str, int]) -> int:
+    key = json.dumps(entry, sort_keys=True)
+    if key not in places:
+        places[key] = len(table)
+        table.append(entry)
+    return places[key]
+
+
+def _parameter(name: str) -> str | None:
+    """Return whose state a tensor of the optimizer is."""
+    return name.split(":", 2)[2] if name.startswith("optimizer:") else None
+
+
+def _differs(what: str, device: str, where: Path) -> InputError:
+    return InputError(
+        f"{what} of {device} is not what the other devices have",
+        at=str(where),
+        help="this commit is no state of one model; give another --commits",
+    )

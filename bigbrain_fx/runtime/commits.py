@@ -1,0 +1,284 @@
+"""Commits: the states of all devices at one step, on a disk: whoever dies, this stays.
+
+    FOLDER/commit-40.json            the record: written when all devices have written theirs
+    FOLDER/commit-40-g2/d0.json      the manifest of one device: a checksum per tensor
+    FOLDER/commit-40-g2/d0.safetensors
+    FOLDER/generation.json           the fence: who has an older number writes no more
+
+A name never leads to a part of a file, and the files that a record names are on the disk before the
+record is. Two commits are kept; older ones are removed after. No format of others notices a flipped
+bit, so each tensor has its checksum. This file is stdlib only: a supervisor without torch may write
+the record, too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .disk import Disk, locked
+from .image import Buffer, read_layout
+from .loading import Loaded, committed, first_loadable, load_commit, load_shard
+from .records import (
+    FOLDER,
+    RECORD,
+    BrokenError,
+    CommitError,
+    FencedError,
+    Record,
+    Say,
+    Shard,
+    about_of,
+    digest,
+    folder_name,
+    graph_hash,
+    manifest_of,
+    record_of,
+    records,
+    refuse_link,
+    sealed,
+    unsealed,
+)
+
+__all__ = [
+    "BrokenError",
+    "CommitError",
+    "FencedError",
+    "Loaded",
+    "Record",
+    "Shard",
+    "about_of",
+    "committed",
+    "first_loadable",
+    "graph_hash",
+    "launcher_of",
+    "load_commit",
+    "load_shard",
+    "newest_generation",
+    "open_folder",
+    "open_generation",
+    "prune",
+    "prune_own",
+    "record_of",
+    "records",
+    "require_newest",
+    "warn_of_others",
+    "write_record",
+    "write_shard",
+]
+
+KEPT = 2
+DISK = Disk()
+
+
+# --------------------------------------------------------------------------- the folder
+
+
+def open_folder(folder: Path, say: Say) -> None:
+    """Make the folder of commits if it is not there; warn of who else may write in it.
+
+    Raises:
+        CommitError: it is a symbolic link, or a file.
+        OSError: it cannot be made.
+    """
+    refuse_link(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CommitError(f"{folder}: expected a folder of commits, found a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    warn_of_others(folder, say)
+
+
+def warn_of_others(folder: Path, say: Say) -> None:
+    """Say who else can change the commits of a folder."""
+    found = folder.stat()
+    if hasattr(os, "getuid") and found.st_uid not in (os.getuid(), 0):
+        say(f"warning: {folder} belongs to user {found.st_uid}, who can change its commits")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        say(f"warning: everyone on this host can write in {folder}: chmod o-w {folder}")
+
+
+def open_generation(folder: Path, disk: Disk = DISK, launcher: str = "") -> int:
+    """Begin a new generation: all older ones can commit no more. Return its number, from 1.
+
+    `launcher` names who started it, so that `launcher_of` can tell a restart from another run.
+    """
+    with locked(folder):
+        number = newest_generation(folder) + 1
+        body = {"generation": number, "launcher": launcher}
+        disk.put(folder / "generation.json", [sealed(body)])
+        return number
+
+
+def launcher_of(folder: Path) -> str | None:
+    """Return who started the newest generation, None if that is not known."""
+    fence = folder / "generation.json"
+    with suppress(FileNotFoundError, BrokenError):
+        return str(unsealed(fence.read_bytes(), str(fence)).get("launcher", ""))
+    return None
+
+
+def newest_generation(folder: Path) -> int:
+    """Return the number of the newest generation, 0 if there was none."""
+    found = [int(m[2]) for p in folder.glob("commit-*-g*") if (m := FOLDER.fullmatch(p.name))]
+    fence = folder / "generation.json"
+    with suppress(FileNotFoundError, BrokenError):  # the folders' names say it as well
+        found.append(int(unsealed(fence.read_bytes(), str(fence))["generation"]))
+    return max(found, default=0)
+
+
+def require_newest(folder: Path, generation: int) -> None:
+    """Refuse a process that was replaced and does not know it.
+
+    Raises:
+        FencedError: there is a newer generation.
+    """
+    newest = newest_generation(folder)
+    if newest > generation:
+        raise FencedError(
+            f"generation {generation} was replaced by {newest}: it writes no commits any more"
+        )
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def write_shard(
+    folder: Path,
+    device: str,
+    image: Buffer,
+    generation: int,
+    about: Mapping[str, Any] | None = None,
+    disk: Disk = DISK,
+) -> Shard:
+    """Write a device's image and its manifest; they count once `write_record` names them.
+
+    Args:
+        folder: of all commits.
+        device: its name.
+        image: what `State.copy_into` wrote; it must not change meanwhile. May be longer.
+        generation: of the writer.
+        about: what the state is of, as in `about_of`, where the image itself does not say.
+        disk: where to write.
+
+    Raises:
+        FencedError: the writer was replaced.
+        OSError: the disk is full: nothing of it is left behind.
+    """
+    require_newest(folder, generation)
+    layout = read_layout(image)
+    step = int(layout.facts["step"])
+    place = folder / folder_name(step, generation)
+    disk.make(place)
+    disk.sync(folder)
+    manifest = manifest_of(device, layout, image, generation, about or {})
+    shard = Shard(device, step, digest(manifest), layout.size)
+    try:
+        disk.put(place / f"{device}.safetensors", [memoryview(image)[: layout.size]])
+        disk.put(place / f"{device}.json", [manifest])
+    except OSError:
+        disk.remove(place / f"{device}.safetensors")
+        raise
+    return shard
+
+
+def write_record(
+    folder: Path,
+    shards: Sequence[Shard],
+    generation: int,
+    about: Mapping[str, Any],
+    disk: Disk = DISK,
+) -> Record:
+    """Make a commit of what all devices have written; from here on it is the newest.
+
+    Args:
+        folder: of all commits.
+        shards: of all devices, of one step.
+        generation: of the writer.
+        about: what all devices agree on; see `about_of`.
+        disk: where to write.
+
+    Raises:
+        FencedError: the writer was replaced.
+        OSError: the disk is full.
+    """
+    steps = {shard.step for shard in shards}
+    if len(steps) != 1:
+        raise ValueError(f"a commit is of one step, not of {sorted(steps)}")
+    step = steps.pop()
+    devices = {shard.device: shard.manifest for shard in shards}
+    record = Record(step, generation, folder_name(step, generation), devices, dict(about))
+    with locked(folder):
+        require_newest(folder, generation)
+        disk.put(folder / f"commit-{step}.json", [record.text.encode()])
+    return record
+
+
+def prune(
+    folder: Path, generation: int, unusable: Sequence[Record] = (), disk: Disk = DISK
+) -> list[Record]:
+    """Remove what no longer counts, after a record was written: all but the two newest commits.
+
+    Args:
+        folder: of all commits.
+        generation: of the writer.
+        unusable: commits that could not be loaded: they are removed, and none is counted.
+        disk: where they are.
+
+    Returns:
+        The commits that are kept, newest first.
+
+    Raises:
+        FencedError: the writer was replaced.
+    """
+    with locked(folder):
+        require_newest(folder, generation)
+        bad = {(record.step, record.generation) for record in unusable}
+        found = [r for r in records(folder, _quiet) if (r.step, r.generation) not in bad]
+        kept = found[:KEPT]
+        steps = {record.step for record in kept}
+        for path in sorted(folder.glob("commit-*.json")):
+            if (m := RECORD.fullmatch(path.name)) and int(m[1]) not in steps:
+                disk.remove(path)
+        disk.sync(folder)
+        _remove_folders(folder, kept, generation, disk)
+        return kept
+
+
+def prune_own(folder: Path, device: str, kept: Sequence[str], disk: Disk = DISK) -> None:
+    """Remove one device's files of commits that are older than the kept ones.
+
+    That is for a disk that the writer of the record does not see.
+    """
+    newest = max((int(m[1]) for name in kept if (m := FOLDER.fullmatch(name))), default=-1)
+    for place in sorted(folder.glob("commit-*-g*")):
+        found = FOLDER.fullmatch(place.name)
+        old = found is not None and int(found[1]) < newest and place.name not in kept
+        if old and place.is_dir() and not place.is_symlink():
+            for ending in (".json", ".safetensors"):
+                disk.remove(place / f"{device}{ending}")
+            if not any(place.iterdir()):
+                disk.remove(place)
+
+
+def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk: Disk) -> None:
+    """Remove folders and parts of files that no commit needs and nobody is writing any more."""
+    needed = {record.folder for record in kept}
+    newest = max((record.step for record in kept), default=-1)
+    for place in sorted(folder.glob("commit-*-g*")):
+        found = FOLDER.fullmatch(place.name)
+        if not found or place.name in needed or place.is_symlink() or not place.is_dir():
+            continue
+        if int(found[2]) < generation or int(found[1]) < newest:
+            for path in sorted(place.iterdir()):
+                disk.remove(path)
+            disk.remove(place)
+    for path in sorted(folder.glob(".*.tmp")):
+        disk.remove(path)
+
+
+def _quiet(_: str) -> None:
+    """Say nothing: whoever resumes hears of it."""

@@ -1,0 +1,344 @@
+"""A device process's line to its supervisor: orders come in, progress goes out.
+
+Every packet is one JSON object; orders have "do", what is said has "say". One thread listens, and
+tells at an even pace how far the main thread has come, so that a hang shows. The line closes when
+the supervisor ends, and then this process ends. This file knows neither torch nor steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .peers import PEER_LOST, PeerLostError
+
+CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of the line
+LONGEST_ORDER = 1 << 20  # bytes
+MOST_FILES = 8
+LONGEST_TEXT = 2_000  # characters of an error that travel
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a process is to be.
+
+    Attributes:
+        device: its name; None for a spare, which warms up and waits.
+        rank: its number.
+        local_rank: its number among those of this host, which chooses a GPU.
+        epoch: the step to go on from, whose snapshot is in one of the slots; -1: from the start.
+        slots: the step of the snapshot in each slot, -1 where there is none.
+        files: the slots' file descriptors.
+    """
+
+    device: str | None
+    rank: int = -1
+    local_rank: int = 0
+    epoch: int = -1
+    slots: tuple[int, ...] = ()
+    files: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all devices told each other before they formed a generation.
+
+    Attributes:
+        generation: its number.
+        expected: channel's tag -> the number of the message that its receiver waits for.
+        layouts: tag -> shape and strides of the channel's messages, where somebody knows them.
+    """
+
+    generation: int
+    expected: Mapping[int, int]
+    layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class Control:
+    """The line of this process; `inherited` finds it.
+
+    Args:
+        line: a connected SOCK_SEQPACKET socket.
+        beat_s: seconds between two words on how far the main thread is.
+    """
+
+    def __init__(self, line: socket.socket, beat_s: float) -> None:
+        self.line = line
+        self.beat_s = beat_s
+        self.changed = threading.Condition()
+        self.duties: deque[Duty] = deque()
+        self.generation = -1  # the newest that was announced
+        self.meeting: Meeting | None = None
+        self.values: dict[str, bytes] = {}
+        self.said_first: dict[str, str] = {}
+        self.board: dict[str, str] = {}
+        self.epoch = -1
+        self.every: int | None = None
+        self.stop_at: int | None = None
+        self.ended = False
+        self.on_generation: Callable[[], None] = lambda: None
+        self._paused = False
+        self._step = -1
+        self._instruction = 0
+        self._waiting: tuple[str, str] | None = None
+
+    @staticmethod
+    def inherited() -> Control | None:
+        """Return the line that a supervisor gave this process, and start to listen; or None."""
+        number = os.environ.pop(CONTROL, None)
+        if number is None:
+            return None
+        line = socket.socket(fileno=os.dup(int(number)))
+        if int(number) == 0:  # the line came as stdin, which user code may read
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), 0)
+        _end_with_parent()
+        for known in (signal.SIGINT, signal.SIGTERM):  # the supervisor's to handle; what this
+            signal.signal(known, lambda *_: None)  # process starts does not inherit a function
+        control = Control(line, float(os.environ.pop("BIGBRAIN_BEAT_S", "1")))
+        threading.Thread(target=control.listen, daemon=True, name="control").start()
+        return control
+
+    # ------------------------------------------------------------------ for the main thread
+
+    def say(self, say: str, **facts: object) -> None:
+        """Tell the supervisor something."""
+        try:
+            self.line.sendall(json.dumps({"say": say, **facts}).encode())
+        except OSError:  # it is gone
+            _leave()
+
+    def tick(self) -> None:
+        """Count an instruction: this thread is alive."""
+        self._instruction += 1
+
+    @contextmanager
+    def waiting(self, device: str, text: str) -> Iterator[None]:
+        """Say, while inside, for whom this thread waits."""
+        self._waiting = device, text
+        try:
+            yield
+        finally:
+            self._waiting = None
+            self._instruction += 1
+
+    def next_duty(self) -> Duty:
+        """Wait for what to be."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.duties)
+            return self.duties.popleft()
+
+    def begin(self, step: int) -> bool:
+        """Say whether `step` may begin; wait while the supervisor finds the step to stop at."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self._paused or self.stop_at is not None)
+            if self.stop_at is not None and step >= self.stop_at:
+                return False
+            self._step = step
+        self.tick()
+        return True
+
+    def wait_generation(self, above: int) -> int:
+        """Wait until a generation newer than `above` is announced."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.generation > above)
+            return self.generation
+
+    def meet(
+        self, generation: int, expected: Mapping[int, int], layouts: Mapping[str, object]
+    ) -> Meeting | None:
+        """Tell the others which messages this device waits for, and wait until all have told.
+
+        Returns:
+            None when the generation has been given up meanwhile.
+        """
+        self.say("ready", generation=generation, expected=expected, layouts=layouts)
+        with self.changed:
+            self.changed.wait_for(
+                lambda: (
+                    self.generation > generation
+                    or (self.meeting is not None and self.meeting.generation == generation)
+                )
+            )
+            return self.meeting if self.generation == generation else None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Tell all devices of the newest generation a value."""
+        self.say("put", key=key, value=value.hex())
+
+    def take(self, key: str, generation: int, timeout_s: float) -> bytes:
+        """Wait for a value that some device has put.
+
+        Raises:
+            PeerLostError: the generation has been given up.
+            TimeoutError: it did not come in time.
+        """
+        with self.changed:
+            found = self.changed.wait_for(
+                lambda: key in self.values or self.generation > generation, timeout_s
+            )
+            if self.generation > generation:
+                raise PeerLostError(f"generation {generation} was given up")
+            if not found:
+                raise TimeoutError(f"no device has put {key} within {timeout_s:g} s")
+            return self.values[key]
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_unless_moved(self, generation: int, is_done: Callable[[], bool]) -> None:
+        """Wait until something is done; `wake` says when to look.
+
+        Raises:
+            PeerLostError: the generation has been given up.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: is_done() or self.generation > generation)
+            if self.generation > generation:
+                raise PeerLostError(f"generation {generation} was given up")
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        """Raise unless every device that names `what` gives the same digest."""
+        other, seen = self.first(what, f"{device} {digest}").split(" ", 1)
+        if seen != digest:
+            raise RuntimeError(
+                f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
+            )
+
+    def first(self, what: str, mine: str) -> str:
+        """Return what the first process that asked has said of something."""
+        self.say("first", what=what, text=mine)
+        with self.waiting("", what), self.changed:
+            self.changed.wait_for(lambda: what in self.said_first)
+            return self.said_first[what]
+
+    def post(self, key: str, text: str) -> None:
+        """Put something on the board of all processes, also of those that start later."""
+        self.say("post", key=key, text=text)
+
+    def wait_for_disk(self, is_done: Callable[[], bool], generation: int) -> bool:
+        """Wait until something is written; return whether all meet anew before."""
+        with self.waiting("", "the disk"), self.changed:
+            self.changed.wait_for(lambda: is_done() or self.generation > generation)
+            return not is_done()
+
+    def wait_epoch(self, step: int, generation: int) -> bool:
+        """Wait until all devices have a snapshot of `step` or later; False if they meet anew."""
+        with self.waiting("", "all devices' snapshots"), self.changed:
+            self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
+            return self.epoch >= step
+
+    def wait_end(self, generation: int) -> bool:
+        """Wait until all devices have finished; False if they meet anew before."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.ended or self.generation > generation)
+            return self.ended
+
+    # ------------------------------------------------------------------ the listening thread
+
+    def listen(self) -> None:
+        """Take orders until the line closes; then end this process."""
+        told = 0.0
+        while True:
+            ready, _, _ = select.select([self.line], [], [], self.beat_s)
+            if time.monotonic() - told >= self.beat_s:
+                told = time.monotonic()
+                self._beat()
+            if ready:
+                self._take_order()
+
+    def _beat(self) -> None:
+        waiting = self._waiting
+        self.say("beat", n=self._instruction, step=self._step, waiting=waiting)
+
+    def _take_order(self) -> None:
+        try:
+            packet, files, flags, _ = socket.recv_fds(self.line, LONGEST_ORDER, MOST_FILES)
+        except OSError:
+            packet, files, flags = b"", [], 0
+        if not packet or flags & socket.MSG_TRUNC:
+            _leave()
+        order = json.loads(packet)
+        with self.changed:
+            getattr(self, f"_do_{order.pop('do')}")(files=tuple(files), **order)
+            self.changed.notify_all()
+
+    def _do_be(self, files: tuple[int, ...], device: str | None, **rest: Any) -> None:  # noqa: ANN401
+        rest["slots"] = tuple(rest.get("slots", ()))
+        self.epoch = rest.get("epoch", -1)
+        self.every = rest.pop("every", None)
+        self.stop_at = rest.pop("stop_at", None)
+        self.duties.append(Duty(device, files=files, **rest))
+
+    def _do_generation(self, files: tuple[int, ...], number: int) -> None:
+        self.generation = number
+        self.values.clear()
+        self.on_generation()
+
+    def _do_go(
+        self,
+        files: tuple[int, ...],
+        generation: int,
+        expected: dict[str, int],
+        layouts: dict[str, tuple[list[int], list[int]]],
+    ) -> None:
+        self.meeting = Meeting(
+            generation,
+            {int(tag): number for tag, number in expected.items()},
+            {int(tag): (tuple(a), tuple(b)) for tag, (a, b) in layouts.items()},
+        )
+
+    def _do_value(self, files: tuple[int, ...], key: str, value: str) -> None:
+        self.values[key] = bytes.fromhex(value)
+
+    def _do_first(self, files: tuple[int, ...], what: str, text: str) -> None:
+        self.said_first[what] = text
+
+    def _do_post(self, files: tuple[int, ...], key: str, text: str) -> None:
+        self.board[key] = text
+
+    def _do_epoch(self, files: tuple[int, ...], step: int) -> None:
+        self.epoch = step
+
+    def _do_every(self, files: tuple[int, ...], steps: int) -> None:
+        self.every = steps
+
+    def _do_pause(self, files: tuple[int, ...]) -> None:
+        self._paused = True
+        self.say("at", step=self._step)
+
+    def _do_stop_at(self, files: tuple[int, ...], step: int) -> None:
+        self.stop_at = step
+
+    def _do_end(self, files: tuple[int, ...]) -> None:
+        self.ended = True
+
+
+def said(error: BaseException) -> str:
+    """Return an error as one line, short enough to travel."""
+    return f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process with its parent, also while it is stopped."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _leave() -> None:
+    os._exit(PEER_LOST)

@@ -1,0 +1,77 @@
+"""The few things that commits do to a disk, each of which may be the last before a crash.
+
+A test replaces `Disk` by one that stops at any of these calls, or loses what was not synced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+
+from .image import Buffer
+
+
+class Disk:
+    """Files as the operating system has them."""
+
+    def make(self, folder: Path) -> None:
+        """Make a folder; one that is there already stays."""
+        folder.mkdir(mode=0o755, exist_ok=True)
+
+    def write(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        """Write a new file and wait until the disk has it; a link or a file there is an error."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(path, flags, 0o644), "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Put a file in its place in one step; what was there is gone."""
+        old.replace(new)
+
+    def sync(self, folder: Path) -> None:
+        """Wait until the disk has the folder's names."""
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or an empty folder, if it is there."""
+        with suppress(FileNotFoundError):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def put(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        """Write a file so that its name never leads to a part of it.
+
+        Raises:
+            OSError: the disk is full, or not ours to write on; nothing is left behind.
+        """
+        for stale in path.parent.glob(f".{escape(path.name)}.*.tmp"):  # of a process that died
+            self.remove(stale)
+        part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            self.write(part, pieces)
+            self.rename(part, path)
+        except OSError:
+            self.remove(part)
+            raise
+        self.sync(path.parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out that lock the same folder; the lock ends with its process."""
+    number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)

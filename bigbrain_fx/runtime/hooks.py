@@ -1,0 +1,36 @@
+"""Places of a training step where a user's own functions are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .device import Device
+
+AtStep = Callable[["Device", int], None]  # device, step
+AtMessage = Callable[["Device", "Channel", Tensor], None]
+
+
+@dataclass
+class Hooks:
+    """Functions to call, in their order, in every process.
+
+    A device that starts again after a death calls them again for the steps that it repeats.
+
+    Attributes:
+        on_step_begin: with the device and the step, before anything of the step.
+        on_step_end: the same, after the optimizer's step and when all sends have left. This is the
+            recovery point: under a supervisor, snapshots are taken right after these functions.
+        on_send: with the device, the channel and the tensor, before it is logged and sent.
+        on_recv: the same, when a message has come; the tensor is used after this.
+    """
+
+    on_step_begin: list[AtStep] = field(default_factory=list)
+    on_step_end: list[AtStep] = field(default_factory=list)
+    on_send: list[AtMessage] = field(default_factory=list)
+    on_recv: list[AtMessage] = field(default_factory=list)

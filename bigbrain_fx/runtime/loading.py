@@ -1,0 +1,206 @@
+"""Commits from a disk: every byte is checked, and what is broken makes way for the older commit.
+
+What is of something else (another plan, another model) is refused, and nothing ever starts from
+scratch by itself. This file is stdlib only and writes nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .image import ImageError, Layout, read_layout
+from .records import (
+    BrokenError,
+    CommitError,
+    Record,
+    Say,
+    digest,
+    records,
+    refuse_link,
+    unsealed,
+)
+
+PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".distcp")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A device's part of a commit, checked; `image` is for `State.from_buffer`.
+
+    `checks` are the checksums of its tensors, by name.
+    """
+
+    record: Record
+    image: mmap.mmap
+    layout: Layout
+    checks: Mapping[str, str]
+
+    def forget(self) -> None:
+        """Let the system take back the memory of what was read; the file still has it."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.image.madvise(mmap.MADV_DONTNEED)
+
+
+def load_commit(
+    folder: Path, device: str, expected: Mapping[str, Any], say: Say
+) -> tuple[Loaded, list[Record]]:
+    """Load one device's part of the newest commit that is whole for it.
+
+    Args:
+        folder: of all commits.
+        device: whose part.
+        expected: what the commit must be of: {"plan": hash, "graph": hash, "torch": version}.
+        say: hears of each commit that is broken, and of the older one that is taken instead.
+
+    Returns:
+        The commit, and the newer ones that could not be used.
+
+    Raises:
+        CommitError: there is no commit, none is whole, or they are of something else.
+    """
+    found: list[Loaded] = []
+
+    def load(record: Record) -> list[str]:
+        try:
+            found.append(load_shard(folder, record, device, expected, say))
+        except BrokenError as error:
+            return [str(error)]
+        return []
+
+    _, unusable = first_loadable(committed(folder, say), load, say)
+    return found[-1], unusable
+
+
+def first_loadable(
+    found: Sequence[Record], problems: Callable[[Record], Sequence[str]], say: Say
+) -> tuple[Record, list[Record]]:
+    """Return the newest commit without problems, and the newer ones that have some.
+
+    Raises:
+        CommitError: all have; a run never starts from scratch by itself.
+    """
+    unusable: list[Record] = []
+    for record in found:
+        wrong = problems(record)
+        if not wrong:
+            if unusable:
+                say(f"WARNING: going back to the older commit of step {record.step}")
+            return record, unusable
+        for problem in wrong:
+            say(f"WARNING: the commit of step {record.step} is broken: {problem}")
+        unusable.append(record)
+    raise CommitError(
+        f"none of the {len(found)} commits is whole: nothing was started; "
+        "leave --resume out and give an empty --commits folder to train from the bundle's weights"
+    )
+
+
+def committed(folder: Path, say: Say) -> list[Record]:
+    """Return the commits that there are to resume from, newest first; at least one.
+
+    Raises:
+        CommitError: there is none, or no such folder.
+    """
+    refuse_link(folder)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "is not there"
+        raise CommitError(f"{folder} {what}: give the folder that --commits had")
+    found = records(folder, say)
+    if not found:
+        pickled = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLED)[:3]
+        why = f" ({', '.join(pickled)}: pickled files are code and not read)" if pickled else ""
+        raise CommitError(f"{folder} has no commit{why}: give the folder that --commits had")
+    return found
+
+
+def load_shard(
+    folder: Path, record: Record, device: str, expected: Mapping[str, Any], say: Say
+) -> Loaded:
+    """Load one device's part of one commit; every byte is checked.
+
+    Raises:
+        BrokenError: a file is missing or not as it was written; names file and tensor.
+        CommitError: it is of another plan, graph, ..., or a symbolic link.
+    """
+    if device not in record.devices:
+        raise CommitError(
+            f"device: expected {device}, found {', '.join(sorted(record.devices))}: this is the "
+            "commit of another plan; `bigbrain-fx resplit` moves it to other devices"
+        )
+    place = folder / record.folder
+    refuse_link(place)
+    manifest = _manifest(place / f"{device}.json", record.devices[device])
+    _require_same(manifest, expected, place, say)
+    file = place / f"{device}.safetensors"
+    image = _mapped(file)
+    _require_whole(image, manifest, file)
+    try:
+        checks = {name: part["sha256"] for name, part in manifest["tensors"].items()}
+        return Loaded(record, image, read_layout(image), checks)
+    except ImageError as error:  # written so
+        raise BrokenError(f"{file}: {error}") from error
+
+
+def _manifest(path: Path, check: str) -> dict[str, Any]:
+    _require_file(path)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BrokenError(f"{path}: {error.strerror}") from error
+    found = unsealed(text, str(path))
+    if digest(text) != check:
+        raise BrokenError(f"{path}: it is not the one that the commit's record names")
+    return found
+
+
+def _require_same(
+    manifest: Mapping[str, Any], expected: Mapping[str, Any], place: Path, say: Say
+) -> None:
+    for field, want in expected.items():
+        have = manifest.get(field)
+        if have == want:
+            continue
+        if field != "torch":
+            raise CommitError(f"{place}: {field}: expected {want!r}, found {have!r}")
+        if _minor(str(have)) != _minor(str(want)):
+            say(
+                f"warning: the commit was made with torch {have}, this is {want}: "
+                "it is not promised that the numbers are the same bit for bit"
+            )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split("+")[0].split(".")[:2]
+
+
+def _require_file(path: Path) -> None:
+    refuse_link(path)
+    if not path.is_file():
+        raise BrokenError(f"{path}: the file is missing")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """Map a file; writing to the map changes no file."""
+    _require_file(path)
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:  # ValueError: it is empty
+        raise BrokenError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _require_whole(image: mmap.mmap, manifest: Mapping[str, Any], file: Path) -> None:
+    """Compare every byte's checksum; name the tensor that is not as it was written."""
+    view = memoryview(image)
+    parts = {"its header": manifest["head"]}
+    parts.update({f"tensor {name!r}": at for name, at in manifest["tensors"].items()})
+    for what, part in parts.items():
+        start, end = part["place"]
+        if end > len(view):
+            raise BrokenError(f"{file}: the file ends inside {what}")
+        if digest(view[start:end]) != part["sha256"]:
+            raise BrokenError(f"{file}: {what} is not as it was written")

@@ -1,0 +1,183 @@
+"""One device process under a supervisor: it becomes a device, or a spare that becomes one later.
+
+What a spare has done before it is needed (imports, the first step of everything) it need not do
+while the others wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .bundle import Bundle, make_device, save, save_first_gradients
+from .channel import Channel
+from .commits import CommitError
+from .committing import CommitOptions
+from .control import Control, Duty, said
+from .data import BatchError
+from .device import Device
+from .network import NetworkTransport
+from .rendezvous import PassedOn, form_mesh, own_device, write_report
+from .replay import ReplayTransport
+from .snapshots import Snapshots
+from .state import StateError
+from .supervised_commits import SupervisedCommitter
+
+BAD_INPUT = 2  # exit code; as argparse's
+
+
+def serve(
+    bundle: Bundle,
+    options: argparse.Namespace,
+    commits: CommitOptions | None,
+    seed: int,
+    control: Control,
+) -> None:
+    """Be what the supervisor says, to the end; never returns before all devices have finished."""
+    control.say("hello", pid=os.getpid(), plan=bundle.plan)
+    try:
+        duty = control.next_duty()
+        if duty.device is None:
+            warm_up(bundle, seed, control)
+            control.say("warm")
+            duty = control.next_duty()
+        _train(bundle, options, commits, seed, control, duty)
+    except BaseException as error:
+        code = BAD_INPUT if isinstance(error, (BatchError, CommitError, StateError)) else 1
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+        control.say("failed", text=said(error), code=code)
+        if code == BAD_INPUT:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        raise
+
+
+def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
+    """Run one step of each device of the bundle, one after another, on zeros for messages.
+
+    A spare that is needed meanwhile leaves it at that.
+    """
+    for rank in range(len(bundle.devices)):
+        if control.duties:
+            return
+        torch.set_num_threads(bundle.threads[rank])
+        device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"))
+        device.hooks = type(device.hooks)()
+        device.run_step(0)
+        del device
+        gc.collect()
+
+
+class _Nothing:
+    """A transport without other ends: zeros come, and nothing leaves."""
+
+    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
+        pass
+
+    def send(self, channel: Channel, tensor: Tensor) -> None:
+        pass
+
+    def recv(self, channel: Channel) -> Tensor:
+        return torch.zeros(channel.shape, dtype=channel.dtype)
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+def _train(
+    bundle: Bundle,
+    options: argparse.Namespace,
+    commits: CommitOptions | None,
+    seed: int,
+    control: Control,
+    duty: Duty,
+) -> None:
+    """Be a device: from the start or from a snapshot, to the last step, and then for the others."""
+    assert duty.device is not None
+    torch.set_num_threads(options.threads or bundle.threads[duty.rank])
+    os.environ["LOCAL_RANK"] = str(duty.local_rank)
+    where = own_device(bundle.kinds[duty.rank])
+    cls = bundle.devices[duty.rank]
+    connect = partial(_connect, bundle, options, duty.rank, where, control)
+    transport = ReplayTransport(cls.name, cls.channels, cls.micro_batches, control, connect)
+    device = make_device(bundle, duty.rank, transport, seed, where)
+    transport.fixed = _storages(device)
+    snapshots = Snapshots(transport, control, duty)
+    first, committer = max(duty.epoch, 0), None
+    if duty.epoch >= 0:
+        snapshots.restore(device, duty.epoch)
+    if commits is not None:
+        committer = SupervisedCommitter(transport, bundle, device, commits)
+        first = committer.join(device, resume=commits.resume, epoch=duty.epoch)
+    if duty.epoch < 0:
+        transport.start(first, {})
+    if transport.inner is None:
+        transport.form()
+    if _run(device, snapshots, committer, options, first) and options.save:
+        save(device, Path(options.save))
+    if committer is not None:
+        committer.close(device)
+    if options.report:
+        write_report(device.name, Path(options.report))
+    transport.linger()
+
+
+def _run(
+    device: Device,
+    snapshots: Snapshots,
+    committer: SupervisedCommitter | None,
+    options: argparse.Namespace,
+    first: int,
+) -> bool:
+    """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
+    control = snapshots.control
+    for step in range(first, options.steps):
+        if not control.begin(step):
+            return False
+        start = time.perf_counter()
+        loss = device.run_step(step)
+        step_s = time.perf_counter() - start
+        value = None if loss is None else float(loss)
+        if options.first_gradients:
+            save_first_gradients(Path(options.first_gradients), device, step)
+        control.say("step", step=step, loss=value, step_s=round(step_s, 6))
+        snapshots.after_step(device, step, step_s)
+        if committer is not None:
+            committer.after_step(device, step)
+    return True
+
+
+def _connect(
+    bundle: Bundle,
+    options: argparse.Namespace,
+    rank: int,
+    where: torch.device,
+    control: Control,
+    generation: int,
+) -> NetworkTransport:
+    ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
+    store = PassedOn(control, generation)
+    mesh = form_mesh(store, rank, len(ranks))
+    return NetworkTransport(ranks, where, options.deadline, store, mesh=mesh)
+
+
+def _storages(device: Device) -> frozenset[int]:
+    """Return where parameters and buffers lie: what is sent of them must be copied."""
+    tensors = (
+        tensor
+        for module in device.modules.values()
+        for tensor in (*module.parameters(), *module.buffers())
+    )
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

@@ -1,0 +1,143 @@
+"""A forward that keeps nothing for its backward, and its second run, which does.
+
+    forward    x ──▶ stage ──▶ y      of all that a backward needs, only x is kept
+    backward   x ──▶ stage ──▶ y ──▶ gradients
+
+Both runs give the same bits. The first one records gradients as the second does, because some
+kernels round differently where none are wanted, and lets go of all that at its end; the backward
+holds as much, so that costs no memory. Random draws are keyed, so they come out again (see
+`Region.seeded`); tensors that the forward writes (running statistics, counters) are read by the
+second run as the first found them, and written once.
+
+This file knows modules and tensors; it knows nothing of devices, messages or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .modules import owner_of
+
+
+class RecomputeError(RuntimeError):
+    """Report a forward that cannot be run a second time; says why."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one forward read: its arguments, and copies of what it then wrote."""
+
+    values: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor]
+
+
+class Twice:
+    """Run a module forward without keeping anything, and again when its backward is due."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._writes: frozenset[str] | None = None  # known from the first run on
+
+    def first(self, values: Mapping[str, Tensor]) -> tuple[Any, Read]:
+        """Run forward; return the result, without its autograd graph, and what to run again with.
+
+        Raises:
+            RecomputeError: the forward writes what it did not write when it first ran.
+        """
+        copies: dict[str, Tensor] = {}
+        with self.copying(copies):
+            result = self.module(**values)
+        return _detached(result), Read(values, copies)
+
+    def second(self, read: Read) -> Any:  # noqa: ANN401  # a tensor, or a tuple of them
+        """Run forward again, and keep what the backward needs."""
+        with self.with_copies(read.copies):
+            return self.module(**read.values)
+
+    @contextmanager
+    def copying(self, copies: dict[str, Tensor]) -> Iterator[None]:
+        """Fill a dict with the tensors that a forward in the block writes, as they were before it.
+
+        Which these are is seen when it first runs; until then all are copied.
+        """
+        before = {name: place.tensor for name, place in self._places.items()}
+        names = before if self._writes is None else self._writes
+        copies.update((name, before[name].detach().clone()) for name in names)
+        versions = {name: tensor._version for name, tensor in before.items()}
+        yield
+        after = {name: place.tensor for name, place in self._places.items()}
+        writes = {n for n, was in before.items() if was is not after[n]}
+        writes |= {n for n, was in before.items() if was._version != versions[n]}
+        if self._writes is None:
+            writes |= {n for n, copy in copies.items() if not torch.equal(copy, after[n])}  # .data
+            self._writes = frozenset(writes)
+        _require_known(writes, self._writes)
+        for name in copies.keys() - self._writes:
+            del copies[name]
+
+    @contextmanager
+    def with_copies(self, copies: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the module read and write these meanwhile; two names of one tensor stay one."""
+        now = {name: self._places[name].tensor for name in copies}
+        one = {id(now[name]): copy for name, copy in copies.items()}
+        for name in copies:
+            self._places[name].put(one[id(now[name])])
+        try:
+            yield
+        finally:
+            for name, tensor in now.items():
+                self._places[name].put(tensor)
+
+    @cached_property
+    def _places(self) -> Mapping[str, _Place]:
+        """Where buffers and frozen parameters are, under all their names: found once."""
+        buffers = [name for name, _ in self.module.named_buffers(remove_duplicate=False)]
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        frozen = [name for name, parameter in parameters if not parameter.requires_grad]
+        return {name: _Place(*owner_of(self.module, name)) for name in (*buffers, *frozen)}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An attribute of a module that holds a buffer or a frozen parameter."""
+
+    owner: nn.Module
+    attribute: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is there now."""
+        found = self.owner._buffers.get(self.attribute, None)
+        found = self.owner._parameters[self.attribute] if found is None else found
+        assert found is not None, f"{self.attribute} was there before the forward ran"
+        return found
+
+    def put(self, tensor: Tensor) -> None:
+        """Put another tensor there."""
+        if self.attribute in self.owner._buffers:
+            self.owner._buffers[self.attribute] = tensor
+        elif isinstance(tensor, nn.Parameter):
+            self.owner._parameters[self.attribute] = tensor
+        else:
+            self.owner._parameters[self.attribute] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _require_known(writes: set[str], known: frozenset[str]) -> None:
+    if not writes <= known:
+        raise RecomputeError(
+            f"{', '.join(sorted(writes - known))}: written now, but not when this stage first ran, "
+            "so it cannot run again: leave the stage out of `recompute`"
+        )
+
+
+def _detached(result: Any) -> Any:  # noqa: ANN401  # as it came: a tensor, or a tuple of them
+    if isinstance(result, tuple):
+        return tuple(tensor.detach() for tensor in result)
+    return result.detach()

@@ -1,0 +1,198 @@
+"""What a commit says of itself, as JSON with a checksum of its own: records and manifests.
+
+    commit-40.json       the record: step, generation, folder, and each device's manifest
+    commit-40-g2/d0.json the manifest: of each tensor dtype, shape, place and SHA-256
+
+This file is stdlib only and writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .image import Buffer, Layout
+
+FORMAT = 1
+FOLDER = re.compile(r"commit-(\d+)-g(\d+)")
+RECORD = re.compile(r"commit-(\d+)\.json")
+AGREED = ("plan", "graph", "seed", "torch", "micro_batches")
+Say = Callable[[str], None]
+
+
+class CommitError(ValueError):
+    """Report commits that must not be used, or that there are none; for the user to act on."""
+
+
+class BrokenError(ValueError):
+    """Report a file of a commit that is not as it was written; an older commit may do."""
+
+
+class FencedError(RuntimeError):
+    """Report that a newer generation has taken over: this one writes nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One device's part of a commit: its manifest's checksum is what the record remembers."""
+
+    device: str
+    step: int
+    manifest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A commit: at which step, by which generation, in which folder, and of whom.
+
+    Attributes:
+        devices: device -> checksum of its manifest.
+        about: what all devices agree on: hashes of plan and graph, seed, torch's version.
+    """
+
+    step: int
+    generation: int
+    folder: str
+    devices: Mapping[str, str]
+    about: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The record as JSON with its checksum: `record_of` reads it."""
+        return sealed(asdict(self)).decode()
+
+
+def folder_name(step: int, generation: int) -> str:
+    """Return where a generation writes a step: no two generations write the same file."""
+    return f"commit-{step}-g{generation}"
+
+
+def about_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record says of all devices, from the facts of any one's state."""
+    return {name: facts.get(name) for name in AGREED}
+
+
+def graph_hash(plan_json: bytes) -> str:
+    """Return the hash of the model in a plan.json, which no other split of it changes.
+
+    It holds every op with its module path, so also the keys of all random draws.
+    """
+    text = json.dumps(json.loads(plan_json)["graph"], sort_keys=True, separators=(",", ":"))
+    return digest(text.encode())[:16]
+
+
+def manifest_of(
+    device: str, layout: Layout, image: Buffer, generation: int, about: Mapping[str, Any]
+) -> bytes:
+    """Describe an image, with the SHA-256 of each tensor and of the rest."""
+    view = memoryview(image)
+    tensors = {
+        name: {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "place": [entry.start, entry.end],
+            "sha256": digest(view[entry.start : entry.end]),
+        }
+        for name, entry in layout.entries.items()
+    }
+    return sealed(
+        {
+            "device": device,
+            "step": int(layout.facts["step"]),
+            "generation": generation,
+            "size": layout.size,
+            "head": {"place": [0, len(layout.head)], "sha256": digest(layout.head)},
+            "tensors": tensors,
+            **about_of({**layout.facts, **about}),
+        }
+    )
+
+
+def record_of(text: bytes, where: str) -> Record:
+    """Read a record.
+
+    Raises:
+        BrokenError: its checksum is wrong, or it is no record.
+        CommitError: it is of a newer format.
+    """
+    found = unsealed(text, where)
+    try:
+        record = Record(**{name: found[name] for name in Record.__slots__})
+        if not FOLDER.fullmatch(record.folder):
+            raise BrokenError(f"{where}: it names the folder {record.folder!r}")
+    except (KeyError, TypeError) as error:
+        raise BrokenError(f"{where}: it is no record of a commit") from error
+    return record
+
+
+def records(folder: Path, say: Say) -> list[Record]:
+    """Return the commits of a folder, newest first; of records that are broken `say` hears.
+
+    Raises:
+        CommitError: one is a symbolic link, or of a newer format.
+    """
+    found = []
+    for path in sorted(folder.glob("commit-*.json")):
+        if not RECORD.fullmatch(path.name):
+            continue
+        refuse_link(path)
+        try:
+            found.append(record_of(path.read_bytes(), str(path)))
+        except BrokenError as error:
+            say(f"warning: {error}: this commit is lost")
+    return sorted(found, key=lambda record: (-record.generation, -record.step))
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a symbolic link: what it leads to may be anyone's.
+
+    Raises:
+        CommitError: it is one.
+    """
+    if path.is_symlink():
+        raise CommitError(f"{path} is a symbolic link: give the folder of commits itself")
+
+
+def digest(data: Buffer) -> str:
+    """Return the SHA-256 of some bytes; as fast as any checksum where the processor knows it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """Return JSON that tells when a bit of it is flipped."""
+    whole = {"format": FORMAT, **body}
+    return (json.dumps({**whole, "check": _check(whole)}, indent=1) + "\n").encode()
+
+
+def unsealed(text: bytes, where: str) -> dict[str, Any]:
+    """Read what `sealed` wrote.
+
+    Raises:
+        BrokenError: a bit of it is another, or it is cut off.
+        CommitError: it is of a newer format.
+    """
+    try:
+        found = json.loads(text)
+        check = found.pop("check")
+        number = found["format"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenError(f"{where}: it is not whole") from error
+    if check != _check(found):
+        raise BrokenError(f"{where}: its checksum is wrong")
+    if number != FORMAT:
+        raise CommitError(
+            f"{where}: format: expected {FORMAT}, found {number!r}: "
+            "use the bundle of the bigbrain-fx that wrote it"
+        )
+    del found["format"]
+    return dict(found)
+
+
+def _check(body: Mapping[str, Any]) -> str:
+    return digest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

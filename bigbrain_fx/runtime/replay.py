@@ -1,0 +1,319 @@
+"""Messages that outlive a process: sent ones are kept until no device can need them again.
+
+    send ──▶ log ──▶ transport of generation g ──▶ recv, counted
+                       │ a device dies
+                       ▼
+             transport of generation g+1: what the receivers have not counted is sent again
+
+Every message has a number: step × messages per step + its place in the step. A device that starts
+again from a snapshot computes the same messages again; those that were received before are kept in
+its log and not sent. So all others go on with the very call that failed. This is sender-based
+message logging (Johnson and Zwaenepoel, FTCS 1987) of a program whose messages depend on nothing
+but its inputs; unlike there, all devices snapshot at the same steps, so that any number of them may
+die at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .channel import Channel, Layout, pack
+from .control import Control, Meeting, said
+from .network import NetworkTransport
+from .peers import PeerLostError
+
+Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
+
+
+class LogError(RuntimeError):
+    """Report that a message cannot be sent again."""
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """A sent message: `flat` as `pack` made it, and how often it had been written to."""
+
+    number: int
+    flat: Tensor
+    version: int
+
+
+@dataclass
+class _End:
+    """One end of a channel: `next` is the number of its next message."""
+
+    channel: Channel
+    per_step: int
+    next: int = 0
+    layout: Layout | None = None
+
+
+@dataclass
+class _Sent(_End):
+    """The sending end."""
+
+    peer_next: int = 0  # the receiver has all messages below this
+    log: deque[_Logged] = field(default_factory=deque)
+
+
+@dataclass
+class _Received(_End):
+    """The receiving end: `due` is the number after the last of this step."""
+
+    due: int = 0
+
+
+class ReplayTransport:
+    """Send and receive whatever happens to the other ends; a `Transport` for `Device`.
+
+    Args:
+        name: of this device.
+        channels: those that start or end here; local ones are left out.
+        micro_batches: how many messages of a step an activation's or gradient's channel carries.
+        control: the line to the supervisor.
+        connect: makes the transport of a generation.
+        fixed: addresses of storages that are written to between steps: parameters and buffers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channels: Iterable[Channel],
+        micro_batches: int,
+        control: Control,
+        connect: Connect,
+        fixed: Collection[int] = (),
+    ) -> None:
+        self.control = control
+        self.connect = connect
+        self.fixed = fixed
+        self.generation = -1
+        self.inner: NetworkTransport | None = None
+        self.sent: dict[int, _Sent] = {}
+        self.received: dict[int, _Received] = {}
+        self.step_bytes = 0  # received since the step began
+        self.epoch = -1  # the log has been dropped up to this step
+        for channel in channels:
+            per_step = micro_batches if channel.kind in ("activation", "gradient") else 1
+            if channel.is_local:
+                continue
+            if channel.sender == name:
+                self.sent[channel.tag] = _Sent(channel, per_step)
+            else:
+                self.received[channel.tag] = _Received(channel, per_step)
+        control.on_generation = self._wake
+
+    def start(self, step: int, layouts: dict[str, tuple[list[int], list[int]]]) -> None:
+        """Number messages from the beginning of `step`; `layouts` as `known_layouts` gave them."""
+        for end in self._ends():
+            end.next = step * end.per_step
+            known = layouts.get(str(end.channel.tag))
+            end.layout = _layout(known) if known else None
+        for received in self.received.values():
+            received.due = received.next
+        self.epoch = step
+
+    def known_layouts(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return shape and strides of each channel's messages, by tag; JSON can hold it."""
+        return {
+            str(end.channel.tag): (end.layout.shape, end.layout.strides)
+            for end in self._ends()
+            if end.layout is not None
+        }
+
+    def _ends(self) -> Iterator[_End]:
+        yield from self.sent.values()
+        yield from self.received.values()
+
+    def logged_bytes(self) -> int:
+        """Return how much memory the log holds."""
+        return sum(
+            entry.flat.untyped_storage().nbytes()
+            for sent in self.sent.values()
+            for entry in sent.log
+        )
+
+    # ------------------------------------------------------------------ a Transport
+
+    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
+        """Expect so many messages on each incoming channel."""
+        self._drop()
+        self.step_bytes = 0
+        for channel, count in channels:
+            self.received[channel.tag].due += count
+        try:
+            self._living().begin_step(channels)
+        except (PeerLostError, TimeoutError) as error:
+            self.form(error)
+
+    def send(self, channel: Channel, tensor: Tensor) -> None:
+        """Keep a message and start sending it, unless the receiver has it already."""
+        self.control.tick()
+        sent = self.sent[channel.tag]
+        entry = self._logged(sent, tensor)
+        sent.log.append(entry)
+        sent.next += 1
+        if entry.number < sent.peer_next:
+            return
+        try:
+            self._send(self._living(), sent, entry)
+        except (PeerLostError, TimeoutError) as error:
+            self.form(error)  # sends all that is in the log
+
+    def recv(self, channel: Channel) -> Tensor:
+        """Wait for the channel's next message, through any number of deaths."""
+        received = self.received[channel.tag]
+        while True:
+            try:
+                inner = self._living()
+                with self.control.waiting(channel.sender, str(channel)):
+                    tensor = inner.recv(channel)
+                break
+            except (PeerLostError, TimeoutError) as error:
+                self.form(error)
+        received.next += 1
+        received.layout = received.layout or inner.layout(channel)
+        self.step_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def agree(self, what: str, digest: str, device: str) -> None:
+        """Raise unless every device that names `what` gives the same digest."""
+        self.control.agree(what, digest, device)
+
+    def finish(self) -> None:
+        """Wait until everything sent has been received."""
+        while True:
+            try:
+                inner = self._living()
+                slow = inner.sending()
+                with self.control.waiting(slow.receiver if slow else "", str(slow)):
+                    inner.finish()
+                return
+            except (PeerLostError, TimeoutError) as error:
+                self.form(error)
+
+    # ------------------------------------------------------------------ generations
+
+    def form(self, error: Exception | None = None) -> None:
+        """Meet the other devices in a new generation and send them what they have not received.
+
+        Nothing of this device is lost: parameters, activations and log stay as they are.
+        """
+        with self.control.waiting("", "all devices, to connect anew"):
+            self._form(error)
+
+    def _form(self, error: Exception | None) -> None:
+        while True:
+            self._let_go()
+            if error is not None and self.control.generation == self.generation:
+                self.control.say("lost", generation=self.generation, text=said(error))
+            self.generation = self.control.wait_generation(self.generation)
+            try:
+                if self._meet(self.generation):
+                    return
+            except (PeerLostError, TimeoutError) as found:
+                error = found
+
+    def linger(self) -> None:
+        """Serve the log until every device has finished, then close."""
+        self.control.say("finished")
+        while not self.control.wait_end(self.generation):
+            self.form()
+        self._let_go()
+
+    def _meet(self, generation: int) -> bool:
+        expected = {tag: received.next for tag, received in self.received.items()}
+        meeting = self.control.meet(generation, expected, self.known_layouts())
+        if meeting is None:
+            return False
+        self.inner = inner = self.connect(generation)
+        for tag, sent in self.sent.items():
+            sent.peer_next = meeting.expected.get(tag, 0)
+        self._learn_layouts(meeting)
+        rest = [(r.channel, r.due - r.next) for r in self.received.values()]
+        inner.begin_step(tuple((channel, count) for channel, count in rest if count))
+        for sent in self.sent.values():
+            self._send_again(inner, sent)
+        self.control.say("formed", generation=generation)
+        return True
+
+    def _learn_layouts(self, meeting: Meeting) -> None:
+        for end in self._ends():
+            if end.layout is None and end.channel.tag in meeting.layouts:
+                end.layout = _layout(meeting.layouts[end.channel.tag])
+
+    def _send_again(self, inner: NetworkTransport, sent: _Sent) -> None:
+        oldest = sent.next - len(sent.log)
+        if sent.peer_next < oldest:
+            raise LogError(
+                f"{sent.channel}: message {sent.peer_next} is wanted again, "
+                f"but the log starts at {oldest}"
+            )
+        for entry in sent.log:
+            if entry.number >= sent.peer_next:
+                self._send(inner, sent, entry)
+
+    def _send(self, inner: NetworkTransport, sent: _Sent, entry: _Logged) -> None:
+        if entry.flat._version != entry.version:
+            raise LogError(f"{sent.channel}: message {entry.number} was written to after it left")
+        assert sent.layout is not None
+        inner.send_packed(sent.channel, sent.layout, entry.flat)
+
+    def _living(self) -> NetworkTransport:
+        """Return the transport of the newest generation."""
+        if self.inner is None or self.control.generation > self.generation:
+            raise PeerLostError(f"generation {self.generation} has ended")
+        return self.inner
+
+    def _wake(self) -> None:
+        """Close the connections of an older generation; the control thread calls this."""
+        inner = self.inner
+        if inner is not None:
+            inner.abandon()
+
+    def _let_go(self) -> None:
+        if self.inner is not None:
+            self.inner.close()
+            self.inner = None
+
+    # ------------------------------------------------------------------ the log
+
+    def _logged(self, sent: _Sent, tensor: Tensor) -> _Logged:
+        """Return what to keep of a message: a reference where nothing else will change it.
+
+        A view would hold all of its base, and tied gradients, norms and parameters are written to
+        later; those are copied.
+        """
+        sent.layout = sent.layout or Layout.of(tensor)
+        flat = pack(tensor, sent.layout)
+        if flat.device.type != "cpu":
+            flat = flat.cpu()  # which is also what leaves
+        elif not self._is_ours(sent.channel, tensor, flat):
+            flat = flat.clone()
+        return _Logged(sent.next, flat, flat._version)
+
+    def _is_ours(self, channel: Channel, tensor: Tensor, flat: Tensor) -> bool:
+        storage = flat.untyped_storage()
+        if storage.data_ptr() != tensor.untyped_storage().data_ptr():
+            return True  # `pack` has made a copy
+        is_whole = storage.nbytes() == flat.nbytes
+        once = channel.kind not in ("activation", "gradient")
+        return is_whole and not once and storage.data_ptr() not in self.fixed
+
+    def _drop(self) -> None:
+        """Forget what no device can need again: all of them have a later snapshot."""
+        if self.control.epoch == self.epoch:
+            return
+        self.epoch = self.control.epoch
+        for sent in self.sent.values():
+            while sent.log and sent.log[0].number < self.epoch * sent.per_step:
+                sent.log.popleft()
+
+
+def _layout(found: tuple[Iterable[int], Iterable[int]]) -> Layout:
+    shape, strides = found
+    return Layout(tuple(shape), tuple(strides))

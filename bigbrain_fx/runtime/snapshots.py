@@ -1,0 +1,99 @@
+"""Copies of a device's state in memory that its supervisor owns: they outlive the process.
+
+There are two slots: one holds the newest step that all devices have (the epoch), the other takes
+the next copy. A slot counts only once the supervisor has been told that it is whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+from .control import Control, Duty
+from .replay import ReplayTransport
+from .state import State, restore, state_of
+
+if TYPE_CHECKING:
+    from .device import Device
+
+ROOM = 1.1  # a slot is made a little larger than the first state: optimizers add to it
+MEASURED_STEP = 2  # the first steps of a process are slower
+
+
+class Snapshots:
+    """Take a snapshot every so many steps; restore one.
+
+    Args:
+        transport: of the device; its channels' layouts are kept with the state.
+        control: the line to the supervisor.
+        duty: the slots, and what is in them.
+    """
+
+    def __init__(self, transport: ReplayTransport, control: Control, duty: Duty) -> None:
+        self.transport = transport
+        self.control = control
+        self.files = duty.files
+        self.slots = list(duty.slots)
+        self.maps: dict[int, mmap.mmap] = {}
+        self.steps_here = 0
+
+    def restore(self, device: Device, step: int) -> None:
+        """Put a device where its snapshot of `step` was taken."""
+        number = self.slots.index(step)
+        state = State.from_buffer(self._map(number, os.fstat(self.files[number]).st_size))
+        restore(device, state)
+        self.transport.start(step, state.facts["channels"])
+
+    def after_step(self, device: Device, step: int, step_s: float) -> None:
+        """Take one if it is time; tell once what it costs, so that the interval can be chosen."""
+        self.steps_here += 1
+        every = self.control.every
+        if every is None and self.steps_here == MEASURED_STEP:
+            self._tell_cost(device, step_s)
+        if every and (step + 1) % every == 0 and step + 1 not in self.slots:
+            self._take(device, step + 1)
+
+    def _take(self, device: Device, step: int) -> None:
+        while (number := self._free()) is None:
+            if not self.control.wait_epoch(max(self.slots), self.transport.generation):
+                self.transport.form()
+        self.slots[number] = -1
+        size = self._copy(device, number)
+        self.slots[number] = step
+        self.control.say("snapshot", step=step, slot=number, bytes=size)
+
+    def _free(self) -> int | None:
+        """Return a slot that nobody will start from."""
+        for number, step in enumerate(self.slots):
+            if step < max(self.control.epoch, 0):
+                return number
+        return None
+
+    def _copy(self, device: Device, number: int) -> int:
+        state = state_of(device, {"channels": self.transport.known_layouts()})
+        return state.copy_into(self._map(number, state.nbytes))
+
+    def _tell_cost(self, device: Device, step_s: float) -> None:
+        """Measure a copy: the first one also gives the slot its memory, so the second counts."""
+        number = self._free()
+        if number is None:
+            return
+        self._copy(device, number)
+        start = time.perf_counter()
+        size = self._copy(device, number)
+        copy_s = time.perf_counter() - start
+        log = self.transport.step_bytes
+        self.control.say("cost", state=size, log=log, copy_s=copy_s, step_s=step_s)
+
+    def _map(self, number: int, size: int) -> mmap.mmap:
+        """Return a slot's memory, at least `size` bytes."""
+        found = self.maps.get(number)
+        if found is None or len(found) < size:
+            room = os.fstat(self.files[number]).st_size
+            if room < size:
+                room = int(size * ROOM)
+                os.ftruncate(self.files[number], room)
+            found = self.maps[number] = mmap.mmap(self.files[number], room)
+        return found

@@ -1,0 +1,127 @@
+"""Commits to the disk while a supervisor replaces processes: no device waits for a dead one.
+
+What devices tell each other about commits is kept by the supervisor, so a replacement knows what
+the process before it has written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .commits import graph_hash, record_of
+from .committing import CommitOptions, Committer
+from .control import Control
+from .records import records
+from .replay import ReplayTransport
+from .state import State
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
+    from .device import Device
+
+
+class Board:
+    """A ledger that the supervisor keeps; a new process has all of it from the start."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+
+    def post(self, key: str, text: str) -> None:
+        """Say something; what was said under the key before is replaced."""
+        self.control.post(key, text)
+
+    def look(self, key: str) -> str | None:
+        """Return what was said, if it was."""
+        return self.control.board.get(key)
+
+    def wait(self, key: str) -> str:
+        """Return what was said, as soon as it is."""
+        with self.control.changed:
+            self.control.changed.wait_for(lambda: key in self.control.board)
+            return self.control.board[key]
+
+    def claim(self, key: str) -> bool:
+        """Return whether this process is the first to ask."""
+        return self.control.first(f"claim/{key}", str(id(self))) == str(id(self))
+
+
+class SupervisedCommitter(Committer):
+    """A device's part in commits; see `Committer`.
+
+    Args:
+        transport: of the device: it meets the others anew while this waits for the disk.
+    """
+
+    def __init__(
+        self,
+        transport: ReplayTransport,
+        bundle: Bundle,
+        device: Device,
+        options: CommitOptions,
+    ) -> None:
+        about: Mapping[str, Any] = {
+            "plan": bundle.plan,
+            "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
+        }
+        board = Board(transport.control)
+        super().__init__(options.folder, options.every, device.name, device.names, board, about)
+        self.control = transport.control
+        self.transport = transport
+        self.is_written = True
+
+    def join(self, device: Device, *, resume: bool, epoch: int) -> int:
+        """Begin as all devices do, or take over from a process that has begun; return the step.
+
+        Args:
+            device: as it was loaded, or at its snapshot of step `epoch` if that is not -1.
+            resume: the user asks to go on from the last commit.
+            epoch: where the device is.
+        """
+        begun = self.ledger.look("begin")
+        if begun is None:
+            return self.begin(device, resume=resume)
+        decided = json.loads(begun)
+        if "error" in decided:
+            return self.begin(device, resume=resume)  # which raises it
+        self.generation = decided["generation"]
+        if epoch >= 0:
+            return epoch
+        if decided["records"]:
+            return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
+        self._commit(device)
+        return 0
+
+    def settle(self) -> None:
+        """Wait for the commit that is being written, and meet the others anew meanwhile."""
+        while self.thread is not None and not self.is_written:
+            moved = self.control.wait_for_disk(lambda: self.is_written, self.transport.generation)
+            if moved and self.transport.generation >= 0:
+                self.transport.form()
+            elif moved:
+                break  # before the first meeting there is nobody to meet
+        super().settle()
+
+    def _commit(self, device: Device) -> None:
+        if device.finished != self.begun and self._was_written(device.finished):
+            self.begun = device.finished
+            return
+        super()._commit(device)
+
+    def _was_written(self, step: int) -> bool:
+        """Whether the process before this one has done this device's part."""
+        report = self.ledger.look(f"shard/{step}/{self.name}")
+        if report is None or "missed" in json.loads(report):
+            return False
+        return not self.leads or any(
+            record.step >= step for record in records(self.folder, lambda _: None)
+        )
+
+    def _write(self, state: State) -> None:
+        self.is_written = False
+        try:
+            super()._write(state)
+        finally:
+            self.is_written = True
+            self.control.wake()

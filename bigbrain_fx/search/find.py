@@ -1,0 +1,352 @@
+"""The verb: try partitioners, devices, schedules, micro-batches; simulate; keep the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bigbrain_fx.core import Cluster, Placement
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.fitting import for_tensors
+from bigbrain_fx.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.search.line import Cutter, Line, Setting
+from bigbrain_fx.search.moves import Floor, Homes, climb, placements
+from bigbrain_fx.search.nouns import (
+    LATENCY_MICRO_BATCHES,
+    LIMITS,
+    Ask,
+    Bound,
+    Limits,
+    Search,
+    Trial,
+    require_known,
+)
+from bigbrain_fx.search.orders import device_orders, unit_orders
+from bigbrain_fx.search.pool import Found, is_tight, paced, polished, settings, splits
+from bigbrain_fx.search.ranking import Ranking
+from bigbrain_fx.search.work import Work, work
+
+PIPELINE, MOVES = "pipeline", "moves"
+_CUTS_PER_DEVICE = 6
+_FEWEST_TRIALS = 4
+_INSTRUCTIONS = 6
+"""Of a stage and micro-batch: forward, backward, and the messages of both."""
+
+
+def search(ask: Ask) -> tuple[Trial, Search]:
+    """Find the best plan for an objective, as the simulator judges it.
+
+    Returns:
+        What to do, and what was tried.
+
+    Raises:
+        NoPlanError: nothing fits; with the arithmetic of the first that did not.
+        InputError: no such objective or effort.
+    """
+    require_known(ask.objective, ask.effort)
+    run = _Run(ask)
+    run.pipelines()
+    run.planners()
+    run.moves()
+    best = run.ranking.best()
+    if best is None:
+        raise run.ranking.first_error or NoPlanError("no plan can be run as asked")
+    winner, others = run.ranking.table()
+    found = Search(
+        ask.objective,
+        ask.effort,
+        winner,
+        others,
+        tuple(run.ranking.refused),
+        run.bounds(),
+        run.looked_at,
+        run.ranking.simulated,
+    )
+    return best.trial, found
+
+
+@dataclass(frozen=True)
+class _At:
+    """The graph for one number of micro-batches: its units, the lines, what memory there is."""
+
+    micro_batches: int
+    work: Work
+    lines: tuple[Line, ...]
+    left: Cluster
+
+
+class _Run:
+    """One search: mutable, used once.
+
+    Attributes:
+        looked_at: splits that were compared without simulating them.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.limits: Limits = LIMITS[ask.effort]
+        self.ranking = Ranking(ask)
+        self.looked_at = 0
+        self.sequences = device_orders(ask.cluster, self.limits.sequences)
+        self.at = tuple(self._prepared(count) for count in self._counts())
+        self._floors: dict[int, float] = {}
+        self._chain_floors: dict[int, float] = {}
+
+    def _counts(self) -> tuple[int, ...]:
+        """Return the numbers of micro-batches; for `latency` few, or the fewest there are."""
+        every = self.ask.micro_batches
+        if self.ask.objective != "latency":
+            return _spread(every, 4 * len(self.ask.cluster.devices), self.limits.counts)
+        few = tuple(n for n in every if n <= LATENCY_MICRO_BATCHES)
+        return few or (min(every),)
+
+    def _prepared(self, count: int) -> _At:
+        graph = self.ask.graph.at(self.ask.rows(count))
+        found = work(graph, self.ask.costs(self.ask.rows(count)))
+        orders = unit_orders(found.count, found.edges)
+        cuts = max(self.limits.cuts, _CUTS_PER_DEVICE * len(self.ask.cluster.devices))
+        lines = tuple(Line(found, order, cuts) for order in orders)
+        return _At(count, found, lines, for_tensors(self.ask.cluster, graph, count))
+
+    # ------------------------------------------------------------------ contiguous
+
+    def pipelines(self) -> None:
+        """Simulate the most promising splits into one piece per device."""
+        found = [entry for at in self.at if at.work.count for entry in self._splits(at)]
+        for trial in self.ask.known:
+            self.ranking.consider(trial)
+        shortlist = self._shortlist(found)
+        for entry in shortlist:
+            self._simulate(entry)
+        if self.ask.objective != "memory":
+            for entry in shortlist[: max(1, len(shortlist) // 3)]:
+                self._simulate(self._polished(entry))
+        self._other_schedules()
+
+    def _splits(self, at: _At) -> Iterator[Found]:
+        tight = is_tight(at.lines[0], Setting(at.left, at.micro_batches))
+        for_memory = self.ask.objective == "memory"
+        asked = settings(at.left, at.micro_batches, self.ask.recompute, tight, for_memory)
+        own = asked[0]
+        steps = self.limits.steps // (len(at.lines) + len(asked) - 1)
+        for i, line in enumerate(at.lines):
+            for setting in asked if i == 0 else asked[:1]:
+                ranked, compared = splits(line, setting, self.sequences, steps)
+                self.looked_at += compared
+                real = replace(own, recompute=setting.recompute)
+                judged = setting if for_memory else real
+                most = self.limits.shortlist if setting is own else 2
+                yield from paced(line, judged, ranked, most, self.ask.in_flight)
+
+    def _polished(self, entry: Found) -> Found:
+        at = next(at for at in self.at if at.micro_batches == entry.micro_batches)
+        setting = Setting(at.left, at.micro_batches, bool(entry.recompute))
+        found = polished(Cutter(entry.line, setting), entry, self.limits.visits)
+        return entry if self.ask.in_flight else found
+
+    def _shortlist(self, found: Sequence[Found]) -> list[Found]:
+        """Return the fastest, and the fastest of each number of micro-batches and devices.
+
+        For `memory`, all: which of them needs least is only known when they are simulated.
+        """
+        ranked = sorted(found, key=_by_pace)
+        firsts: dict[tuple[object, ...], Found] = {}
+        for entry in ranked:
+            key = (entry.micro_batches, entry.split.sequence, bool(entry.recompute))
+            firsts.setdefault(key, entry)
+        most = self.limits.shortlist
+        if ranked:
+            each = _INSTRUCTIONS * len(ranked[0].split.sequence) * ranked[0].micro_batches
+            most = min(most, max(2, self.limits.instructions // each))
+        if self.ask.objective == "memory":
+            most *= 4
+        several = sorted(firsts.values(), key=_by_pace)[: max(1, most // 2)]
+        return list(dict.fromkeys([*several, *ranked]))[:most]
+
+    def _simulate(self, entry: Found) -> None:
+        placement = self._placement(entry)
+        chain = "1f1b" if self.ask.graph.training else "forward"
+        schedule = self.ask.schedule or chain
+        takes = schedule in ("1f1b", "list")
+        in_flight = entry.in_flight if takes and schedule == "1f1b" else None
+        if self.ask.in_flight is not None:
+            in_flight = self.ask.in_flight
+        trial = Trial(
+            PIPELINE, placement, schedule, entry.micro_batches, in_flight, entry.recompute
+        )
+        if self.ranking.consider(trial) is None and schedule == "1f1b":
+            self.ranking.consider(replace(trial, in_flight=self.ask.in_flight))
+
+    def _placement(self, entry: Found) -> Placement:
+        line, split = entry.line, entry.split
+        micro = entry.micro_batches
+        reason = (
+            f"{len(split.sequence)} of {len(self.ask.cluster.devices)} devices, "
+            f"{' -> '.join(split.sequence)}: about {entry.step_s:.4g} s a step at {micro} "
+            f"micro-batches, {split.most_s:.4g} s each on the busiest device or link"
+        )
+        return Placement(line.work.placed(line.homes(split)), reason)
+
+    def _other_schedules(self) -> None:
+        """Simulate the best split under the other schedules, too."""
+        best = self.ranking.best()
+        if best is None or self.ask.schedule or self.ask.in_flight or not self.ask.graph.training:
+            return
+        if len(best.score.devices) == 1:
+            return  # there is nothing to order
+        for schedule in ("list", "gpipe")[: 1 if self.ask.effort == "fast" else 2]:
+            trial = replace(best.trial, schedule=schedule, in_flight=None)
+            self.ranking.consider(trial)
+
+    # ------------------------------------------------------------------ other partitioners
+
+    def planners(self) -> None:
+        """Simulate what other partitioners do, those that a graph of this size allows."""
+        ops = len(self.ask.graph.ops)
+        best = self.ranking.best()
+        for name, most in self.limits.planners.items():
+            if ops > most:
+                continue
+            chain = name in ("naive", "chain-dp")
+            for at in self._promising(chain):
+                if chain or best is None or at.micro_batches == best.trial.micro_batches:
+                    self._planner(name, at.micro_batches)
+
+    def _promising(self, chain: bool) -> Iterator[_At]:
+        """Yield the numbers of micro-batches with which a plan, or a chain, could be the best."""
+        for at in self.at:
+            best = self.ranking.best()
+            floor_s = self.chain_floor_s if chain else self.floor_s
+            every = self.ask.objective == "memory"
+            if best is None or every or floor_s(at) < best.score.step_s:
+                yield at
+
+    def chain_floor_s(self, at: _At) -> float:
+        """Return the same for splits into one piece per device, of the lines' orders."""
+        if at.micro_batches not in self._chain_floors:
+            micro, cluster = at.micro_batches, self.ask.cluster
+            each = (bound_of_chains(at.work, line.order, cluster, micro) for line in at.lines)
+            found = min((bound or 0.0 for bound in each), default=0.0)
+            self._chain_floors[micro] = max(found, self.floor_s(at))
+        return self._chain_floors[at.micro_batches]
+
+    def floor_s(self, at: _At) -> float:
+        """Return seconds that no plan with so many micro-batches goes below."""
+        if at.micro_batches not in self._floors:
+            found = bound_of_all(at.work, self.ask.cluster, at.micro_batches)
+            self._floors[at.micro_batches] = found
+        return self._floors[at.micro_batches]
+
+    def _planner(self, name: str, micro_batches: int) -> None:
+        try:
+            placement = self.ask.place(name, micro_batches)
+        except (NoPlanError, InputError) as error:
+            if isinstance(error, NoPlanError):
+                self.ranking.first_error = self.ranking.first_error or error
+            return
+        chain = "1f1b" if self.ask.graph.training else "forward"
+        asked = self.ask.schedule
+        for schedule in (asked,) if asked else (chain, "list"):
+            trial = Trial(name, placement, schedule, micro_batches, self.ask.in_flight)
+            if self.ranking.consider(trial) is not None:
+                return
+
+    # ------------------------------------------------------------------ op by op
+
+    def moves(self) -> None:
+        """Improve on the best op by op; of a small graph look at every placement."""
+        if self.ask.objective == "memory" or len(self.ask.cluster.devices) < 2:
+            return
+        ops = max(1, len(self.ask.graph.ops))
+        budget = min(self.limits.trials, self.limits.op_trials // ops)
+        if budget < _FEWEST_TRIALS:
+            return  # a few moves improve nothing on a graph of this size
+        self._every_placement(budget)
+        self._climb(budget)
+
+    def _every_placement(self, budget: int) -> None:
+        """Simulate placements of a small graph, those with the least lower bound first."""
+        rows = [(at, placements(at.work, self.ask.cluster)) for at in self.at]
+        found = []
+        for at, homes in rows:
+            if homes is not None:
+                floor = Floor(at.work, self.ask.cluster, at.micro_batches).of(homes)
+                found += [(float(s), at.micro_batches, i) for i, s in enumerate(floor)]
+                self.looked_at += len(homes)
+        every = {at.micro_batches: homes for at, homes in rows if homes is not None}
+        works = {at.micro_batches: at.work for at in self.at}
+        for floor_s, micro, i in sorted(found):
+            best = self.ranking.best()
+            if budget <= 0 or (best is not None and floor_s >= best.score.step_s * (1 - 1e-9)):
+                return
+            budget -= 1
+            names = [device.name for device in self.ask.cluster.devices]
+            self._moved(works[micro], tuple(names[d] for d in every[micro][i]), micro)
+
+    def _climb(self, budget: int) -> None:
+        best = self.ranking.best()
+        if best is None:
+            return
+        micro = best.trial.micro_batches
+        at = next((at for at in self.at if at.micro_batches == micro), None)
+        if at is None or at.work.count == 0:
+            return
+        device_of = best.trial.placement.device_of
+        start = tuple(device_of[group[0]] for group in at.work.groups)
+
+        def evaluate(homes: Homes) -> float:
+            return self._moved(at.work, homes, micro)
+
+        climb(at.work, self.ask.cluster, start, best.score.step_s, evaluate, budget)
+
+    def _moved(self, found: Work, homes: Homes, micro_batches: int) -> float:
+        """Simulate a placement under the schedules that may suit it; return its best step."""
+        placement = Placement(found.placed(homes), "moved op by op")
+        asked, chain = self.ask.schedule, "1f1b" if self.ask.graph.training else "forward"
+        times = [np.inf]
+        for schedule in (asked,) if asked else ("list", chain):
+            trial = Trial(MOVES, placement, schedule, micro_batches, self.ask.in_flight)
+            score = self.ranking.consider(trial)
+            if score is not None:
+                times.append(score.step_s)
+                if schedule == "list" and not score.is_chain:
+                    break
+        return float(min(times))
+
+    # ------------------------------------------------------------------ bounds
+
+    def bounds(self) -> tuple[Bound, ...]:
+        """Return the lower bounds, each the least over the numbers of micro-batches."""
+        every = min(map(self.floor_s, self.at))
+        chains = np.inf
+        for at in sorted(self.at, key=self.floor_s):
+            if self.floor_s(at) < chains:
+                chains = min(chains, self.chain_floor_s(at))
+        orders = max(len(at.lines) for at in self.at)
+        many = f"the {orders} orders" if orders > 1 else "the order"
+        counts = [str(at.micro_batches) for at in self.at]
+        micro = ", ".join(counts[:-1]) + " or " * (len(counts) > 1) + counts[-1]
+        covers = f"split into one piece per device, of {many} of ops that were tried,"
+        kind = f"plan of any kind with {micro} micro-batches"
+        return Bound(kind, every), Bound(covers, float(chains))
+
+
+def _spread(every: Sequence[int], around: int, most: int) -> tuple[int, ...]:
+    """Return the least number, and those nearest to `around` by ratio, `most` at all."""
+    if len(every) <= most:
+        return tuple(every)
+    nearest = sorted(every[1:], key=lambda n: (max(n / around, around / n), n))
+    return tuple(sorted((every[0], *nearest[: most - 1])))
+
+
+def _by_pace(entry: Found) -> tuple[object, ...]:
+    return (
+        float(f"{entry.step_s:.9e}"),
+        len(entry.split.sequence),
+        sum(entry.in_flight),
+        entry.micro_batches,
+        entry.split.sequence,
+        entry.split.cuts,
+    )

@@ -1,0 +1,240 @@
+"""What a search is asked for, what it tries, and what it found. Plain data, part of plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.errors import InputError
+
+Objective: TypeAlias = Literal["throughput", "latency", "memory"]
+Effort: TypeAlias = Literal["fast", "normal", "high"]
+
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory")
+EFFORTS: tuple[Effort, ...] = ("fast", "normal", "high")
+MOST_OTHERS = 5
+MEMORY_SLACK = 1.1
+"""`memory` may cost this much of the best step time."""
+LATENCY_MICRO_BATCHES = 2
+"""`latency` splits a batch into no more than so many micro-batches."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to run the model, before anybody knows what it takes.
+
+    Attributes:
+        partitioner: who placed the ops; "pipeline" and "moves" are the search's own.
+        in_flight: as in `schedule.build`; None leaves it to the schedule.
+        recompute: stages that run their forward again before the backward, by number.
+    """
+
+    partitioner: str
+    placement: Placement
+    schedule: str
+    micro_batches: int
+    in_flight: tuple[int, ...] | None = None
+    recompute: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the simulator says of a trial.
+
+    `peak_bytes` is of tensors, `memory_share` the largest share of a device's memory that its
+    process needs; both as `fitting` has them. `devices` are in the order of their first stage.
+    """
+
+    step_s: float
+    devices: tuple[str, ...]
+    peak_bytes: tuple[int, ...]
+    memory_share: float
+    is_chain: bool
+
+
+Judge: TypeAlias = Callable[[Trial], Score]
+"""Simulate a trial. Raises NoPlanError when it does not fit, InputError when it cannot be run."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to search for, and with what.
+
+    Attributes:
+        graph: as captured.
+        cluster: as the user described it.
+        costs: rows -> the costs of `graph.at(rows)`.
+        micro_batches: the numbers of micro-batches to try.
+        schedule: the one that was asked for; None: any that can run the stages.
+        in_flight: likewise.
+        place: (name, micro-batches) -> what a partitioner would do. Raises NoPlanError.
+        judge: what a trial takes.
+        known: trials to score besides, of an earlier plan, say.
+        recompute: whether stages may run their forward again to save memory.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    costs: Callable[[int], Costs]
+    micro_batches: tuple[int, ...]
+    place: Callable[[str, int], Placement]
+    judge: Judge
+    schedule: str | None = None
+    in_flight: tuple[int, ...] | None = None
+    objective: Objective = "throughput"
+    effort: Effort = "normal"
+    known: tuple[Trial, ...] = ()
+    recompute: bool = False
+
+    def rows(self, micro_batches: int) -> int:
+        """Return the rows of a micro-batch."""
+        return self.graph.batch // micro_batches
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial and what became of it; `why` says why it lost, or was refused.
+
+    `step_s` is None when it was refused. `peak_bytes` has one entry for each of `devices`.
+    """
+
+    partitioner: str
+    devices: tuple[str, ...]
+    schedule: str
+    micro_batches: int
+    in_flight: tuple[int, ...] | None = None
+    recompute: tuple[int, ...] = ()
+    step_s: float | None = None
+    peak_bytes: tuple[int, ...] = ()
+    memory_share: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan that it `covers` is faster than `step_s`."""
+
+    covers: str
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """What `auto` tried.
+
+    Attributes:
+        others: the best of the rest, the best first, at most 5.
+        refused: what did not fit, at most 5.
+        bounds: lower bounds of the step, for these costs; the first covers every plan.
+        looked_at: splits that the dynamic program compared.
+        simulated: trials that the simulator ran.
+    """
+
+    objective: Objective
+    effort: Effort
+    winner: Candidate
+    others: tuple[Candidate, ...]
+    refused: tuple[Candidate, ...]
+    bounds: tuple[Bound, ...]
+    looked_at: int
+    simulated: int
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """How much slower the winner is than each of the bounds, as a share: 0.05 is 5 %."""
+        step_s = self.winner.step_s or 0.0
+        return tuple(step_s / bound.step_s - 1 if bound.step_s else 0.0 for bound in self.bounds)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"no {bound.covers} is faster than {bound.step_s:.4g} s a step: "
+            f"this plan is within {gap:.1%}"
+            for bound, gap in zip(self.bounds, self.gaps, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much work an effort may do; counted, never timed, so that equal input gives equal plans.
+
+    Attributes:
+        cuts: places where a chain may be cut; others are left out, those where most crosses first.
+        steps: of the dynamic program (one stage of one split) for each number of micro-batches.
+        sequences: orders of devices.
+        shortlist: splits that are simulated.
+        instructions: that may be simulated for the shortlist, about.
+        visits: forwards and backwards that may be played to shift the cuts of a split.
+        trials: further simulations, to improve the best one op by op.
+        op_trials: the same, times the number of ops.
+        counts: numbers of micro-batches, where more divide the batch.
+        planners: ops up to which each of the other partitioners is asked.
+    """
+
+    cuts: int
+    steps: int
+    sequences: int
+    shortlist: int
+    instructions: int
+    visits: int
+    trials: int
+    op_trials: int
+    counts: int
+    planners: Mapping[str, int]
+
+
+LIMITS: Mapping[Effort, Limits] = {
+    "fast": Limits(
+        192, 600, 40, 4, 200_000, 10_000, 40, 500, 4, {"naive": 20_000, "chain-dp": 300}
+    ),
+    "normal": Limits(
+        320,
+        2_000,
+        200,
+        8,
+        400_000,
+        70_000,
+        500,
+        1_500,
+        5,
+        {
+            "naive": 50_000,
+            "chain-dp": 2_500,
+            "ideal-dp": 60,
+            "m-etf": 200,
+            "m-sct": 60,
+            "latency": 60,
+        },
+    ),
+    "high": Limits(
+        640,
+        40_000,
+        2000,
+        32,
+        10_000_000,
+        1_000_000,
+        6000,
+        1_000_000,
+        1000,
+        {
+            "naive": 100_000,
+            "chain-dp": 20_000,
+            "ideal-dp": 2_000,
+            "m-etf": 2_000,
+            "m-sct": 1_000,
+            "m-topo": 2_000,
+            "latency": 1_000,
+            "mcmc": 300,
+        },
+    ),
+}
+
+
+def require_known(objective: str, effort: str) -> None:
+    """Raise InputError for a word that is not in `OBJECTIVES` or `EFFORTS`."""
+    for what, word, known in (("objective", objective, OBJECTIVES), ("effort", effort, EFFORTS)):
+        if word not in known:
+            raise InputError(
+                f"there is no {what} '{word}'", help=f"choose one of {', '.join(known)}"
+            )

@@ -1,0 +1,164 @@
+"""What was simulated, and which of it is best for an objective. The judge simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
+from bigbrain_fx.search.nouns import (
+    MEMORY_SLACK,
+    MOST_OTHERS,
+    Ask,
+    Candidate,
+    Score,
+    Trial,
+)
+
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trial and what it takes."""
+
+    trial: Trial
+    score: Score
+
+
+class Ranking:
+    """The trials of one search: mutable, used once. A trial is simulated once.
+
+    Attributes:
+        simulated: how many were.
+        first_error: of the first that was refused.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.scored: list[Scored] = []
+        self.refused: list[Candidate] = []
+        self.simulated = 0
+        self.first_error: NoPlanError | None = None
+        self._seen: dict[_Key, Score | None] = {}
+        self._ops = [op.name for op in ask.graph.ops]
+
+    def consider(self, trial: Trial) -> Score | None:
+        """Simulate a trial, unless it is known; None when it cannot be run."""
+        homes = trial.placement.device_of
+        key = (
+            tuple(map(homes.__getitem__, self._ops)),
+            trial.schedule,
+            trial.micro_batches,
+            trial.in_flight,
+            trial.recompute,
+        )
+        if key not in self._seen:
+            self._seen[key] = self._judged(trial)
+        return self._seen[key]
+
+    def _judged(self, trial: Trial) -> Score | None:
+        self.simulated += 1
+        try:
+            score = self.ask.judge(trial)
+        except (NoPlanError, InputError) as error:
+            self.refuse(trial, error)
+            return None
+        self.scored.append(Scored(trial, score))
+        return score
+
+    def refuse(self, trial: Trial, error: BigBrainError) -> None:
+        """Note that a trial, or a partitioner that made none, is no plan."""
+        if isinstance(error, NoPlanError):
+            self.first_error = self.first_error or error
+        candidate = _candidate(trial, None, error.what)
+        if candidate not in self.refused and len(self.refused) < MOST_OTHERS:
+            self.refused.append(candidate)
+
+    def order(self) -> list[Scored]:
+        """Return what was simulated, the best for the objective first."""
+        if not self.scored:
+            return []
+        if self.ask.objective != "memory":
+            return sorted(self.scored, key=_by_time)
+        most_s = MEMORY_SLACK * min(each.score.step_s for each in self.scored)
+        within = [each for each in self.scored if each.score.step_s <= most_s * (1 + 1e-12)]
+        others = [each for each in self.scored if each.score.step_s > most_s * (1 + 1e-12)]
+        return [*sorted(within, key=_by_memory), *sorted(others, key=_by_time)]
+
+    def best(self) -> Scored | None:
+        """Return the first of `order`."""
+        return next(iter(self.order()), None)
+
+    def table(self) -> tuple[Candidate, tuple[Candidate, ...]]:
+        """Return the winner and the best of the rest, one of each kind, with why each loses."""
+        winner, *rest = self.order()
+        kinds: dict[_Key, Scored] = {}
+        for each in rest:
+            if _kind(each) != _kind(winner):
+                kinds.setdefault(_kind(each), each)
+        others = list(kinds.values())[:MOST_OTHERS]
+        why = self._why(winner)
+        return (
+            _candidate(winner.trial, winner.score, ""),
+            tuple(_candidate(each.trial, each.score, why(each)) for each in others),
+        )
+
+    def _why(self, winner: Scored) -> Callable[[Scored], str]:
+        best_s = min(each.score.step_s for each in self.scored)
+
+        def why(other: Scored) -> str:
+            slower = other.score.step_s / winner.score.step_s - 1 if winner.score.step_s else 0.0
+            if self.ask.objective != "memory":
+                if slower > 5e-5:
+                    return f"{slower:+.1%} time"
+                more = other.score.memory_share - winner.score.memory_share
+                return "as fast, with more memory in use" if more > 1e-6 else "as fast"
+            if other.score.step_s > MEMORY_SLACK * best_s * (1 + 1e-12):
+                return f"{other.score.step_s / best_s - 1:+.1%} time, more than is allowed"
+            return f"{other.score.memory_share:.0%} of a device's memory"
+
+        return why
+
+
+def _by_time(each: Scored) -> _Key:
+    """Order by time; what differs by rounding is as fast, and takes what needs less."""
+    score, trial = each.score, each.trial
+    return (
+        float(f"{score.step_s:.9e}"),
+        round(score.memory_share, 6),
+        len(score.devices),
+        not score.is_chain,
+        trial.micro_batches,
+    )
+
+
+def _by_memory(each: Scored) -> _Key:
+    return (round(each.score.memory_share, 9), *_by_time(each))
+
+
+def _kind(each: Scored) -> _Key:
+    """Name what a reader of the table would tell apart."""
+    trial = each.trial
+    return (
+        trial.partitioner,
+        each.score.devices,
+        trial.schedule,
+        trial.micro_batches,
+        bool(trial.recompute),
+    )
+
+
+def _candidate(trial: Trial, score: Score | None, why: str) -> Candidate:
+    return Candidate(
+        trial.partitioner,
+        score.devices if score else tuple(dict.fromkeys(trial.placement.device_of.values())),
+        trial.schedule,
+        trial.micro_batches,
+        trial.in_flight,
+        trial.recompute,
+        score.step_s if score else None,
+        score.peak_bytes if score else (),
+        score.memory_share if score else 0.0,
+        why,
+    )

@@ -1,0 +1,87 @@
+"""After a death: start again, or stop and say why."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+BAD_INPUT = 2  # exit code of a process whose data cannot be used
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a process ended.
+
+    Attributes:
+        device: whose process it was.
+        step: the step that it was in; -1: it had begun none.
+        code: its exit code, negative for a signal.
+        text: the error that it reported, if it did.
+        log: the file that it wrote to.
+        finished_one: whether it had finished a step, or taken one over.
+    """
+
+    device: str
+    step: int
+    code: int
+    text: str | None
+    log: str
+    finished_one: bool
+
+    @property
+    def how(self) -> str:
+        """Say how it ended in a few words."""
+        if self.code < 0:
+            return f"was killed by signal {-self.code}"
+        return f"ended with exit code {self.code}"
+
+
+@dataclass
+class Judge:
+    """Decide over deaths, one after another.
+
+    Args:
+        restarts: how many are allowed within `window_s` seconds.
+    """
+
+    restarts: int
+    window_s: float
+    times: deque[float] = field(default_factory=deque)
+    errors: set[tuple[str, int, str]] = field(default_factory=set)
+    unborn: set[str] = field(default_factory=set)
+
+    def reason_to_stop(self, death: Death, now: float) -> str | None:
+        """Return why the run must stop, in half a sentence; None: start a process again.
+
+        An error that would come again is not worth a restart: wrong data, the same error at the
+        same step of the same device, or two ends before a first step.
+        """
+        if death.code == BAD_INPUT:
+            return "its input cannot be used"
+        if self._repeats(death):
+            return "the same error came again after a restart"
+        if not death.finished_one:
+            if death.device in self.unborn:
+                return "it ended twice before it had finished a step"
+            self.unborn.add(death.device)
+        return self._spent(now)
+
+    def born(self, device: str) -> None:
+        """Hear that a device has finished a step."""
+        self.unborn.discard(device)
+
+    def _repeats(self, death: Death) -> bool:
+        if death.text is None:
+            return False
+        key = (death.device, death.step, death.text)
+        known = key in self.errors
+        self.errors.add(key)
+        return known
+
+    def _spent(self, now: float) -> str | None:
+        while self.times and now - self.times[0] > self.window_s:
+            self.times.popleft()
+        if len(self.times) >= self.restarts:
+            return f"{self.restarts} restarts within {self.window_s:g} s are allowed"
+        self.times.append(now)
+        return None

@@ -1,0 +1,127 @@
+"""Processes of devices and spares: what starts one, what is known of it, how its end is seen."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from .hanging import Pulse
+from .line import Orders
+
+CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
+END_S = 10.0  # longest wait for a process that was killed
+
+
+class Process(Protocol):
+    """A started process, as `subprocess.Popen` shows it."""
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; return its exit code, negative for a signal."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to start: words in a folder, with the whole environment.
+
+    Attributes:
+        name: a device's, or a spare's.
+        line: the descriptor of the process's end of its line, to be its stdin.
+        log: takes what it writes.
+        host: where; "" is this one.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+    line: int
+    log: Path
+    host: str = ""
+
+
+Start = Callable[[Order], Process]
+
+
+def popen(given: Order) -> Process:
+    """Start a process as a child of this one."""
+    with given.log.open("w") as log:
+        return subprocess.Popen(
+            given.words,
+            cwd=given.folder,
+            env=given.environment,
+            stdin=given.line,
+            stdout=log,
+            stderr=log,
+        )
+
+
+@dataclass
+class Member:
+    """One process and what it has told.
+
+    Attributes:
+        name: of the log; a spare keeps it when it becomes a device.
+        since: when it was started, or became a device.
+        greeted: it has imported its program.
+        device: what it is; None for a spare.
+        ready: for which generation it has said what it waits for, and what that is.
+        formed: the newest generation in which it was connected.
+        step, done: the step that it was last in, and the last one that it has finished.
+        failure: the error that it told, and its exit code.
+    """
+
+    name: str
+    process: Process
+    line: socket.socket
+    log: Path
+    pulse: Pulse
+    since: float
+    orders: Orders
+    host: str = ""
+    greeted: bool = False
+    device: str | None = None
+    rank: int = -1
+    is_warm: bool = False
+    ready: tuple[int, Mapping[str, Any]] = field(default_factory=lambda: (-1, {}))
+    formed: int = -1
+    step: int = -1
+    done: int = -1
+    finished: bool = False
+    failure: tuple[str, int] | None = None
+    warned: int = -1
+
+    def kill(self) -> None:
+        """End it, also while it is stopped."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+
+def end_of(process: Process) -> int:
+    """Return a descriptor that can be read once the process has ended (Linux)."""
+    end = getattr(process, "end", None)
+    return os.dup(end) if isinstance(end, int) else os.pidfd_open(process.pid)
+
+
+def end_now(process: Process) -> None:
+    """End a process and wait for it."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait(END_S)

@@ -1,0 +1,371 @@
+"""Commits on a disk: whatever stops wherever, there is one that loads; what is broken is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.runtime.commits import (
+    BrokenError,
+    CommitError,
+    FencedError,
+    Shard,
+    load_commit,
+    load_shard,
+    newest_generation,
+    open_folder,
+    open_generation,
+    prune,
+    prune_own,
+    records,
+    write_record,
+    write_shard,
+)
+from bigbrain_fx.runtime.disk import Disk
+from tests.commit_disks import (
+    ABOUT,
+    DEVICES,
+    CrashError,
+    CrashingDisk,
+    FullDisk,
+    QuickDisk,
+    commit,
+    image,
+    with_two_commits,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def loaded_step(folder: Path, said: list[str] | None = None) -> int:
+    """Load both devices; return the step, after a look at every byte."""
+    steps = set()
+    for device in DEVICES:
+        heard: list[str] = [] if said is None else said
+        found, _ = load_commit(folder, device, ABOUT, heard.append)
+        assert found.image[:] == image(found.record.step, device)
+        steps.add(found.record.step)
+    assert len(steps) == 1
+    return steps.pop()
+
+
+# --------------------------------------------------------------------------- written and read
+
+
+def test_what_was_committed_is_loaded_and_two_commits_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    generation = with_two_commits(folder)
+    commit(folder, 30, generation, Disk())
+    assert loaded_step(folder) == 30
+    assert sorted(p.name for p in folder.glob("commit-*")) == [
+        "commit-20-g1",
+        "commit-20.json",
+        "commit-30-g1",
+        "commit-30.json",
+    ]
+
+
+def test_without_a_record_nothing_is_committed(tmp_path: Path) -> None:
+    generation = with_two_commits(folder := tmp_path / "commits")
+    for device in DEVICES:
+        write_shard(folder, device, image(30, device), generation)
+    assert loaded_step(folder) == 20
+
+
+def test_a_record_names_one_step_only() -> None:
+    shards = [Shard("d0", 1, "", 1), Shard("d1", 2, "", 1)]
+    with pytest.raises(ValueError, match="a commit is of one step"):
+        write_record(Path(), shards, 1, {})
+
+
+def test_a_device_removes_its_own_old_files_where_nobody_else_does(tmp_path: Path) -> None:
+    generation = with_two_commits(folder := tmp_path / "commits")
+    for device in DEVICES:
+        write_shard(folder, device, image(30, device), generation)
+    prune_own(folder, "d1", ["commit-20-g1"])
+    assert not (folder / "commit-10-g1" / "d1.safetensors").exists()
+    assert (folder / "commit-10-g1" / "d0.safetensors").exists()
+    prune_own(folder, "d0", ["commit-20-g1"])
+    assert not (folder / "commit-10-g1").exists()
+    assert (folder / "commit-30-g1" / "d1.safetensors").exists()  # it may be being written
+
+
+# --------------------------------------------------------------------------- crashes
+
+
+def calls_of_a_commit(tmp_path: Path) -> int:
+    disk = CrashingDisk()
+    generation = with_two_commits(tmp_path / "counted")
+    commit(tmp_path / "counted", 30, generation, disk)
+    return disk.calls
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["process", "power"])
+def test_after_a_crash_at_any_call_there_is_a_commit_that_loads(
+    tmp_path: Path, loses: bool
+) -> None:
+    calls, outcomes = calls_of_a_commit(tmp_path), []
+    for at in range(1, calls + 1):
+        folder = tmp_path / f"at-{at}"
+        generation, disk = with_two_commits(folder), CrashingDisk(at)
+        with pytest.raises(CrashError):
+            commit(folder, 30, generation, disk)
+        if loses:
+            disk.lose()
+        outcomes.append(loaded_step(folder))
+        commit(folder, 40, open_generation(folder, QuickDisk()))
+        assert loaded_step(folder) == 40
+        assert not [p for p in folder.rglob("*") if p.name.endswith(".tmp")]
+        assert len(list(folder.glob("commit-*-g*"))) == len(list(folder.glob("commit-*.json"))) == 2
+    assert outcomes == sorted(outcomes)  # from some call on the new commit counts, for good
+    assert {20, 30} == set(outcomes)
+
+
+def test_what_a_dead_process_left_of_a_file_goes_with_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    generation = with_two_commits(folder)
+    place = folder / "commit-30-g1"
+    place.mkdir()
+    (place / ".d0.safetensors.99.tmp").write_bytes(b"a part")
+    commit(folder, 30, generation)
+    assert sorted(p.name for p in place.iterdir()) == [
+        "d0.json",
+        "d0.safetensors",
+        "d1.json",
+        "d1.safetensors",
+    ]
+
+
+CHILD = """
+import sys, types
+from pathlib import Path
+root, folder, at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+sys.path.insert(0, str(root))
+for name in ("bigbrain_fx", "bigbrain_fx.runtime"):  # without what else is in these packages
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [str(root.joinpath(*name.split(".")))]
+from tests.commit_disks import KilledDisk, commit
+assert "torch" not in sys.modules
+commit(folder, 30, 1, KilledDisk(at))
+"""
+
+
+def test_after_sigkill_at_any_call_there_is_a_commit_that_loads(tmp_path: Path) -> None:
+    calls, outcomes = calls_of_a_commit(tmp_path), []
+    for at in range(1, calls + 1, 2):
+        folder = tmp_path / f"at-{at}"
+        with_two_commits(folder)
+        words = [sys.executable, "-c", CHILD, str(ROOT), str(folder), str(at)]
+        done = subprocess.run(words, timeout=60, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        outcomes.append(loaded_step(folder))
+    assert outcomes == sorted(outcomes)
+
+
+# --------------------------------------------------------------------------- broken files
+
+SPOILS: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": lambda p: p.write_bytes(b""),
+    "truncated": lambda p: p.write_bytes(p.read_bytes()[: -(len(p.read_bytes()) // 3)]),
+    "zero tail": lambda p: p.write_bytes(_with_zero_tail(p.read_bytes())),
+    "zero": lambda p: p.write_bytes(bytes(len(p.read_bytes()))),
+    "first bit": lambda p: _flip(p, 0),
+    "a bit": lambda p: _flip(p, len(p.read_bytes()) // 2),
+}
+
+
+def _with_zero_tail(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
+
+
+def _flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize(
+    "file", ["commit-20.json", "commit-20-g1/d0.json", "commit-20-g1/d0.safetensors"]
+)
+def test_a_broken_file_is_named_and_the_older_commit_loads(
+    tmp_path: Path, file: str, spoil: str
+) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    SPOILS[spoil](folder / file)
+    said: list[str] = []
+    found, unusable = load_commit(folder, "d0", ABOUT, said.append)
+    assert found.record.step == 10
+    assert found.image[:] == image(10, "d0")
+    if (file, spoil) != ("commit-20.json", "missing"):
+        assert file in said[0]
+        assert "warning" in said[0].lower()
+    if file != "commit-20.json":
+        assert "WARNING: going back to the older commit of step 10" in said
+        assert [record.step for record in unusable] == [20]
+
+
+@pytest.mark.parametrize("tensor", ["parameter:a", "parameter:b", "buffer:n"])
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_the_tensor_is_named(tmp_path: Path, tensor: str, how: str) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    (record, *_) = records(folder, print)
+    whole = load_shard(folder, record, "d0", ABOUT, print)
+    path, entry = folder / "commit-20-g1/d0.safetensors", whole.layout.entries[tensor]
+    if how == "flip":
+        _flip(path, entry.end - 1)
+    else:
+        path.write_bytes(path.read_bytes()[: entry.end - 1])
+    with pytest.raises(BrokenError, match=rf"d0\.safetensors: .*tensor '{tensor}'"):
+        load_shard(folder, record, "d0", ABOUT, print)
+
+
+def test_when_no_commit_is_whole_nothing_is_started(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    for step in (10, 20):
+        _flip(folder / f"commit-{step}-g1/d0.safetensors", 600)
+    said: list[str] = []
+    with pytest.raises(CommitError, match="none of the 2 commits is whole: nothing was started"):
+        load_commit(folder, "d0", ABOUT, said.append)
+    assert len(said) == 2
+
+
+def test_a_commit_that_could_not_be_loaded_is_not_one_of_the_two(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    _flip(folder / "commit-20-g1/d0.safetensors", 600)
+    _, unusable = load_commit(folder, "d0", ABOUT, print)
+    generation = open_generation(folder)
+    shards = [write_shard(folder, d, image(15, d), generation) for d in DEVICES]
+    write_record(folder, shards, generation, ABOUT)
+    kept = prune(folder, generation, unusable)
+    assert [record.step for record in kept] == [15, 10]
+    assert loaded_step(folder) == 15
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("field", ["plan", "graph"])
+def test_a_commit_of_something_else_is_refused(tmp_path: Path, field: str) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    with pytest.raises(CommitError, match=f"{field}: expected 'other', found '{ABOUT[field]}'"):
+        load_commit(folder, "d0", {**ABOUT, field: "other"}, print)
+
+
+def test_a_commit_of_other_devices_is_refused(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    with pytest.raises(CommitError, match=r"device: expected gpu0, found d0, d1: .*resplit"):
+        load_commit(folder, "gpu0", ABOUT, print)
+
+
+def test_another_torch_is_a_warning(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    said: list[str] = []
+    load_commit(folder, "d0", {**ABOUT, "torch": "2.13.1+cpu"}, said.append)
+    assert said == []
+    load_commit(folder, "d0", {**ABOUT, "torch": "2.14.0"}, said.append)
+    assert "made with torch 2.13.0, this is 2.14.0" in said[0]
+
+
+def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigbrain_fx.runtime.records.FORMAT", 2)
+    with_two_commits(folder := tmp_path / "commits")
+    monkeypatch.undo()
+    with pytest.raises(CommitError, match="format: expected 1, found 2"):
+        load_commit(folder, "d0", ABOUT, print)
+
+
+@pytest.mark.parametrize(
+    "link", ["", "commit-20.json", "commit-20-g1", "commit-20-g1/d0.safetensors"]
+)
+def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / link if link else folder
+    real = path.rename(tmp_path / "real")
+    path.symlink_to(real)
+    with pytest.raises(CommitError, match="is a symbolic link"):
+        load_commit(folder, "d0", ABOUT, print)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / "commit-20-g1/d0.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    found, _ = load_commit(folder, "d0", ABOUT, print)
+    assert found.record.step == 10
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CommitError, match="comits is not there: give the folder that --commits"):
+        load_commit(tmp_path / "comits", "d0", ABOUT, print)
+
+
+def test_pickled_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(CommitError, match=r"no commit \(model.pt: pickled files are code"):
+        load_commit(tmp_path, "d0", ABOUT, print)
+
+
+def test_who_else_may_write_there_is_warned_about(tmp_path: Path) -> None:
+    folder, said = tmp_path / "commits", list[str]()
+    open_folder(folder, said.append)
+    assert said == []
+    folder.chmod(0o777)
+    open_folder(folder, said.append)
+    assert "everyone on this host can write in" in said[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving files away needs root")
+def test_a_folder_of_someone_else_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    os.chown(tmp_path, 1234, 1234)
+    open_folder(tmp_path, said.append)
+    assert "belongs to user 1234" in said[0]
+
+
+# --------------------------------------------------------------------------- generations
+
+
+def test_an_older_generation_writes_nothing_more(tmp_path: Path) -> None:
+    old = with_two_commits(folder := tmp_path / "commits")
+    shards = [write_shard(folder, d, image(30, d), old) for d in DEVICES]
+    new = open_generation(folder)
+    before = sorted(folder.rglob("*"))
+    for attempt in (
+        lambda: write_shard(folder, "d0", image(40, "d0"), old),
+        lambda: write_record(folder, shards, old, ABOUT),
+        lambda: prune(folder, old),
+    ):
+        with pytest.raises(FencedError, match=f"generation {old} was replaced by {new}"):
+            attempt()
+    assert sorted(folder.rglob("*")) == before
+    assert loaded_step(folder) == 20
+
+
+def test_generations_go_up_also_when_the_fence_is_broken(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    _flip(folder / "generation.json", 20)
+    assert newest_generation(folder) == 1
+    assert open_generation(folder) == 2
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    generation, disk = with_two_commits(folder := tmp_path / "commits"), FullDisk()
+    disk.full = True
+    with pytest.raises(OSError, match="No space left"):
+        write_shard(folder, "d0", image(30, "d0"), generation, disk=disk)
+    assert not list((folder / "commit-30-g1").iterdir())
+    assert loaded_step(folder) == 20
+    disk.full = False
+    commit(folder, 30, generation, disk)
+    assert loaded_step(folder) == 30

@@ -1,0 +1,212 @@
+"""Commits of a run: who writes what when, what a full disk does, and how a run goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.runtime.commits import CommitError, FencedError, open_generation, records
+from bigbrain_fx.runtime.committing import Committer, begin_together
+from bigbrain_fx.runtime.disk import Disk
+from bigbrain_fx.runtime.ledger import LocalLedger
+from tests.commit_disks import FullDisk, QuickDisk
+from tests.test_state import OPTIMIZERS, One, device, everything, run
+
+ABOUT = {"plan": "p1", "graph": "g1"}
+NAMES = ("d0", "d1")
+
+
+def committers(
+    folder: Path, every: int = 2, *, disk: Disk | None = None, **more: object
+) -> dict[str, Committer]:
+    ledger = LocalLedger()
+    made = {
+        name: Committer(folder, every, name, NAMES, ledger, ABOUT, disk=disk or QuickDisk(), **more)  # type: ignore[arg-type]
+        for name in NAMES
+    }
+    return made
+
+
+def devices() -> dict[str, One]:
+    return {name: device(OPTIMIZERS["adamw"]) for name in NAMES}
+
+
+def train(made: dict[str, One], parts: dict[str, Committer], first: int, last: int) -> None:
+    for step in range(first, last):
+        for name, each in made.items():
+            each.run_step(step)
+            parts[name].after_step(each, step)
+    for part in parts.values():
+        part.settle()
+
+
+def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+    folder, made = tmp_path / "commits", devices()
+    parts = committers(folder)
+    assert begin_together(parts, made, resume=False) == 0
+    train(made, parts, 0, 5)
+    assert [record.step for record in records(folder, print)] == [4, 2]
+    others = devices()
+    again = committers(folder)
+    assert begin_together(again, others, resume=True) == 4
+    whole = device(OPTIMIZERS["adamw"])
+    run(whole, 0, 4)
+    assert everything(others["d0"]) == everything(whole)
+    train(others, again, 4, 8)
+    run(whole, 4, 8)
+    assert everything(others["d1"]) == everything(whole)
+    assert [(r.step, r.generation) for r in records(folder, print)] == [(8, 2), (6, 2)]
+
+
+def test_a_new_run_commits_its_start(tmp_path: Path) -> None:
+    parts = committers(tmp_path / "commits", every=0)
+    begin_together(parts, devices(), resume=False)
+    assert [record.step for record in records(tmp_path / "commits", print)] == [0]
+
+
+def test_the_end_is_committed(tmp_path: Path) -> None:
+    made, parts = devices(), committers(tmp_path / "commits", every=0, in_background=False)
+    begin_together(parts, made, resume=False)
+    train(made, parts, 0, 3)
+    for name, part in parts.items():
+        part.close(made[name])
+    assert [record.step for record in records(tmp_path / "commits", print)] == [3, 0]
+
+
+def test_a_new_run_does_not_begin_over_an_old_one(tmp_path: Path) -> None:
+    begin_together(committers(tmp_path / "commits"), devices(), resume=False)
+    with pytest.raises(CommitError, match="has commits up to step 0: add --resume"):
+        begin_together(committers(tmp_path / "commits"), devices(), resume=False)
+
+
+def test_resume_without_a_commit_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CommitError, match="comits is not there"):
+        begin_together(committers(tmp_path / "comits"), devices(), resume=True)
+    assert not (tmp_path / "comits").exists()
+
+
+def test_a_restart_goes_on_if_it_can_and_says_which_mode_this_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for expected in (0, 3):
+        made = device(OPTIMIZERS["sgd"])
+        part = Committer(tmp_path / "commits", 3, "d0", ["d0"], LocalLedger(), ABOUT)
+        assert part.begin(made, resume=False, restarted=True) == expected
+        run(made, expected, 3)
+        part.after_step(made, 2)
+        part.settle()
+    said = capsys.readouterr().err
+    assert "restarted: all devices go on from the last commit; none kept its state" in said
+    assert "going on from the commit of step 3" in said
+
+
+def test_a_restart_is_not_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run that was refused is not let in by its launcher's second try."""
+    begin_together(committers(tmp_path / "commits"), devices(), resume=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    part = Committer(tmp_path / "commits", 3, "d0", ["d0"], LocalLedger(), ABOUT)
+    with pytest.raises(CommitError, match="add --resume"):
+        part.begin(device(OPTIMIZERS["sgd"]), resume=False, restarted=True)
+
+
+def test_all_devices_go_back_when_one_finds_its_part_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, made = tmp_path / "commits", devices()
+    parts = committers(folder)
+    begin_together(parts, made, resume=False)
+    train(made, parts, 0, 4)
+    (folder / "commit-4-g1" / "d1.safetensors").write_bytes(b"")
+    others, again = devices(), committers(folder)
+    assert begin_together(again, others, resume=True) == 2
+    assert "d1.safetensors" in (said := capsys.readouterr().err)
+    assert "going back to the older commit of step 2" in said
+    train(others, again, 2, 4)
+    assert [(r.step, r.generation) for r in records(folder, print)] == [(4, 2), (2, 1)]
+
+
+def test_a_full_disk_misses_commits_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk, made = FullDisk(), devices()
+    parts = committers(tmp_path / "commits", disk=disk)
+    begin_together(parts, made, resume=False)
+    train(made, parts, 0, 2)
+    disk.full = True
+    train(made, parts, 2, 6)
+    said = capsys.readouterr().err
+    assert said.count("WARNING: no commit at step 4: d0 cannot write") == 1
+    assert said.count("WARNING: no commit at step 6") == 2  # each device says what it missed
+    assert [record.step for record in records(tmp_path / "commits", print)] == [2, 0]
+    assert not list((tmp_path / "commits").rglob("*.tmp"))
+    disk.full = False
+    train(made, parts, 6, 8)
+    assert [record.step for record in records(tmp_path / "commits", print)] == [8, 2]
+
+
+def test_too_many_missed_commits_end_the_run(tmp_path: Path) -> None:
+    disk, made = FullDisk(), device(OPTIMIZERS["sgd"])
+    part = Committer(
+        tmp_path / "c", 1, "d0", ["d0"], LocalLedger(), ABOUT, allowed_misses=2, disk=disk
+    )
+    part.begin(made, resume=False)
+    disk.full = True
+    for step in range(3):
+        made.run_step(step)
+        part.after_step(made, step)
+    run(made, 3, 4)
+    with pytest.raises(CommitError, match="3 commits in a row were missed"):
+        part.after_step(made, 3)
+
+
+def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
+    made, parts = devices(), committers(tmp_path / "commits")
+    begin_together(parts, made, resume=False)
+    open_generation(tmp_path / "commits")
+    with pytest.raises(FencedError, match="generation 1 was replaced by 2"):
+        train(made, parts, 0, 2)
+    assert [record.step for record in records(tmp_path / "commits", print)] == [0]
+
+
+def test_another_graph_is_refused_by_all(tmp_path: Path) -> None:
+    begin_together(committers(tmp_path / "commits"), devices(), resume=False)
+    parts = committers(tmp_path / "commits")
+    parts["d1"].about["graph"] = "other"
+    with pytest.raises(CommitError, match="graph: expected 'other', found 'g1'"):
+        begin_together(parts, devices(), resume=True)
+
+
+def test_training_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    class Slow(QuickDisk):
+        def __init__(self) -> None:
+            self.go = threading.Event()
+            self.go.set()
+
+        def sync(self, folder: Path) -> None:
+            assert self.go.wait(60)
+
+    disk, made = Slow(), device(OPTIMIZERS["sgd"])
+    part = Committer(tmp_path / "c", 2, "d0", ["d0"], LocalLedger(), ABOUT, disk=disk)
+    part.begin(made, resume=False)
+    disk.go.clear()
+    run(made, 0, 2)
+    part.after_step(made, 1)
+    run(made, 2, 3)  # the state is copied: this step cannot change it
+    disk.go.set()
+    part.settle()
+    other = device(OPTIMIZERS["sgd"])
+    again = Committer(tmp_path / "c", 2, "d0", ["d0"], LocalLedger(), ABOUT)
+    assert again.begin(other, resume=True) == 2
+    whole = device(OPTIMIZERS["sgd"])
+    run(whole, 0, 2)
+    assert everything(other) == everything(whole)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(CommitError, match="Permission denied"):
+        begin_together(committers(tmp_path / "commits"), devices(), resume=False)

@@ -1,0 +1,88 @@
+"""Placements cut and scheduled in arrays: the same stages as the cut, the simulator's time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigbrain_fx.cut import cut
+from partitioners.facts import facts
+from partitioners.judge import Judge
+from partitioners.stagewise import Cutter
+from tests.placements import case, drawn_homes, placed, simulated_s, unlike
+
+quick = settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+seeds = st.integers(0, 10_000)
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), devices=st.integers(1, 4))
+def test_stages_are_those_of_the_cut(seed: int, count: int, devices: int) -> None:
+    cluster = unlike(seed, devices)
+    graph, costs = case(seed, count, cluster)
+    known = facts(graph, costs)
+    homes = drawn_homes(seed, len(known.groups), devices)
+    real = cut(graph, placed(known, homes), graph.batch)
+    staged = Cutter.of(known, cluster, costs).staged(homes)
+    assert [f"d{device}" for device in staged.device_of] == [s.device for s in real.stages]
+    assert staged.is_chain == real.is_chain
+    sent = [edge.nbytes for edge in real.edges if edge.kind == "activation"]
+    assert sorted(message.nbytes for message in staged.values) == sorted(sent)
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), micro=st.sampled_from((1, 4)), handling=st.booleans())
+def test_inference_takes_what_the_simulator_says(
+    seed: int, count: int, micro: int, handling: bool
+) -> None:
+    cluster = unlike(seed, 3, handling=handling)
+    graph, costs = case(seed, count, cluster)
+    graph = replace(graph, loss=None)
+    known = facts(graph, costs)
+    homes = drawn_homes(seed, len(known.groups), 3)
+    judge = Judge(graph, cluster, costs, micro)
+    real_s = simulated_s(graph, costs, placed(known, homes), micro)
+    assert judge.step_s(homes) == pytest.approx(real_s, rel=0.02)
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 30), micro=st.sampled_from((1, 4)), handling=st.booleans())
+def test_training_takes_about_what_the_simulator_says(
+    seed: int, count: int, micro: int, handling: bool
+) -> None:
+    """Tied weights are exchanged in another order, and readers that detach are not told apart."""
+    cluster = unlike(seed, 3, handling=handling)
+    graph, costs = case(seed, count, cluster)
+    known = facts(graph, costs)
+    homes = drawn_homes(seed, len(known.groups), 3)
+    judge = Judge(graph, cluster, costs, micro)
+    real_s = simulated_s(graph, costs, placed(known, homes), micro)
+    assert judge.step_s(homes) == pytest.approx(real_s, rel=0.15)
+
+
+def test_training_is_mostly_exact() -> None:
+    ratios = []
+    for seed in range(40):
+        cluster = unlike(seed, 3)
+        graph, costs = case(seed, 14, cluster)
+        known = facts(graph, costs)
+        homes = drawn_homes(seed, len(known.groups), 3)
+        real_s = simulated_s(graph, costs, placed(known, homes), 4)
+        ratios.append(Judge(graph, cluster, costs, 4).step_s(homes) / real_s)
+    assert sum(abs(ratio - 1) < 1e-2 for ratio in ratios) >= 30
+
+
+def test_the_judge_takes_the_fastest_that_fits() -> None:
+    cluster = unlike(1, 2)
+    graph, costs = case(1, 8, cluster)
+    judge = Judge(graph, cluster, costs, 4)
+    count = len(judge.known.groups)
+    slow, fast = sorted(((0,) * count, (1,) * count), key=judge.step_s, reverse=True)
+    assert judge.best([slow, fast]) == fast
+    tiny = replace(cluster, devices=tuple(replace(d, memory_bytes=1) for d in cluster.devices))
+    assert Judge(graph, tiny, costs, 4).best([slow, fast]) is None

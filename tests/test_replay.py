@@ -1,0 +1,226 @@
+"""Killing device processes: what comes out is what would have come out, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.plan import Options
+from bigbrain_fx.supervisor import FailedError, Supervisor
+from tests.bundles import cluster, split_small
+from tests.replayed import Fault, Seen, supervised
+
+NAMES = ("d0", "d1", "d2")
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three stages; the last holds the first one's weight too; gradients are clipped by norm."""
+    options = Options("naive", schedule="1f1b", micro_batches=4)
+    return split_small(tmp_path_factory.mktemp("replay"), cluster(3), options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return supervised(bundle, tmp_path_factory.mktemp("undisturbed"), NAMES, STEPS)
+
+
+def require_same(seen: Seen, undisturbed: Seen, died: Sequence[str]) -> None:
+    """The same losses, parameters, buffers and optimizer state; survivors did everything once."""
+    assert seen.losses == undisturbed.losses
+    assert seen.hashes == undisturbed.hashes
+    for name in set(NAMES) - set(died):
+        ours, theirs = seen.processes[name], undisturbed.processes[name]
+        assert [(p["forwards"], p["steps"]) for p in ours] == [
+            (p["forwards"], p["steps"]) for p in theirs
+        ]
+    assert [event["device"] for event in seen.of("died")] == list(died)
+
+
+PLACES = {
+    "before-anything": [Fault("d1", 0, 0)],
+    "first-forward": [Fault("d0", 2, 1)],
+    "last-forward": [Fault("d2", 3, 2)],
+    "backward": [Fault("d1", 3, 14)],
+    "before-the-update": [Fault("d1", 3, "updated")],
+    "end-of-a-step": [Fault("d2", 3, "end")],
+    "last-step": [Fault("d0", STEPS - 1, "end")],
+}
+
+
+@pytest.mark.parametrize("faults", PLACES.values(), ids=PLACES)
+def test_a_killed_device_is_replayed(
+    bundle: Path, undisturbed: Seen, tmp_path: Path, faults: list[Fault]
+) -> None:
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
+    require_same(seen, undisturbed, [fault.device for fault in faults])
+
+
+def test_a_spare_takes_over(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    """One after another: also the spare that has become a device."""
+    faults = [Fault("d1", 3, 7), Fault("d1", 4, 3)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=1)
+    require_same(seen, undisturbed, ["d1", "d1"])
+    spares = {e["pid"] for e in seen.of("started") if e["device"] == "spare"}
+    assert seen.of("assigned")[0]["pid"] in spares
+
+
+def test_neighbours_die_together(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    faults = [Fault("d0", 3, 5), Fault("d1", 3, 6)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, spares=1)
+    require_same(seen, undisturbed, [e["device"] for e in seen.of("died")])
+    assert {e["device"] for e in seen.of("died")} == {"d0", "d1"}
+
+
+def test_all_devices_die(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    faults = [Fault(name, 4, 3) for name in NAMES]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
+    assert seen.hashes == undisturbed.hashes
+    assert seen.losses == undisturbed.losses
+    assert {e["device"] for e in seen.of("died")} == set(NAMES)
+
+
+def test_a_replacement_dies_while_it_replays(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    faults = [Fault("d1", 3, 12), Fault("d1", 2, 5), Fault("d1", 2, 9)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
+    require_same(seen, undisturbed, ["d1"] * 3)
+
+
+def test_connections_that_are_lost_are_made_again(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, [Fault("d1", 3, 6, "links")])
+    require_same(seen, undisturbed, [])
+    assert seen.of("links_lost")
+    assert [e["generation"] for e in seen.of("formed")] == [0, 1]
+
+
+def test_a_stopped_process_is_ended(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, [Fault("d1", 3, 6, "stop")], hang_s=1.0)
+    require_same(seen, undisturbed, ["d1"])
+    assert [e["device"] for e in seen.of("hang")] == ["d1"]
+
+
+def test_of_those_that_make_no_progress_only_the_cause_is_ended(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    """The thread that tells of progress goes on; the one that computes does not."""
+    faults = [Fault("d1", 3, 6, "sleep", 60.0)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=1.0)
+    require_same(seen, undisturbed, ["d1"])
+    assert [e["device"] for e in seen.of("hang")] == ["d1"]
+
+
+@pytest.mark.parametrize("place", ["ready", "addressed"])
+def test_a_device_dies_while_all_connect(
+    bundle: Path, undisturbed: Seen, tmp_path: Path, place: str
+) -> None:
+    faults = [Fault("d1", 3, 6), Fault("d2", 1, place)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults)
+    require_same(seen, undisturbed, ["d1", "d2"])
+
+
+# --------------------------------------------------------------------------- beside the deaths
+
+
+def test_it_is_what_runs_without_a_supervisor(bundle: Path, tmp_path: Path) -> None:
+    plain = run(bundle, RunOptions(STEPS, save=tmp_path / "plain"))
+    kept = run(bundle, RunOptions(STEPS, save=tmp_path / "kept", spares=0, snapshot_every=2))
+    assert [line.loss for line in kept.steps] == [line.loss for line in plain.steps]
+    assert kept.max_rss_bytes.keys() == set(NAMES)
+    for name in NAMES:
+        ours = load_file(tmp_path / "kept" / f"{name}.safetensors")
+        theirs = load_file(tmp_path / "plain" / f"{name}.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_messages_are_kept_until_all_devices_have_a_later_snapshot(undisturbed: Seen) -> None:
+    """With a snapshot every second step: of those since the last one, and of the step at work."""
+    [process] = undisturbed.processes["d0"]
+    per_step = process["logged"][0]
+    assert process["logged"][1] == 2 * per_step
+    assert max(process["logged"]) <= 4 * per_step
+    assert undisturbed.of("snapshot")[-1]["step"] == STEPS
+
+
+def test_an_error_that_comes_once_is_no_reason_to_stop(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, [Fault("d1", 3, 6, "raise")])
+    require_same(seen, undisturbed, ["d1"])
+    assert seen.of("died")[0]["text"] == "ZeroDivisionError: on purpose"
+
+
+def test_an_error_that_comes_again_stops_the_run(bundle: Path, tmp_path: Path) -> None:
+    faults = [Fault("d1", 3, 6, "raise")] * 2
+    with pytest.raises(FailedError, match="device d1 ended with exit code 1: the same error") as no:
+        supervised(bundle, tmp_path, NAMES, STEPS, faults)
+    assert no.value.death.step == 3
+    assert "ZeroDivisionError: on purpose" in Path(no.value.death.log).read_text()
+
+
+def test_too_many_deaths_stop_the_run(bundle: Path, tmp_path: Path) -> None:
+    faults = [Fault("d1", 2, 6), Fault("d0", 3, 6)]
+    with pytest.raises(FailedError, match="1 restarts within") as no:
+        supervised(bundle, tmp_path, NAMES, STEPS, faults, restarts=1)
+    assert (no.value.death.device, no.value.death.step) == ("d0", 3)
+
+
+def test_a_slow_device_is_told_of_and_left_alone(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    faults = [Fault("d1", 3, 6, "sleep", 1.5)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=4.0)
+    require_same(seen, undisturbed, [])
+    assert [e["device"] for e in seen.of("slow")] == ["d1"]
+
+
+def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    def stop_early(supervisor: Supervisor) -> None:
+        tell = supervisor.on_step
+        assert tell is not None
+
+        def hear(step: int, loss: float, step_s: float) -> None:
+            tell(step, loss, step_s)
+            if step == 2:
+                supervisor.ask_to_stop()
+
+        supervisor.on_step = hear
+
+    seen = supervised(bundle, tmp_path, NAMES, 10_000, on_supervisor=stop_early)
+    assert seen.outcome.stopped_at is not None
+    last = {process["steps"][-1] for found in seen.processes.values() for process in found}
+    assert last == {seen.outcome.stopped_at - 1}
+    assert seen.losses[:3] == undisturbed.losses[:3]
+
+
+# --------------------------------------------------------------------------- commits to a disk
+
+
+def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
+    """The first device writes the records; it dies too, between commits and while one is due."""
+    commits = tmp_path / "commits"
+    words = ("--commits", str(commits), "--commit-every", "2")
+    faults = [Fault("d1", 1, 5), Fault("d0", 3, "end"), Fault("d2", STEPS - 1, "end")]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, more_words=words)
+    require_same(seen, undisturbed, ["d1", "d0", "d2"])
+    more = supervised(
+        bundle,
+        tmp_path / "more",
+        NAMES,
+        STEPS + 2,
+        [Fault("d0", STEPS + 1, 4)],
+        more_words=(*words, "--resume"),
+    )
+    whole = supervised(bundle, tmp_path / "whole", NAMES, STEPS + 2)
+    assert more.losses == whole.losses[STEPS:]
+    assert more.hashes == whole.hashes

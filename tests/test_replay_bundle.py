@@ -1,0 +1,123 @@
+"""What a bundle has for replay: launch.py without bigbrain-fx, and places for the user's hooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.launch import RunOptions, run
+from tests.bundles import copied, edit, is_running, split_small
+
+DEADLINE_S = 120.0
+KILL_ONCE = '''
+def kill_once(device, step):
+    """End the second device's process in step 2, the first time."""
+    mark = Path(__file__).with_name("killed")
+    if device.name == "d1" and step == 2 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
+
+
+HOOKS.on_step_end.append(kill_once)
+
+if __name__'''
+COUNTED = """
+SEEN = []
+HOOKS.on_step_begin.append(lambda device, step: SEEN.append(("begin", device.name, step)))
+HOOKS.on_step_end.append(lambda device, step: SEEN.append(("end", device.name, step)))
+HOOKS.on_send.append(lambda device, channel, tensor: SEEN.append(("send", channel.tag, tensor)))
+HOOKS.on_recv.append(lambda device, channel, tensor: SEEN.append(("recv", channel.tag, tensor)))
+
+if __name__ == "__main__":
+    from runtime import run_in_process
+
+    run_in_process(BUNDLE, 1, 0)
+    print(*(entry[:2] for entry in SEEN), sep="\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_small(tmp_path_factory.mktemp("replay_bundle"))
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_launch_py_replaces_a_process(bundle: Path, tmp_path: Path) -> None:
+    """With new Pythons only, as a user has it; the losses are those of one process."""
+    copy = copied(bundle, tmp_path)
+    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
+    plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "4")
+    done = python(
+        copy,
+        "launch.py",
+        "--steps",
+        "4",
+        "--json",
+        "--events",
+        "events.jsonl",
+        "--spares",
+        "0",
+        "--logs",
+        "logs",
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [
+        [json.loads(line)["loss"] for line in run.stdout.splitlines()] for run in (plain, done)
+    ]
+    assert losses[0] == losses[1]
+    assert "d1 was killed by signal 9 in step" in done.stderr
+    events = [json.loads(line) for line in (copy / "events.jsonl").read_text().splitlines()]
+    assert [e["device"] for e in events if e["event"] == "died"] == ["d1"]
+    assert events[-1]["event"] == "finished"
+    pids = [e["pid"] for e in events if e["event"] == "started"]
+    assert len(pids) == 3
+    assert not any(map(is_running, pids))
+
+
+def test_launch_py_says_what_cannot_go_on(bundle: Path, tmp_path: Path) -> None:
+    copy = copied(bundle, tmp_path)
+    edit(copy / "training.py", "rows[:, 1:].contiguous()", "rows.contiguous()")
+    done = python(copy, "launch.py", "--steps", "2", "--spares", "0")
+    assert done.returncode == 2
+    assert "batch entry 'targets' is int64[8, 6]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hooks_are_called_where_they_stand(bundle: Path, tmp_path: Path) -> None:
+    copy = copied(bundle, tmp_path)
+    text = (copy / "train.py").read_text()
+    assert "on_step_end=[],  # f(device, step)" in text
+    (copy / "train.py").write_text(text.partition("if __name__")[0] + COUNTED)
+    seen = python(copy, "train.py").stdout.splitlines()
+    assert seen.count("('begin', 'd0')") == seen.count("('end', 'd1')") == 1
+    sends = [line.replace("send", "recv") for line in seen if "send" in line]
+    assert sorted(sends) == sorted(line for line in seen if "recv" in line)
+    assert len(sends) > 8
+
+
+def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) -> None:
+    copy = copied(bundle, tmp_path)
+    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
+    done = run(copy, RunOptions(4, spares=0, events=tmp_path / "events.jsonl"))
+    assert [line.step for line in done.steps] == [0, 1, 2, 3]
+    assert done.restarts == 1
+    assert '"event": "died"' in (tmp_path / "events.jsonl").read_text()

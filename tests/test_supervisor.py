@@ -1,0 +1,174 @@
+"""What a supervisor decides: whom to replace, whom to end, when to stop, how often to copy."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
+from bigbrain_fx.supervisor.hanging import Pulse, hung, locked, slow
+from bigbrain_fx.supervisor.interval import Cost, interval
+from bigbrain_fx.supervisor.judging import Judge
+from bigbrain_fx.supervisor.line import Orders, hear, line_pair
+from bigbrain_fx.supervisor.slots import Slots, common
+
+GIB = 2**30
+
+
+def death(step: int = 3, code: int = -9, text: str | None = None, *, born: bool = True) -> Death:
+    return Death("d1", step, code, text, "d1.log", born)
+
+
+# --------------------------------------------------------------------------- judging
+
+
+def test_a_killed_process_is_replaced_until_the_budget_is_spent() -> None:
+    judge = Judge(restarts=2, window_s=10.0)
+    assert [judge.reason_to_stop(death(), now) for now in (0.0, 1.0)] == [None, None]
+    assert judge.reason_to_stop(death(), 2.0) == "2 restarts within 10 s are allowed"
+    assert judge.reason_to_stop(death(), 10.5) is None  # the first one is out of the window
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time() -> None:
+    judge = Judge(10, 10.0)
+    assert judge.reason_to_stop(death(3, 1, "ValueError: no"), 0.0) is None
+    assert judge.reason_to_stop(death(4, 1, "ValueError: no"), 1.0) is None
+    assert "same error" in str(judge.reason_to_stop(death(3, 1, "ValueError: no"), 2.0))
+
+
+def test_wrong_data_are_not_tried_again() -> None:
+    assert Judge(10, 10.0).reason_to_stop(death(code=2), 0.0) == "its input cannot be used"
+
+
+def test_two_ends_before_a_first_step_are_enough() -> None:
+    judge = Judge(10, 10.0)
+    assert judge.reason_to_stop(death(-1, born=False), 0.0) is None
+    assert "twice" in str(judge.reason_to_stop(death(-1, born=False), 1.0))
+    judge.born("d1")
+    assert judge.reason_to_stop(death(-1, born=False), 2.0) is None
+
+
+# --------------------------------------------------------------------------- hanging
+
+
+def at_work(heard: float, moved: float, waits_for: str | None = None) -> Pulse:
+    return Pulse(heard, moved, 5, (waits_for, "x") if waits_for else None, is_at_work=True)
+
+
+def test_of_a_chain_of_waiting_devices_the_last_one_hangs() -> None:
+    pulses = {
+        "d0": at_work(100.0, 10.0, "d1"),
+        "d1": at_work(100.0, 10.0, "d2"),
+        "d2": at_work(100.0, 10.0),
+    }
+    assert hung(pulses, 100.0, 60.0) == ["d2"]
+    assert slow(pulses, 100.0, 60.0) == ["d2"]
+    assert not locked(pulses, 100.0, 60.0)
+
+
+def test_a_process_that_says_nothing_hangs_whatever_it_said_last() -> None:
+    assert hung({"d0": at_work(10.0, 10.0, "d1")}, 100.0, 60.0) == ["d0"]
+
+
+def test_a_slow_device_is_not_ended() -> None:
+    pulses = {"d0": at_work(100.0, 60.0), "d1": at_work(100.0, 60.0, "d0")}
+    assert hung(pulses, 100.0, 60.0) == []
+    assert slow(pulses, 100.0, 60.0) == ["d0"]
+
+
+def test_all_wait_for_each_other() -> None:
+    pulses = {"d0": at_work(100.0, 10.0, "d1"), "d1": at_work(100.0, 10.0, "d0")}
+    assert hung(pulses, 100.0, 60.0) == []
+    assert locked(pulses, 100.0, 60.0)
+
+
+def test_progress_is_a_new_instruction_or_a_new_wait() -> None:
+    pulse = at_work(0.0, 0.0)
+    pulse.beat(1.0, 5, None)
+    assert (pulse.heard, pulse.moved) == (1.0, 0.0)
+    pulse.beat(2.0, 5, ("d1", "x"))
+    assert pulse.moved == 2.0
+    pulse.beat(3.0, 6, ("d1", "x"))
+    assert pulse.moved == 3.0
+
+
+# --------------------------------------------------------------------------- snapshots
+
+
+def test_a_quick_copy_is_made_every_step() -> None:
+    assert interval([Cost(state=100, log=1000, copy_s=0.02, step_s=1.0)], GIB) == 1
+
+
+def test_copies_take_a_fiftieth_of_the_time_on_the_slowest_device() -> None:
+    assert interval([Cost(100, 1000, 0.01, 0.1), Cost(100, 1000, 0.001, 0.1)], GIB) == 5
+
+
+def test_two_logs_fit_into_memory() -> None:
+    assert interval([Cost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
+
+
+def test_the_newest_step_that_all_devices_have() -> None:
+    one, two = Slots([], [2, 4]), Slots([], [4, 6])
+    assert common([one, two]) == 4
+    two.steps[:] = [8, 6]
+    assert common([one, two]) == -1
+
+
+# --------------------------------------------------------------------------- lines and events
+
+
+def test_an_order_arrives_whole_and_with_its_files() -> None:
+    ours, theirs = line_pair()
+    slots = Slots()
+    with ours, theirs:
+        Orders(ours).give("be", slots.files, device="d0")
+        packet, files, _, _ = socket.recv_fds(theirs, 1000, 4)
+        assert json.loads(packet) == {"do": "be", "device": "d0"}
+        assert len(files) == 2
+        theirs.send(b'{"say": "hello", "pid": 7}')
+        assert hear(ours) == {"say": "hello", "pid": 7}
+        theirs.send(b"[]")
+        with pytest.raises(ValueError, match="not a message"):
+            hear(ours)
+        theirs.close()
+        assert hear(ours) is None
+        for file in files:
+            socket.close(file)
+    slots.close()
+
+
+def test_orders_to_a_process_that_does_not_read_wait_for_it() -> None:
+    ours, theirs = line_pair()
+    with ours, theirs:
+        orders = Orders(ours)
+        for number in range(2000):
+            orders.give("value", text="x" * 1000, number=number)
+        assert orders.waiting
+        seen: list[int] = []
+        while len(seen) < 2000:
+            seen.append(json.loads(theirs.recv(2000))["number"])
+            orders.pass_on()
+        assert seen == list(range(2000))
+        assert not orders.waiting
+
+
+def test_events_are_json_lines(tmp_path: Path) -> None:
+    heard: list[dict[str, object]] = []
+    log = EventLog(tmp_path / "events.jsonl", heard.append)
+    log.write("died", 1, device="d1", step=3, how="was killed by signal 9", silent_s=0.123456789)
+    log.write("formed", 1, after_s=0.1)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert lines == heard
+    assert lines[0]["silent_s"] == 0.123457
+    assert status(lines[0]) == "[generation 1] d1 was killed by signal 9 in step 3"
+    assert status({**lines[1], "event": "snapshot"}) is None
+
+
+def test_a_failure_says_whose_and_why() -> None:
+    assert str(FailedError(death(code=1), "it is over")) == (
+        "the process of device d1 ended with exit code 1: it is over"
+    )

@@ -1,0 +1,266 @@
+"""How long `auto` plans: stacked transformers of 500, 2,000 and 10,000 ops, and a GPT of 175 B.
+
+    python -m tools.bench_auto [--ops 500,2000,10000] [--effort normal] [--json]
+    python -m tools.bench_auto --gpt175 [--json]          captures it on meta: minutes
+
+Seconds are of the process's own processor time, estimates and all, without capture; with --gpt175
+capture is told apart. Gaps are to the two bounds that a search gives. 175 B: 96 blocks, 64 devices
+of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from bigbrain_fx.capture import capture_file
+from bigbrain_fx.capture.location import resolved
+from bigbrain_fx.cluster import parse_cluster
+from bigbrain_fx.compile import source_of
+from bigbrain_fx.core import (
+    Arg,
+    Cluster,
+    Dim,
+    Graph,
+    Input,
+    ModuleCall,
+    Op,
+    Param,
+    ParamRef,
+    Ref,
+    TensorSpec,
+)
+from bigbrain_fx.plan import Options, Source, make_plan
+
+WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32
+OPS_PER_BLOCK = 20
+GPT_175 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_layer": 96,
+    "n_embd": 12288,
+    "n_head": 96,
+    "n_positions": 2048,
+    "vocab_size": 50257,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "use_cache": False,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan: what it took to make, and how good it is known to be."""
+
+    name: str
+    ops: int
+    effort: str
+    capture_s: float
+    plan_s: float
+    max_rss_bytes: int
+    step_s: float
+    devices: int
+    micro_batches: int
+    gap_any: float
+    gap_chains: float
+    most_memory: float
+
+
+@click.command()
+@click.option("--ops", default="500,2000,10000", show_default=True)
+@click.option("--effort", type=click.Choice(["fast", "normal", "high"]), default="normal")
+@click.option("--gpt175", is_flag=True, help="Plan a GPT of 175 B instead.")
+@click.option("--json", "as_json", is_flag=True)
+def main(ops: str, effort: str, gpt175: bool, as_json: bool) -> None:
+    """Print planning time and gap."""
+    if gpt175:
+        _show(_gpt(effort), as_json)
+        return
+    for count in (int(text) for text in ops.split(",")):
+        graph = stacked(max(1, count // OPS_PER_BLOCK))
+        _show(_planned("stacked", graph, equal_devices(4), Source(""), effort, 0.0), as_json)
+
+
+def _show(row: Row, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(row)))
+        return
+    click.echo(
+        f"{row.name} {row.ops:6d} ops, {row.effort}: captured in {row.capture_s:.1f} s, planned in "
+        f"{row.plan_s:.2f} s ({row.max_rss_bytes / 2**30:.2f} GiB); step {row.step_s:.4g} s on "
+        f"{row.devices} devices, {row.micro_batches} micro-batches, fullest {row.most_memory:.0%}; "
+        f"gap {row.gap_any:.1%} to any plan, {row.gap_chains:.1%} to any contiguous one"
+    )
+
+
+def _planned(
+    name: str, graph: Graph, cluster: Cluster, source: Source, effort: str, capture_s: float
+) -> Row:
+    options = Options("auto", effort=effort)  # type: ignore[arg-type]  # click has checked it
+    start_s = time.process_time()
+    plan = make_plan(graph, cluster, source, options)
+    took_s = time.process_time() - start_s
+    assert plan.search is not None
+    gap_any, gap_chains = plan.search.gaps
+    return Row(
+        name,
+        len(graph.ops),
+        effort,
+        capture_s,
+        took_s,
+        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        plan.forecast.step_s,
+        len(plan.stages.devices),
+        plan.micro_batches,
+        gap_any,
+        gap_chains,
+        plan.search.winner.memory_share,
+    )
+
+
+def _gpt(effort: str) -> Row:
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Path(scratch) / "config.json"
+        config.write_text(json.dumps(GPT_175))
+        model = resolved(f"hf:{config}", batch=256, seq=2048, dtype=None)[1]
+        with capture_file(model, time_limit_s=600, meta=True) as session:
+            graph, source, capture_s = session.graph, source_of(session.facts), session.capture_s
+    return _planned("gpt-175b", graph, a100s(64), source, effort, capture_s)
+
+
+def a100s(count: int) -> Cluster:
+    """Describe A100s, 8 a host."""
+    devices = [
+        {"name": f"g{i}", "kind": "cuda", "preset": "a100-80", "host": f"h{i // 8}"}
+        for i in range(count)
+    ]
+    links = {
+        "default": {"bandwidth": "25GB/s", "latency": "5us"},
+        "same_host": {"bandwidth": "300GB/s", "latency": "3us"},
+    }
+    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
+
+
+def equal_devices(count: int) -> Cluster:
+    """Describe equal CPU devices."""
+    rates = {"memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s", "threads": 1}
+    devices = [{"name": f"d{i}", "kind": "cpu", "host": "a", **rates} for i in range(count)]
+    links = {"default": {"bandwidth": "1GB/s", "latency": "50us"}}
+    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
+
+
+def stacked(blocks: int) -> Graph:
+    """Stack transformer blocks of 20 ops, as a capture would give them."""
+    stack = _Stack([], [])
+    value = "x"
+    for number in range(blocks):
+        value = stack.block(number, value)
+    total = TensorSpec((), "float32", (), requires_grad=True)
+    moved = f"{4 * TOKENS * WIDTH}*B"
+    calls = (ModuleCall("", "Stack"),)
+    stack.ops.append(
+        Op(
+            "loss",
+            "aten.sum.default",
+            (Ref(value),),
+            outputs=(total,),
+            modules=calls,
+            reads_bytes=moved,
+        )
+    )
+    entry = Input("x", ("x",), _spec((TOKENS, WIDTH), grad=False))
+    ops, params = tuple(stack.ops), tuple(stack.params)
+    return Graph("stacked", ops, (entry,), params, (), "loss", batch=BATCH)
+
+
+def _spec(shape: tuple[int, ...], grad: bool = True) -> TensorSpec:
+    strides = [1]
+    for size in reversed(shape):
+        strides.append(strides[-1] * size)
+    return TensorSpec(("B", *shape), "float32", tuple(reversed(strides)), grad)
+
+
+@dataclass
+class _Stack:
+    """The ops and parameters made so far."""
+
+    ops: list[Op]
+    params: list[Param]
+
+    def block(self, number: int, value: str) -> str:
+        """Add one block and return its result."""
+        x, layer = Ref(value), _Layer(self, number)
+        normed = layer.add("ln1", "layer_norm", (x, (WIDTH,), layer.weight("ln1", WIDTH)))
+        heads = [self._head(layer, name, normed) for name in ("q", "k", "v")]
+        mixed = layer.add(
+            "mix", "scaled_dot_product_attention", tuple(heads), flops=4 * TOKENS * TOKENS * WIDTH
+        )
+        merged = layer.add("merge", "transpose", (mixed, 1, 2), view_of=mixed.value)
+        flat = layer.add("flat", "reshape", (merged, (TOKENS, WIDTH)))
+        first = layer.add("sum1", "add", (x, layer.linear("proj", flat, WIDTH, WIDTH)))
+        normed = layer.add("ln2", "layer_norm", (first, (WIDTH,), layer.weight("ln2", WIDTH)))
+        wide = layer.linear("up", normed, WIDTH, 4 * WIDTH)
+        bent = layer.add("gelu", "gelu", (wide,), (TOKENS, 4 * WIDTH))
+        return layer.add("sum2", "add", (first, layer.linear("down", bent, 4 * WIDTH, WIDTH))).value
+
+    def _head(self, layer: _Layer, name: str, value: Ref) -> Ref:
+        made = layer.linear(name, value, WIDTH, WIDTH)
+        seen = layer.add(f"{name}_view", "view", (made, (TOKENS, HEADS, -1)), view_of=made.value)
+        return layer.add(f"{name}_turn", "transpose", (seen, 1, 2), view_of=made.value)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One block under construction."""
+
+    stack: _Stack
+    number: int
+
+    def weight(self, name: str, *shape: int) -> ParamRef:
+        path = f"blocks.{self.number}.{name}.weight"
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        self.stack.params.append(
+            Param(path, TensorSpec(shape, "float32", strides, requires_grad=True), path)
+        )
+        return ParamRef(path)
+
+    def linear(self, name: str, value: Ref, width: int, out: int) -> Ref:
+        weight = self.weight(name, out, width)
+        return self.add(
+            name, "linear", (value, weight), (TOKENS, out), flops=2 * TOKENS * width * out
+        )
+
+    def add(
+        self,
+        name: str,
+        target: str,
+        args: tuple[Arg, ...],
+        shape: tuple[int, ...] = (TOKENS, WIDTH),
+        flops: int = 0,
+        view_of: str | None = None,
+    ) -> Ref:
+        moved: Dim = f"{4 * shape[0] * shape[1]}*B"
+        op = Op(
+            f"b{self.number}_{name}",
+            f"aten.{target}.default",
+            args,
+            outputs=(_spec(shape),),
+            modules=(ModuleCall("", "Stack"), ModuleCall(f"blocks.{self.number}", "Block")),
+            flops=f"{flops}*B" if flops else 0,
+            reads_bytes=moved,
+            writes_bytes=0 if view_of else moved,
+            view_of=view_of,
+        )
+        self.stack.ops.append(op)
+        return Ref(op.name)
+
+
+if __name__ == "__main__":
+    main()

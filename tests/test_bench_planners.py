@@ -56,6 +56,9 @@ def written(folder: Path, task: str = "throughput") -> Path:
 def test_every_solver_places_the_toy(name: str, alone: bool) -> None:
     instance = toy()
     found = SOLVERS[name](instance, alone, "fast")
+    if name == "cp-sat" and alone:
+        assert found is None  # it has no program for latencies
+        return
     assert found is not None
     homes, proven, _ = found
     assert feasible(instance, homes)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigbrain_fx.cli import cli
+from bigbrain_fx.cli.running import intervals
 from bigbrain_fx.core import Send
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.explain import explain
@@ -48,40 +50,33 @@ def recovery(replay_s: float = 2.0, devices: int = 1, **assumptions: float) -> R
 # --------------------------------------------------------------------------- how often
 
 
-def test_log_and_snapshot_take_the_same_memory() -> None:
-    assert interval(100 * MIB, 10 * MIB, 0.01, 1.0, 10**12) == 10
-
-
-def test_a_state_smaller_than_one_steps_log_is_kept_every_step() -> None:
-    assert interval(9 * MIB, 10 * MIB, 1.0, 0.001, 10**12) == 1
-
-
 def test_copying_takes_at_most_its_share_of_a_step() -> None:
-    assert interval(20 * MIB, 10 * MIB, 0.1, 0.5, 10**12) == 20
+    assert interval(0.1, 0.5, 10**6) == 10
+
+
+def test_rare_failures_ask_for_fewer_copies(plan: Plan) -> None:
+    often, rare = (choose(plan, Assumptions(mtbf_s=mtbf_s)) for mtbf_s in (0.01, 1e9))
+    assert often.devices[0].snapshot_every == choose(plan).devices[0].snapshot_every
+    assert rare.devices[0].snapshot_every > often.devices[0].snapshot_every
+    assert max(d.replay_s for d in rare.devices) <= 1.0
+    assert rare.overhead < often.overhead
+
+
+def test_a_quick_copy_is_made_every_step() -> None:
+    assert interval(0.001, 1.0, 10**6) == 1
 
 
 def test_the_log_fits_where_it_is_kept() -> None:
-    assert interval(100 * MIB, 10 * MIB, 0.01, 1.0, 35 * MIB) == 3
+    assert interval(0.1, 0.5, 3) == 3
+    assert interval(0.1, 0.5, 0) == 1
 
 
-def test_who_is_sent_nothing_keeps_a_snapshot_now_and_then() -> None:
-    assert interval(100 * MIB, 0, 0.01, 1.0, 0) == MOST_STEPS
-
-
-@given(
-    st.integers(1, 10**12),
-    st.integers(0, 10**10),
-    st.floats(1e-6, 100),
-    st.floats(1e-6, 100),
-    st.integers(0, 10**13),
-)
-def test_an_interval_keeps_its_limits(
-    state: int, log: int, copy_s: float, step_s: float, room: int
-) -> None:
-    every = interval(state, log, copy_s, step_s, room)
+@given(st.floats(1e-6, 100), st.floats(1e-6, 100), st.integers(0, 10**6))
+def test_an_interval_keeps_its_limits(copy_s: float, step_s: float, most: int) -> None:
+    every = interval(copy_s, step_s, most)
     assert 1 <= every <= MOST_STEPS
-    assert every == 1 or every * log <= room or not log
-    if state > log > 0 and room >= MOST_STEPS * log and copy_s < MOST_STEPS * COPY_SHARE * step_s:
+    assert every == 1 or every <= most
+    if most >= MOST_STEPS and copy_s < MOST_STEPS * COPY_SHARE * step_s:
         assert copy_s / every <= 1.0001 * COPY_SHARE * step_s
 
 
@@ -103,6 +98,7 @@ def test_a_plans_logs_are_its_messages(plan: Plan) -> None:
     assert {d.device: d.log_bytes_per_step for d in found.devices} == sent
     assert all(nbytes > 0 for nbytes in sent.values())
     assert all(d.log_bytes == d.snapshot_every * sent[d.device] for d in found.devices)
+    assert len({d.snapshot_every for d in found.devices}) == 1
     assert found.commit_every is not None
     young_s = sqrt(2 * found.commit_s * 3600.0 / 0.1)
     assert found.commit_every == pytest.approx(young_s / found.step_s, abs=1)
@@ -182,3 +178,15 @@ def test_a_duration_needs_its_unit(plan: Plan, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["simulate", str(tmp_path / "plan.json"), "--mtbf", "4x"])
     assert isinstance(done.exception, InputError)
     assert "units: s, min, h, d" in str(done.exception)
+
+
+def test_a_run_takes_the_planned_intervals(plan: Plan, tmp_path: Path) -> None:
+    found = choose(plan, Assumptions(mtbf_s=3600.0))
+    asked: dict[str, Any] = {"snapshot_every": None, "commit_every": None, "commits": tmp_path}
+    every = found.devices[0].snapshot_every
+    wanted = {"snapshot_every": every, "commit_every": found.commit_every}
+    assert intervals(plan, "1h", asked) == wanted
+    assert intervals(plan, "1h", asked | {"snapshot_every": 7}) == {
+        "commit_every": found.commit_every
+    }
+    assert intervals(plan, "1h", asked | {"commits": None})["commit_every"] is None

@@ -68,12 +68,10 @@ def agent(listener: socket.socket, folder: Path) -> Iterator[dict[str, Bridge]]:
         assert not thread.is_alive()
 
 
-def over_two_hosts(
-    bundle: Path, folder: Path, listener: socket.socket, *faults: Fault, **options: object
-) -> Seen:
+def over_two_hosts(bundle: Path, folder: Path, listener: socket.socket, *faults: Fault) -> Seen:
     with agent(listener, folder / "bundle") as bridges:
         start = start_on(bridges, start_supervised)
-        return supervised(bundle, folder, NAMES, STEPS, faults, start=start, hosts=HOSTS, **options)
+        return supervised(bundle, folder, NAMES, STEPS, faults, start=start, hosts=HOSTS)
 
 
 def test_a_process_on_another_host_is_replaced_there(
@@ -82,7 +80,7 @@ def test_a_process_on_another_host_is_replaced_there(
     plain = supervised(bundle, tmp_path / "plain", NAMES, STEPS)
     faults = Fault("d1", 3, 6), Fault("d2", 4, 2)
     seen = over_two_hosts(bundle, tmp_path / "two", listener, *faults)
-    assert [event["device"] for event in seen.of("died")] == ["d1", "d2"], seen.events
+    assert [event["device"] for event in seen.of("died")] == ["d1", "d2"], repr(seen.of("died"))
     assert seen.of("assigned")[0]["step"] == 2  # from a snapshot that lies there
     assert (seen.losses, seen.hashes) == (plain.losses, plain.hashes)
 
@@ -125,7 +123,7 @@ def test_who_does_not_know_the_secret_is_turned_away(
     bridges = admit(listener, SECRET, {"south"}, LIMIT_S)
     thread.join(LIMIT_S)
     bridges["south"].close()
-    known[0].close()
+    known[0].dispose()
     assert [str(error) for error in refused] == ["the other end does not know the secret"]
     assert "turned away 127.0.0.1" in capsys.readouterr().err
 
@@ -148,8 +146,8 @@ def test_a_changed_or_repeated_line_is_refused(listener: socket.socket) -> None:
     ours.say({"kill": 1})
     with pytest.raises(StrangerError, match="mark of the other end"):
         heads[0].hear()
-    ours.close()
-    heads[0].close()
+    ours.dispose()
+    heads[0].dispose()
 
 
 def test_a_secret_is_its_owners_only(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -40,14 +41,16 @@ class Nursery:
 
     def __init__(self) -> None:
         self.owner = os.getpid()  # it adopts what is started; a fork of it would wait in vain
+        self._turn = threading.Lock()
         self._door: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, order: dict[str, object], fds: tuple[int, int, int]) -> int:
         """Start a process, a child of this one; return its id."""
-        door = self._door or self._open()
-        socket.send_fds(door, [json.dumps(order).encode()], fds)
-        answer = door.recv(100)
+        with self._turn:  # threads would take each other's answers
+            door = self._door or self._open()
+            socket.send_fds(door, [json.dumps(order).encode()], fds)
+            answer = door.recv(100)
         if not answer:
             raise RuntimeError("the process that forks the others has ended")
         return _adopted(int(answer))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import (
-    PATH,
-    json_option,
-)
+from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.progress import stepping, working
 
 if TYPE_CHECKING:
+    from bigbrain_fx.plan import Plan
     from bigbrain_fx.supervisor import Event
 
 
@@ -75,6 +75,11 @@ if TYPE_CHECKING:
 @click.option(
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
 )
+@click.option(
+    "--mtbf",
+    metavar="DURATION",
+    help='Choose both intervals for this mean time between failures of the job, as "4h".',
+)
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
@@ -83,6 +88,7 @@ def run(
     bundle: Path,
     local: bool,
     no_replay: bool,
+    mtbf: str | None,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
@@ -101,6 +107,8 @@ def run(
         raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
     if choices["spares"] is None and not no_replay and can_supervise(plan):
         choices["spares"] = 1
+    if mtbf is not None:
+        choices |= intervals(plan, mtbf, choices)
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
         click.echo(
@@ -124,6 +132,18 @@ def run(
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
     click.echo(f"resident memory {peaks}; logs in {done.logs}")
+
+
+def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:
+    """Choose what was not given: steps between snapshots and, where they are wanted, commits."""
+    from bigbrain_fx.recovery import Assumptions, choose
+
+    if plan.mode != "train":
+        raise InputError("--mtbf is for training", help="inference has no state to recover")
+    found = choose(plan, Assumptions(read_duration(mtbf, "--mtbf")))
+    commit_every = found.commit_every if choices["commits"] is not None else None
+    wanted = {"snapshot_every": found.devices[0].snapshot_every, "commit_every": commit_every}
+    return {name: value for name, value in wanted.items() if choices[name] is None}
 
 
 def _tell(event: Event) -> None:

@@ -1,22 +1,26 @@
-"""Plan -> Recovery: every how many steps each device keeps a snapshot, and all of them commit.
+"""Plan -> Recovery: every how many steps all devices keep a snapshot, and commit.
 
-A device that dies goes on from its own snapshot in its host's memory, and is sent again what it was
+A device that dies goes on from its snapshot in its host's memory, and is sent again what it was
 sent since: its peers keep that in their logs. Often means copying, seldom means long logs and long
-replays. `replay.md`, fact 12, has the rule; Young (1974) and Daly (2006) that of the commits.
+replays. `replay.md`, fact 12, would have each device choose where log and snapshot take the same
+memory; building showed that all need one interval (who dies together has lost both logs), and that
+snapshots take the same memory at any interval, so the least that copying allows is best. Commits:
+Young (1974) and Daly (2006).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, sqrt
 
 from bigbrain_fx.core import Device, Send
 from bigbrain_fx.plan import Plan
 
-COPY_SHARE = 0.01  # of a step's time that snapshots may take
+COPY_SHARE = 0.02  # of a step's time that snapshots may take; as in supervisor/interval.py
+LONGEST_REPLAY_S = 1.0  # that rare failures may bring about; copying may
 PCIE_BYTES_PER_S = 12e9  # a GPU's memory is copied over 16 lanes of PCIe 3, which most hosts have
-MOST_STEPS = 1000  # between two snapshots, where nothing that is sent would ask for fewer
+MOST_STEPS = 1000  # between two snapshots, however short a step is
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class DeviceRecovery:
         log_bytes_per_step: of what it is sent in a step, kept by those who sent it.
         snapshot_every: steps between two snapshots (k_ram).
         snapshot_s: to copy one.
-        log_bytes: the most that its senders hold for it.
+        log_bytes: that its senders hold for it, over one interval.
         replay_s: to compute again what it had done since its snapshot, at most.
     """
 
@@ -91,45 +95,63 @@ class Recovery:
 
 
 def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
-    """Choose how often each device keeps a snapshot, and how often all commit.
+    """Choose how often all devices keep a snapshot, and how often they commit.
 
-    Snapshots: log and snapshot take the same memory at k = W / l (state over log bytes a step); k
-    is at least what keeps copying within 1 % of a step, unless W <= l, and at most what the
-    senders' free memory holds. Commits: Young's sqrt(2 * C * MTBF) for the loss of a host, with C
-    the whole writing time, although it is done in the background: disks and processors are shared.
+    Snapshots: the fewest steps with which copying takes at most 2 % of a step on every device, and
+    logs of two intervals still fit where they are kept. With an MTBF also Young's interval for
+    copying against replaying, as long as no replay takes over a second. Commits: Young's
+    sqrt(2 * C * MTBF) for the loss of a host, with C the whole writing time, although it is done in
+    the background: disks and processors are shared.
     """
     assumptions = assumptions or Assumptions()
-    room = dict(_room(plan))
-    devices = tuple(_device(plan, name, room) for name in plan.stages.devices)
-    step_s = plan.forecast.step_s
-    overhead = max(d.snapshot_s / d.snapshot_every for d in devices) / step_s if step_s else 0.0
+    step_s, names = plan.forecast.step_s, plan.stages.devices
+    copies_s = [_state(plan, name) / copy_bytes_per_s(plan.cluster.device[name]) for name in names]
+    replayed_s = max(plan.forecast.of(name).busy_s for name in names)
+    rare = _rare(max(copies_s), step_s, replayed_s, assumptions)
+    every = interval(max(copies_s), step_s, min(_fitting(plan), default=MOST_STEPS), rare)
+    devices = tuple(_device(plan, name, every) for name in plan.stages.devices)
+    overhead = max(d.snapshot_s for d in devices) / every / step_s if step_s else 0.0
     commit_s = _commit_s(plan, devices, assumptions)
     return Recovery(
-        devices, step_s, _commit_every(step_s, commit_s, assumptions), commit_s, overhead,
+        devices,
+        step_s,
+        _commit_every(step_s, commit_s, assumptions),
+        commit_s,
+        overhead,
         assumptions,
-    )  # fmt: skip
+    )
 
 
-def interval(state: int, log: int, copy_s: float, step_s: float, room: int) -> int:
-    """Return the steps between two snapshots of `state` bytes, for `log` bytes a step."""
-    if state <= log:
-        return 1
-    if not log:
-        return MOST_STEPS
+def interval(copy_s: float, step_s: float, most: int, rare: int = 1) -> int:
+    """Return the steps between two snapshots that take `copy_s`; `most` steps' logs fit.
+
+    `rare` is what failures would ask for; copying may ask for more.
+    """
     least = ceil(copy_s / (COPY_SHARE * step_s)) if step_s else 1
-    wanted = min(max(round(state / log), least), MOST_STEPS)
-    return max(1, min(wanted, room // log))
+    return max(1, min(max(least, rare), most, MOST_STEPS))
 
 
-def _device(plan: Plan, name: str, room: Mapping[str, int]) -> DeviceRecovery:
-    entry = plan.forecast.of(name)
-    state = entry.weights_bytes + entry.optimizer_bytes
-    sent = _sent_to(plan, name)
-    log = sum(sent.values())
+def _rare(copy_s: float, step_s: float, replayed_s: float, assumptions: Assumptions) -> int:
+    """Return the k with the least of copy / (k step) + k replayed / (2 MTBF).
+
+    No replay that it brings about is long.
+    """
+    if assumptions.mtbf_s is None or not step_s * replayed_s:
+        return 1
+    young = sqrt(2 * copy_s * assumptions.mtbf_s / (step_s * replayed_s))
+    return int(min(young, LONGEST_REPLAY_S / replayed_s))
+
+
+def _device(plan: Plan, name: str, every: int) -> DeviceRecovery:
+    state, log = _state(plan, name), sum(_sent_to(plan, name).values())
     copy_s = state / copy_bytes_per_s(plan.cluster.device[name])
-    fits = min((room[peer] * log // nbytes for peer, nbytes in sent.items() if nbytes), default=0)
-    every = interval(state, log, copy_s, plan.forecast.step_s, fits)
-    return DeviceRecovery(name, state, log, every, copy_s, every * log, every * entry.busy_s)
+    replay_s = every * plan.forecast.of(name).busy_s
+    return DeviceRecovery(name, state, log, every, copy_s, every * log, replay_s)
+
+
+def _state(plan: Plan, name: str) -> int:
+    entry = plan.forecast.of(name)
+    return entry.weights_bytes + entry.optimizer_bytes
 
 
 def copy_bytes_per_s(device: Device) -> float:
@@ -150,13 +172,13 @@ def _sent_to(plan: Plan, receiver: str) -> dict[str, int]:
     return found
 
 
-def _room(plan: Plan) -> Iterator[tuple[str, int]]:
-    """Yield what each device has free, for each of those that it keeps a log for."""
-    receivers = {name: _sent_to(plan, name) for name in plan.stages.devices}
+def _fitting(plan: Plan) -> Iterator[int]:
+    """Yield how long an interval each device has memory for: logs reach back over two of them."""
     for name in plan.stages.devices:
-        count = sum(1 for senders in receivers.values() if name in senders)
-        peak = plan.forecast.of(name).peak_bytes
-        yield name, max(0, plan.cluster.device[name].memory_bytes - peak) // max(1, count)
+        sent = sum(_sent_to(plan, other).get(name, 0) for other in plan.stages.devices)
+        free = plan.cluster.device[name].memory_bytes - plan.forecast.of(name).peak_bytes
+        if sent:
+            yield max(0, free) // (2 * sent)
 
 
 def _commit_s(plan: Plan, devices: tuple[DeviceRecovery, ...], assumptions: Assumptions) -> float:

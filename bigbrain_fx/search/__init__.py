@@ -7,7 +7,8 @@ costs and memory; it knows nothing of how a plan is cut, of text, torch or proce
                                           partitioners, moves op by op ──judge──┘
 """
 
-from bigbrain_fx.search.find import search
+from __future__ import annotations
+
 from bigbrain_fx.search.nouns import (
     EFFORTS,
     MEMORY_SLACK,
@@ -36,3 +37,18 @@ __all__ = [
     "Trial",
     "search",
 ]
+
+
+def search(ask: Ask) -> tuple[Trial, Search]:
+    """Find the best plan for an objective, as the simulator judges it.
+
+    Returns:
+        What to do, and what was tried.
+
+    Raises:
+        NoPlanError: nothing fits; with the arithmetic of the first that did not.
+        InputError: no such objective or effort.
+    """
+    from bigbrain_fx.search.find import find  # numpy is loaded by who searches, and by nobody else
+
+    return find(ask)

@@ -35,16 +35,8 @@ _INSTRUCTIONS = 6
 """Of a stage and micro-batch: forward, backward, and the messages of both."""
 
 
-def search(ask: Ask) -> tuple[Trial, Search]:
-    """Find the best plan for an objective, as the simulator judges it.
-
-    Returns:
-        What to do, and what was tried.
-
-    Raises:
-        NoPlanError: nothing fits; with the arithmetic of the first that did not.
-        InputError: no such objective or effort.
-    """
+def find(ask: Ask) -> tuple[Trial, Search]:
+    """Run a search: see `bigbrain_fx.search.search`."""
     require_known(ask.objective, ask.effort)
     run = _Run(ask)
     run.pipelines()

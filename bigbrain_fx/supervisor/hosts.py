@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .line import LONGEST, MOST_FILES, Orders, line_pair
-from .processes import CONTROL, Order, Process, Start, end_now, end_of, popen
+from .processes import CONTROL, END_S, Order, Process, Start, end_now, end_of, popen
 from .secured import Secured, StrangerError
 from .slots import Slots
 
@@ -54,6 +54,12 @@ class RemoteProcess:
         """End it."""
         self._kill()
 
+    def dispose(self) -> None:
+        """Give the pipe back."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+
     def has_ended(self, code: int) -> None:
         """Take note of its end."""
         if self.code is None:
@@ -75,7 +81,8 @@ class Bridge:
         self.processes: dict[int, RemoteProcess] = {}
         self.lines: dict[int, socket.socket] = {}
         self.is_lost = False
-        threading.Thread(target=self._listen, daemon=True, name="bridge").start()
+        self.listener = threading.Thread(target=self._listen, daemon=True, name="bridge")
+        self.listener.start()
 
     def start(self, order: Order) -> RemoteProcess:
         """Start a process on the other host."""
@@ -95,6 +102,10 @@ class Bridge:
     def close(self) -> None:
         """Close the connection: the agent then ends its processes."""
         self.connection.close()
+        self.listener.join(END_S)
+        self.connection.dispose()
+        for process in self.processes.values():
+            process.dispose()
 
     def _say(self, what: dict[str, Any]) -> None:
         with self.talk, suppress(OSError):
@@ -219,7 +230,8 @@ class Agent:
         """
         self.connection.say({"host": host})
         self.selector.register(self.bell, selectors.EVENT_READ, (self._obey, -1))
-        threading.Thread(target=self._listen, daemon=True, name="agent").start()
+        listener = threading.Thread(target=self._listen, daemon=True, name="agent")
+        listener.start()
         try:
             while True:
                 for key, _ in self.selector.select(1.0):
@@ -235,6 +247,19 @@ class Agent:
             for slots in self.slots.values():
                 slots.close()
             self.connection.close()
+            listener.join(END_S)
+            self._close()
+
+    def _close(self) -> None:
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, int):
+                os.close(key.fileobj)
+        self.selector.close()
+        for orders in self.orders.values():
+            orders.line.close()
+        self.bell.close()
+        self.button.close()
+        self.connection.dispose()
 
     def _listen(self) -> None:
         try:

@@ -65,7 +65,7 @@ class Secured:
             if self.hear() != {"known": True}:
                 raise StrangerError("the other end is no supervisor of ours")
         except (OSError, ValueError, StrangerError) as error:
-            self.close()
+            self.dispose()
             raise StrangerError("the other end does not know the secret") from error
         connection.settimeout(None)
 
@@ -95,9 +95,13 @@ class Secured:
         return found
 
     def close(self) -> None:
-        """Close it, also for a thread that waits for a line."""
+        """End it for both ends: a thread that waits for a line hears so."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
+
+    def dispose(self) -> None:
+        """Give the socket back; nobody may be waiting for a line."""
+        self.close()
         self.reader.close()
         self.connection.close()
 

@@ -1,8 +1,8 @@
 """Train GPT: one process per device.
 
-    bigbrain-fx run . --steps 100                            # all devices on this host; what dies is replaced
+    bigbrain-fx run . --steps 100                            # on this host; replaces what dies
     python launch.py --steps 100                             # the same without bigbrain-fx
-    torchrun --nproc-per-node 2 train.py --steps 100         # the same under torchrun: one death ends all
+    torchrun --nproc-per-node 2 train.py --steps 100         # under torchrun; one death ends all
     python train.py --in-process --steps 2                   # all devices in one process, for pdb
 """
 

@@ -87,11 +87,27 @@ class SupervisedCommitter(Committer):
             return self.begin(device, resume=resume)  # which raises it
         self.generation = decided["generation"]
         if epoch >= 0:
+            self._make_up_for(device, epoch)
             return epoch
         if decided["records"]:
             return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
         self._commit(device)
         return 0
+
+    def _make_up_for(self, device: Device, epoch: int) -> None:
+        """Write or give up what the process before this one has not written: others wait for it.
+
+        One commit is under way at a time: that of the epoch, or of the last one due before it.
+        """
+        every = self.every or epoch + 1
+        last = epoch // every * every
+        for step in (last, last - every):
+            lacks = self.ledger.look(f"shard/{step}/{self.name}") is None
+            if step == epoch:
+                self._commit(device)
+            elif step >= 0 and lacks:
+                why = f"the process of {self.name} died before its part was written"
+                self.ledger.post(f"shard/{step}/{self.name}", json.dumps({"missed": why}))
 
     def settle(self) -> None:
         """Wait for the commit that is being written, and meet the others anew meanwhile."""

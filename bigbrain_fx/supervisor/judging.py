@@ -49,18 +49,19 @@ class Judge:
     times: deque[float] = field(default_factory=deque)
     errors: set[tuple[str, int, str]] = field(default_factory=set)
     unborn: set[str] = field(default_factory=set)
+    seen_well: set[str] = field(default_factory=set)
 
     def reason_to_stop(self, death: Death, now: float) -> str | None:
         """Return why the run must stop, in half a sentence; None: start a process again.
 
         An error that would come again is not worth a restart: wrong data, the same error at the
-        same step of the same device, or two ends before a first step.
+        same step of the same device, or two ends of a device that has never finished a step.
         """
         if death.code == BAD_INPUT:
             return "its input cannot be used"
         if self._repeats(death):
             return "the same error came again after a restart"
-        if not death.finished_one:
+        if not death.finished_one and death.device not in self.seen_well:
             if death.device in self.unborn:
                 return "it ended twice before it had finished a step"
             self.unborn.add(death.device)
@@ -69,6 +70,7 @@ class Judge:
     def born(self, device: str) -> None:
         """Hear that a device has finished a step."""
         self.unborn.discard(device)
+        self.seen_well.add(device)
 
     def _repeats(self, death: Death) -> bool:
         if death.text is None:

@@ -1,0 +1,16 @@
+"""What a measurement beside the matrix returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A title, the figures as text and for JSON, and whether all bounds are kept."""
+
+    title: str
+    text: str
+    facts: dict[str, Any]
+    passed: bool

@@ -1,0 +1,99 @@
+"""Strike a small training run in every way of the fault matrix, and say what came out.
+
+    python -m tools.faults [--row N ...] [--json] [--write docs/replay.md]
+    python -m tools.faults --chaos 50 --steps 200 [--seed S]
+    python -m tools.faults --overhead [--rounds 20]
+    python -m tools.faults --against-torchrun [--state-mb 100]
+
+The design is in docs/design.md; the figures of one machine are in docs/replay.md. The exit code is
+1 if anything is broken or not built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.faulting import against, chaos, overhead
+from tools.faulting.figures import Figures
+from tools.faulting.matrix import Result, results
+from tools.faulting.report import line, summary, table, write_page
+from tools.faulting.verdicts import ground
+
+MATRIX = "The fault matrix"
+MEASURES = ("chaos", "overhead", "against_torchrun")
+
+
+def main() -> None:
+    """Do what the command line says."""
+    given = _parser().parse_args()
+    asked = [name for name in MEASURES if getattr(given, name)]
+    passed = True
+    if given.row or not asked:
+        passed = _matrix(given)
+    for name in asked or (MEASURES if given.write and not given.row else ()):
+        found = _measure(name, given)
+        if given.write:
+            write_page(given.write, {found.title: found.text})
+        passed = passed and found.passed
+    sys.exit(0 if passed else 1)
+
+
+def _matrix(given: argparse.Namespace) -> bool:
+    found = []
+    with ground() as here:
+        for result in results(here, given.row):
+            found.append(result)
+            print(json.dumps(result.facts()) if given.json else line(result), flush=True)
+            if given.write:  # what was measured stays, whatever comes next
+                write_page(given.write, {MATRIX: _section(found)})
+    short = summary(found)
+    print(json.dumps(short) if given.json else _text(short), flush=True)
+    return bool(short["passed"])
+
+
+def _section(found: Sequence[Result]) -> str:
+    return f"On {summary(found)['host']}.\n\n{table(found)}"
+
+
+def _measure(name: str, given: argparse.Namespace) -> Figures:
+    if name == "chaos":
+        found = chaos.measure(given.chaos or 50, given.steps, given.seed)
+    elif name == "overhead":
+        found = overhead.measure(given.rounds)
+    else:
+        found = against.measure(given.state_mb)
+    print(json.dumps(found.facts) if given.json else found.text, flush=True)
+    return found
+
+
+def _text(facts: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tools.faults", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("--row", type=int, nargs="+", default=[], help="these rows only")
+    parser.add_argument("--json", action="store_true", help="an object a row, and a summary")
+    parser.add_argument("--write", type=Path, help="put all that is measured into this page")
+    parser.add_argument("--chaos", type=int, help="so many random kills")
+    parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")
+    parser.add_argument("--overhead", action="store_true", help="what it costs if nothing happens")
+    parser.add_argument("--rounds", type=int, default=20, help="of --overhead (default 20)")
+    parser.add_argument(
+        "--against-torchrun", action="store_true", help="beside torchrun's restart of all processes"
+    )
+    parser.add_argument(
+        "--state-mb", type=float, default=100.0, help="of a device, for that (default 100)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -168,6 +168,8 @@ def run_job(
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # a shell that starts this tool in the background ignores SIGINT for all of it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     live = Live(folder, process, until)
     try:

@@ -272,7 +272,8 @@ class ReplayTransport:
     def _wake(self) -> None:
         """Close the connections of an older generation; the control thread calls this."""
         inner = self.inner
-        if inner is not None:
+        # on a busy machine this comes late: the device may have met the others again already
+        if inner is not None and self.generation < self.control.generation:
             inner.abandon()
 
     def _let_go(self) -> None:

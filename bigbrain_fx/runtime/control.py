@@ -243,6 +243,12 @@ class Control:
             self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
             return self.epoch >= step
 
+    def wait_every(self, generation: int) -> bool:
+        """Wait until the interval of snapshots is known; False if they meet anew before."""
+        with self.waiting("", "all devices' costs"), self.changed:
+            self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
+            return self.every is not None
+
     def wait_end(self, generation: int) -> bool:
         """Wait until all devices have finished; False if they meet anew before."""
         with self.changed:

@@ -52,8 +52,16 @@ class Snapshots:
         every = self.control.every
         if every is None and self.steps_here == MEASURED_STEP:
             self._tell_cost(device, step_s)
+            every = self._agreed()
         if every and (step + 1) % every == 0 and step + 1 not in self.slots:
             self._take(device, step + 1)
+
+    def _agreed(self) -> int | None:
+        """Wait for the interval: who heard of it a step later would lack a snapshot for ever."""
+        while self.control.every is None:
+            if not self.control.wait_every(self.transport.generation):
+                self.transport.form()
+        return self.control.every
 
     def _take(self, device: Device, step: int) -> None:
         while (number := self._free()) is None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from .data import Spec, Stream
 from .device import Device, Training, Transport
 from .hooks import Hooks
+from .tensor_file import write_tensors
 from .weights import OwnWeights
 
 
@@ -54,15 +54,11 @@ def make_device(
 def save(device: Device, folder: Path) -> None:
     """Write a device's tensors into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.cpu().clone() for name, tensor in device.state().items()}
-    save_file(tensors, folder / f"{device.name}.safetensors")
+    write_tensors(device.state(), folder / f"{device.name}.safetensors")
 
 
 def save_first_gradients(folder: Path, device: Device, step: int) -> None:
     """Write the gradients of step 0 into a folder, after that step."""
     if step == 0 and device.first_gradients:
         folder.mkdir(parents=True, exist_ok=True)
-        gradients = {
-            name: g.cpu().contiguous().clone() for name, g in device.first_gradients.items()
-        }
-        save_file(gradients, folder / f"{device.name}.safetensors")
+        write_tensors(device.first_gradients, folder / f"{device.name}.safetensors")

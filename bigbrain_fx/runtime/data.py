@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .tensor_file import raw
+
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 
 
@@ -98,7 +100,7 @@ class Stream:
         for name in sorted(self.parts):
             for part in self.parts[name]:
                 state.update(f"{name}{tuple(part.shape)}{part.dtype}".encode())
-                state.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                state.update(raw(part))
         return state.hexdigest()
 
     def _split(self, name: str, batch: object) -> list[Tensor]:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .data import BatchError, Spec
@@ -29,6 +28,7 @@ from .network import NetworkTransport
 from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
+from .tensor_file import write_tensors
 from .weights import OwnWeights
 
 BAD_INPUT = 2  # exit code; as argparse's
@@ -301,8 +301,7 @@ class _Shown:
         """Print one batch's line, write its outputs."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            found = {name: tensor.cpu().contiguous().clone() for name, tensor in outputs.items()}
-            save_file(found, self.folder / f"{number:05d}.safetensors")
+            write_tensors(outputs, self.folder / f"{number:05d}.safetensors")
         line = json.dumps({"batch": number, "rows": rows, "batch_s": round(batch_s, 6)})
         text = f"batch {number:5d}   {rows} rows   {batch_s:.3f} s"
         print(line if self.as_json else text, flush=True)

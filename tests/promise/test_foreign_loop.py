@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.promise.conftest import Outside
+from tests.promise.conftest import NUMPY, Outside
 
 # Both programs run where bigbrain-fx cannot be imported; letters.py is the user's own file.
 LOOP = """
@@ -170,5 +170,5 @@ def test_stages_under_torchs_own_pipeline(
     """Two processes of torch.distributed.pipelining: losses and gradients of the unsplit model."""
     program, store = script(PIPELINE), str(tmp_path / "store")
     words = [[program, str(letters), str(rank), schedule, store] for rank in range(2)]
-    processes = [outside.start(tmp_path, line) for line in words]
+    processes = [outside.start(tmp_path, line, NUMPY) for line in words]
     assert outside.results(*processes) == ["ok\n", "ok\n"]

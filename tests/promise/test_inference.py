@@ -24,7 +24,7 @@ from bigbrain_fx.launch import RunOptions, free_port, run
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from tests import samples
 from tests.bundles import MODEL, cluster, copied, edit
-from tests.promise.conftest import Outside
+from tests.promise.conftest import NUMPY, Outside
 
 MICRO = 4
 CELLS = [
@@ -142,7 +142,7 @@ def test_models_from_python(
     split = [e.name for e in found.graph.inputs if e.batched]
     save_file({n: t.contiguous() for n, t in inputs.items()}, tmp_path / "in.safetensors")
     (tmp_path / "call.py").write_text(CALL.replace("SPLIT", repr(split)))
-    outside.python(tmp_path, "call.py")
+    outside.results(outside.start(tmp_path, ["call.py"], NUMPY))  # to save_file, of its own
     assert_bitwise(load_file(tmp_path / "out.safetensors"), expected(file, plan, inputs, split))
     few = {n: t[:3] if n in split else t for n, t in inputs.items()}
     assert_bitwise(load_file(tmp_path / "short.safetensors"), expected(file, plan, few, split))

@@ -19,7 +19,7 @@ from bigbrain_fx.runtime import Device, Stage
 from bigbrain_fx.runtime.pipelining import as_pipeline_stage
 from models import gpt, unet
 from tests.bundles import cluster
-from tests.promise.conftest import Outside
+from tests.promise.conftest import NUMPY, Outside
 
 MICRO_BATCHES = 4
 FILES = {"gpt": gpt, "unet": unet}
@@ -125,7 +125,7 @@ def test_gradients_under_torchs_schedules(
     program, store = script(WITHOUT_DICE + PROGRAM), str(tmp_path / "store")
     rest = [str(DEVICES), store, str(MICRO_BATCHES), expected]
     words = [[program, str(home), str(rank), *rest] for rank in range(DEVICES)]
-    found = outside.results(*[outside.start(tmp_path, line) for line in words])
+    found = outside.results(*[outside.start(tmp_path, line, NUMPY) for line in words])
     assert found == [f"ok {relayed} {tied}\n" * 2 for relayed, tied in EXPECTED[name]]
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
+from .checksum import is_whole, seal, sealed_length
 from .peers import PeerLostError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class NetworkTransport:
         store: where devices compare what they must agree on.
         channels: those of this device. With nccl each gets its group at once, in order of tags:
             making a group waits for the other end, so all devices must make them in one order.
-        mesh: a gloo group of its own, which `abandon` may close, instead of the default group.
+        mesh: a gloo group of its own, which `abandon` may close, instead of the default group. Its
+            messages have checksums: who knows how to connect anew can ask for one again.
     """
 
     def __init__(
@@ -96,24 +98,25 @@ class NetworkTransport:
         line = self._line(channel)
         if line.layout is None:
             line.layout = layout
-            self._start_send(line, layout.header().to(self.wire), 2 * channel.tag)
-        self._start_send(line, flat.to(self.wire).view(torch.uint8), 2 * channel.tag + 1)
+            self._start_send(line, self._sealed(layout.header()), 2 * channel.tag)
+        self._start_send(line, self._sealed(flat), 2 * channel.tag + 1)
 
     def recv(self, channel: Channel) -> Tensor:
         """Wait for the channel's next message.
 
         Raises:
             TimeoutError: none came within the deadline; names the channel.
-            PeerLostError: the sender is gone.
+            PeerLostError: the sender is gone, or the message is not as it was sent.
             ValueError: the sender's shape is not the planned one.
         """
         line = self._line(channel)
         if line.layout is None:
             line.layout = self._read_header(line)
         self._post(line)
-        flat, work = line.posted.popleft()
+        arriving, work = line.posted.popleft()
         self._wait(work, channel)
         self._post(line)
+        flat = self._opened(arriving, line.layout.numel, channel.dtype, channel)
         return unpack(flat.to(self.device), line.layout)
 
     def agree(self, what: str, digest: str, device: str) -> None:
@@ -191,26 +194,46 @@ class NetworkTransport:
         """Keep up to AHEAD receives posted; before the layout is known, the header's only."""
         if line.layout is None:
             if line.header is None and line.expected:
-                header = torch.empty(HEADER_LENGTH, dtype=torch.int64, device=self.wire)
+                header = self._room(HEADER_LENGTH, torch.int64)
                 line.header = header, self._start_recv(line, header, 2 * line.channel.tag)
             return
         while line.expected and len(line.posted) < AHEAD:
-            flat = torch.empty(line.layout.numel, dtype=line.channel.dtype, device=self.wire)
-            work = self._start_recv(line, flat.view(torch.uint8), 2 * line.channel.tag + 1)
-            line.posted.append((flat, work))
+            arriving = self._room(line.layout.numel, line.channel.dtype)
+            work = self._start_recv(line, arriving, 2 * line.channel.tag + 1)
+            line.posted.append((arriving, work))
             line.expected -= 1
 
     def _read_header(self, line: _Line) -> Layout:
         if line.header is None:
             raise RuntimeError(f"no message is due on {line.channel}")
-        header, work = line.header
+        arriving, work = line.header
         self._wait(work, line.channel)
+        header = self._opened(arriving, HEADER_LENGTH, torch.int64, line.channel)
         layout = Layout.from_header(header)
         if layout.shape != line.channel.shape:
             raise ValueError(
                 f"{line.channel}: planned shape {line.channel.shape}, sent {layout.shape}"
             )
         return layout
+
+    # ------------------------------------------------------------------ bytes on the wire
+
+    def _sealed(self, flat: Tensor) -> Tensor:
+        payload = flat.to(self.wire).view(torch.uint8)
+        return payload if self.mesh is None else seal(payload)
+
+    def _room(self, numel: int, dtype: torch.dtype) -> Tensor:
+        nbytes = numel * dtype.itemsize
+        length = nbytes if self.mesh is None else sealed_length(nbytes)
+        return torch.empty(length, dtype=torch.uint8, device=self.wire)
+
+    def _opened(
+        self, arrived: Tensor, numel: int, dtype: torch.dtype, channel: Channel
+    ) -> Tensor:
+        nbytes = numel * dtype.itemsize
+        if self.mesh is not None and not is_whole(arrived, nbytes):
+            raise PeerLostError(f"a message's checksum is wrong: {channel}")
+        return arrived[:nbytes].view(dtype)
 
     def _wait(self, work: dist.Work, channel: Channel) -> None:
         self.background.check()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         TensorSpec,
     )
     from bigbrain_fx.doctor import probe
+    from bigbrain_fx.elastic import run_elastic
     from bigbrain_fx.errors import (
         BigBrainError,
         CaptureError,
@@ -52,7 +53,15 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from bigbrain_fx.explain import Explanation, explain
-    from bigbrain_fx.launch import BatchLine, Run, RunError, RunOptions, StepLine, run
+    from bigbrain_fx.launch import (
+        BatchLine,
+        DeviceLostError,
+        Run,
+        RunError,
+        RunOptions,
+        StepLine,
+        run,
+    )
     from bigbrain_fx.onnx_in import load_onnx
     from bigbrain_fx.onnx_out import OnnxExport, export_onnx
     from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
@@ -72,6 +81,7 @@ __all__ = [
     "Contender",
     "Costs",
     "Device",
+    "DeviceLostError",
     "Estimator",
     "Explanation",
     "Forecast",
@@ -117,6 +127,7 @@ __all__ = [
     "read_plan",
     "resplit",
     "run",
+    "run_elastic",
     "schema",
     "simulate",
     "split",
@@ -134,9 +145,10 @@ _ROOMS = {
     "core": "Cluster Costs Device Estimator Forecast Graph Link Op OpCost Partitioner Placement "
     "Program Stage Stages TensorSpec",
     "doctor": "probe",
+    "elastic": "run_elastic",
     "errors": "BigBrainError CaptureError InputError NoPlanError ScheduleError VerificationError",
     "explain": "Explanation explain",
-    "launch": "BatchLine Run RunError RunOptions StepLine run",
+    "launch": "BatchLine DeviceLostError Run RunError RunOptions StepLine run",
     "onnx_in": "load_onnx",
     "onnx_out": "OnnxExport export_onnx",
     "plan": "Options Plan Source make_plan read_plan",

@@ -32,6 +32,7 @@ from bigbrain_fx.supervisor import (
     FailedError,
     Job,
     Order,
+    Rescue,
     Supervisor,
     stopped_by_sigterm,
 )
@@ -42,6 +43,8 @@ TAIL_LINES = 12
 DEFAULT_STEPS = 10  # train.py's and infer.py's own
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
+NOT_FINITE = 65  # and of one whose loss or gradients are not finite
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,11 @@ class RunOptions:
     `spares` not None: processes of a training that die are replaced, by one of so many that are
     kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
     process without progress for `hang_s` is ended; `snapshot_every` steps lie between snapshots in
-    memory (None: measured). What happens is appended to `events` as JSON lines.
+    memory (None: measured). What happens is appended to `events` as JSON lines. `log_mib` of sent
+    messages are kept on each device; None: its share of half of the memory that is free.
+
+    `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
+    all devices, or "ignore" it.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
     start and at the end; with `resume` a training goes on from the last commit there.
@@ -116,6 +123,8 @@ class RunOptions:
     commits: Path | None = None
     commit_every: int | None = None
     resume: bool = False
+    log_mib: int | None = None
+    on_nan: str | None = None
 
 
 class Process(Protocol):
@@ -170,6 +179,16 @@ class RunError(BigBrainError):
     exit_code = 1
 
 
+class DeviceLostError(RunError):
+    """Report a run that ended because the processes of one device keep dying; others could go on.
+
+    Attributes:
+        device: its name.
+    """
+
+    device: str = ""
+
+
 def run(
     bundle: str | Path,
     options: RunOptions | None = None,
@@ -177,12 +196,14 @@ def run(
     on_batch: Callable[[BatchLine], None] | None = None,
     spawn: Spawn | None = None,
     on_event: Callable[[Event], None] | None = None,
+    rescue: Rescue | None = None,
 ) -> Run:
     """Run a bundle on this host, training or inference, and wait for its end.
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
-    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`.
+    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`; `rescue` gets
+    the newest snapshots in memory before a DeviceLostError.
 
     Every process is ended, whatever happens, before this returns.
 
@@ -190,6 +211,7 @@ def run(
         InputError: no bundle, the port is taken, a batch is not like the one that was traced, or
             an option is for the other kind of bundle.
         RunError: a process failed, and was not or could not be replaced; the others are stopped.
+        DeviceLostError: it only died, so that other devices could go on: see `run_elastic`.
     """
     bundle, options = Path(bundle), options or RunOptions()
     plan = read_plan(bundle)
@@ -205,7 +227,7 @@ def run(
     logs.mkdir(parents=True, exist_ok=True)
     if options.spares is not None:
         _require_supervised(plan, spawn)
-        return _supervised(plan, bundle, options, logs, on_step, on_event)
+        return _supervised(plan, bundle, options, logs, on_step, on_event, rescue)
     port = options.port or free_port()
     require_free(port)
     with _processes(plan, bundle, options, port, logs, spawn or popen) as crew:
@@ -244,6 +266,7 @@ def _supervised(
     logs: Path,
     on_step: Callable[[StepLine], None] | None,
     on_event: Callable[[Event], None] | None,
+    rescue: Rescue | None,
 ) -> Run:
     """Run a training bundle under a supervisor."""
     _reporter(plan)  # it must have a loss
@@ -255,17 +278,27 @@ def _supervised(
             on_step(steps[-1])
 
     events = EventLog(options.events, on_event)
-    supervisor = Supervisor(_job(plan, bundle, options, logs), start_supervised, hear, events)
+    job = _job(plan, bundle, options, logs)
+    supervisor = Supervisor(job, start_supervised, hear, events, rescue)
     try:
         with stopped_by_sigterm(supervisor):
             outcome = supervisor.run()
     except FailedError as error:
-        death = error.death
-        what = f"the process of device {death.device} {death.how}"
-        raise _failure(what, death.code, Path(death.log), entry(plan), error.reason) from error
+        raise _failed(error, plan) from error
     finally:
         events.close()
     return Run(tuple(steps), _peaks(plan, logs), logs, (), outcome.restarts, outcome.stopped_at)
+
+
+def _failed(error: FailedError, plan: Plan) -> BigBrainError:
+    death = error.death
+    what = f"the process of device {death.device} {death.how}"
+    found = _failure(what, death.code, Path(death.log), entry(plan), error.reason)
+    if not error.moves:
+        return found
+    lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
+    lost.device = death.device
+    return lost
 
 
 def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
@@ -286,6 +319,7 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
         hang_s=options.hang_s,
         start_s=options.deadline_s,
         every=options.snapshot_every,
+        log_bytes=None if options.log_mib is None else options.log_mib * MIB,
     )
 
 
@@ -345,6 +379,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "--save": options.save,
         "first_gradients": options.first_gradients,
         "--commits": options.commits,
+        "--on-nan": options.on_nan,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
     wrong = inference if plan.mode == "train" else training
@@ -366,10 +401,13 @@ def hosts(plan: Plan) -> tuple[str, ...]:
 
 
 def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
-    """Return (host, command) for every device, for a bundle that is copied to each host.
+    """Return (host, command): what to type on each host, for a bundle that is copied to all.
 
-    The first host answers at the port, 29500 unless the options name one.
+    Where processes are to be replaced, one command a host; else one for every device. The first
+    host answers at the port, 29500 unless the options name one.
     """
+    if options.spares is not None:
+        return _launches(plan, options)
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
     given = {
         "--steps": options.steps or (None if options.inputs else DEFAULT_STEPS),
@@ -387,6 +425,37 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     return [
         (host, f"RANK={rank} LOCAL_RANK={names[:rank].count(host)} {common}")
         for rank, host in enumerate(names)
+    ]
+
+
+SECRET = "secret"  # the file that all hosts have, in the bundle
+
+
+def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
+    """Return a supervisor's command for the first host, and an agent's for each other."""
+    first, *others = hosts(plan)
+    address = shlex.quote(f"{first}:{options.port or 29500}")
+    common = f"--secret {SECRET} --spares {options.spares}"
+    given = {
+        "--restarts": options.restarts,
+        "--hang": options.hang_s,
+        "--snapshot-every": options.snapshot_every,
+        "--log-mib": options.log_mib,
+        "--events": options.events,
+        "--steps": options.steps or DEFAULT_STEPS,
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--on-nan": options.on_nan,
+        "--save": options.save,
+        "--commits": options.commits,
+        "--commit-every": options.commit_every,
+    }
+    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
+    words += ["--resume"] if options.resume else []
+    head = f"python launch.py --listen {address} {common} {' '.join(words)}"
+    return [(first, head)] + [
+        (host, f"python launch.py --join {address} --host {shlex.quote(host)} {common}")
+        for host in others
     ]
 
 
@@ -529,6 +598,8 @@ class _Crew:
 
 
 def _advice(code: int, program: str) -> str:
+    if code == NOT_FINITE:
+        return "lower the learning rate, or run with --on-nan skip to leave such updates out"
     if code == -signal.SIGKILL:
         return (
             "Linux ends a process so when memory runs out (`dmesg` tells): give its device less "
@@ -602,6 +673,7 @@ def _arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--outputs": options.outputs.resolve() if options.outputs else None,
         "--commits": options.commits.resolve() if options.commits else None,
         "--commit-every": options.commit_every,
+        "--on-nan": options.on_nan,
         "--report": logs.resolve(),
     }
     words = [

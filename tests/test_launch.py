@@ -207,6 +207,12 @@ def test_commands_for_several_hosts(tmp_path: Path) -> None:
         ("south", f"RANK=1 LOCAL_RANK=0 {common}"),
         ("north", f"RANK=2 LOCAL_RANK=1 {common}"),
     ]
+    secret = "--secret secret --spares 2"
+    (north, head), (south, agent) = commands(plan, RunOptions(7, spares=2, commits=Path("my c")))
+    assert (north, south) == ("north", "south")
+    assert head.startswith(f"python launch.py --listen north:29500 {secret} --restarts 20")
+    assert head.endswith("--steps 7 --deadline 300.0 --commits 'my c'")
+    assert agent == f"python launch.py --join north:29500 --host south {secret}"
     moved = commands(plan, RunOptions(7, seed=3, port=4000, save=Path("my out")))
     assert "MASTER_PORT=4000 python train.py --steps 7 --seed 3" in moved[1][1]
     assert moved[1][1].endswith("--save 'my out'")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.launch import RunOptions, run
-from tests.bundles import copied, edit, is_running, split_small
+from bigbrain_fx.launch import RunOptions, free_port, run
+from bigbrain_fx.supervisor import Event
+from tests.bundles import cluster, copied, edit, is_running, split_small
 
 DEADLINE_S = 300.0  # a busy machine imports torch for half a minute; a lost link costs a whole one
 KILL_ONCE = '''
@@ -121,3 +122,64 @@ def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) ->
     assert [line.step for line in done.steps] == [0, 1, 2, 3]
     assert done.restarts == 1
     assert '"event": "died"' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path: Path) -> None:
+    """Nothing is kept of what was sent: the death of one takes both back; the numbers stay."""
+    copy, events = copied(bundle, tmp_path), list[Event]()
+    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
+    plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "5")
+    options = RunOptions(5, spares=0, log_mib=0, snapshot_every=2)
+    done = run(copy, options, on_event=events.append)
+    losses = [json.loads(line)["loss"] for line in plain.stdout.splitlines()]
+    assert [line.loss for line in done.steps] == losses
+    assert [e["step"] for e in events if e["event"] == "rolled_back"] == [2]
+    assert {e["device"] for e in events if e["event"] == "log_dropped"} <= {"d0", "d1"}
+    assert len([e for e in events if e["event"] == "assigned"]) == 2
+
+
+HOSTS = ("alpha", "beta")
+
+
+def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
+    """launch.py twice, here both on this machine; a process of the second one is replaced."""
+    bundle = split_small(tmp_path, cluster(2, HOSTS))
+    edit(bundle / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
+    secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
+    secret.write_text("only these two hosts know it")
+    secret.chmod(0o600)
+    common = ["--secret", str(secret), "--spares", "0"]
+    head = start(bundle, "launch.py", "--listen", address, *common, "--json", "--steps", "4")
+    agent = start(bundle, "launch.py", "--join", address, "--host", "beta", *common)
+    try:
+        out, said = head.communicate(timeout=DEADLINE_S)
+        _, agent_said = agent.communicate(timeout=DEADLINE_S)
+    finally:
+        for process in (head, agent):
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    assert (head.returncode, agent.returncode) == (0, 0), said + agent_said
+    (bundle / "killed").touch()
+    plain = python(bundle, "train.py", "--in-process", "--json", "--steps", "4")
+    losses = [
+        [json.loads(line)["loss"] for line in text.splitlines()] for text in (plain.stdout, out)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+    assert "d1 was killed by signal 9" in said
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -11,7 +11,7 @@ import pytest
 from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
 from bigbrain_fx.supervisor.hanging import Pulse, hung, locked, slow
 from bigbrain_fx.supervisor.interval import Cost, interval
-from bigbrain_fx.supervisor.judging import Judge
+from bigbrain_fx.supervisor.judging import Judge, Stop
 from bigbrain_fx.supervisor.line import Orders, hear, line_pair
 from bigbrain_fx.supervisor.slots import Slots, common
 
@@ -27,29 +27,41 @@ def death(step: int = 3, code: int = -9, text: str | None = None, *, born: bool 
 
 def test_a_killed_process_is_replaced_until_the_budget_is_spent() -> None:
     judge = Judge(restarts=2, window_s=10.0)
-    assert [judge.reason_to_stop(death(), now) for now in (0.0, 1.0)] == [None, None]
-    assert judge.reason_to_stop(death(), 2.0) == "2 restarts within 10 s are allowed"
-    assert judge.reason_to_stop(death(), 10.5) is None  # the first one is out of the window
+    assert [judge.stop_for(death(), now) for now in (0.0, 1.0)] == [None, None]
+    assert judge.stop_for(death(), 2.0) == Stop("2 restarts within 10 s are allowed", moves=True)
+    assert judge.stop_for(death(), 10.5) is None  # the first one is out of the window
 
 
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time() -> None:
     judge = Judge(10, 10.0)
-    assert judge.reason_to_stop(death(3, 1, "ValueError: no"), 0.0) is None
-    assert judge.reason_to_stop(death(4, 1, "ValueError: no"), 1.0) is None
-    assert "same error" in str(judge.reason_to_stop(death(3, 1, "ValueError: no"), 2.0))
+    assert judge.stop_for(death(3, 1, "ValueError: no"), 0.0) is None
+    assert judge.stop_for(death(4, 1, "ValueError: no"), 1.0) is None
+    assert "same error" in str(judge.stop_for(death(3, 1, "ValueError: no"), 2.0))
 
 
 def test_wrong_data_are_not_tried_again() -> None:
-    assert Judge(10, 10.0).reason_to_stop(death(code=2), 0.0) == "its input cannot be used"
+    assert Judge(10, 10.0).stop_for(death(code=2), 0.0) == Stop("its input cannot be used")
+
+
+def test_numbers_that_are_not_finite_would_come_again() -> None:
+    found = Judge(10, 10.0).stop_for(death(code=65, text="NotFiniteError: loss"), 0.0)
+    assert found == Stop("the same numbers would come again")
+
+
+def test_other_devices_cannot_mend_an_error_that_was_reported() -> None:
+    judge = Judge(0, 10.0)
+    assert judge.stop_for(death(3, 1, "ValueError: no"), 0.0) == Stop(
+        "0 restarts within 10 s are allowed", moves=False
+    )
 
 
 def test_two_ends_before_a_first_step_are_enough() -> None:
     judge = Judge(10, 10.0)
-    assert judge.reason_to_stop(death(-1, born=False), 0.0) is None
-    assert "twice" in str(judge.reason_to_stop(death(-1, born=False), 1.0))
+    assert judge.stop_for(death(-1, born=False), 0.0) is None
+    assert "twice" in str(judge.stop_for(death(-1, born=False), 1.0))
     judge.born("d1")
     for second in (2.0, 3.0, 4.0):  # replacements that are killed while they replay
-        assert judge.reason_to_stop(death(-1, born=False), second) is None
+        assert judge.stop_for(death(-1, born=False), second) is None
 
 
 # --------------------------------------------------------------------------- hanging

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from bigbrain_fx.supervisor import Event
 
 
+_SEVERAL = "for several hosts: copy the bundle to each, run there (or add --local)"
+_SECRET = (
+    "with a file `secret` in it that only you can read, the same on all hosts: "
+    "`(umask 077; head -c 32 /dev/urandom | base64 > secret)`"
+)
+
+
 @cli.command(short_help="Run a bundle, a process per device.")
 @click.argument("bundle", type=PATH)
 @click.option(
@@ -71,6 +78,18 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Steps between snapshots in memory [default: measured].",
 )
+@click.option(
+    "--log-mib",
+    type=click.IntRange(min=0),
+    help="Memory for sent messages on each device [default: a share of half of what is free].",
+)
+@click.option(
+    "--on-nan",
+    type=click.Choice(["stop", "skip", "ignore"]),
+    help="At a loss or gradient that is not finite: stop, skip the update on all devices, or "
+    "ignore it [default: stop].",
+)
+@click.option("--elastic", is_flag=True, help="Go on without a device whose processes keep dying.")
 @click.option("--commits", type=PATH, help="Write the training's state to this folder.")
 @click.option(
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
@@ -89,6 +108,7 @@ def run(
     local: bool,
     no_replay: bool,
     mtbf: str | None,
+    elastic: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
@@ -97,6 +117,7 @@ def run(
     It trains, or infers, as it was split for. A training process that dies is replaced: the others
     wait for it, and the result is the same. SIGTERM ends a training after its step.
     """
+    from bigbrain_fx.elastic import run_elastic
     from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, can_supervise, commands, hosts
     from bigbrain_fx.launch import run as run_bundle
     from bigbrain_fx.plan import read_plan
@@ -111,16 +132,19 @@ def run(
         choices |= intervals(plan, mtbf, choices)
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
-        click.echo(
-            "for several hosts: copy the bundle to each, run there (or add --local)", err=True
-        )
+        click.echo(_SEVERAL, err=True)
+        if options.spares is not None:
+            click.echo(_SECRET, err=True)
         for host, command in commands(plan, options):
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
         return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
     with stepping(total, as_json) as show:
-        done = run_bundle(bundle, options, show, show, on_event=_tell)
+        if elastic:
+            done = run_elastic(bundle, options, show, _tell)
+        else:
+            done = run_bundle(bundle, options, show, show, on_event=_tell)
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:

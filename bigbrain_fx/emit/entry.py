@@ -16,10 +16,11 @@ from bigbrain_fx.plan import Plan
 def device_fields(plan: Plan, classes: Sequence[str]) -> list[str]:
     """Return the arguments that name the bundle's folder, its devices and its seed."""
     devices = [plan.cluster.device[name] for name in plan.stages.devices]
+    listed = ", ".join(classes) + ("," if len(classes) == 1 else "")
     return [
         "folder=Path(__file__).resolve().parent",
         f"plan={plan.key!r}",
-        f"devices=({''.join(f'{name}, ' for name in classes).strip()})",
+        f"devices=({listed})",
         f"kinds={tuple(d.kind for d in devices)!r}",
         f"threads={tuple(d.threads for d in devices)!r}",
         f"seed={plan.seed}",

@@ -85,9 +85,11 @@ class Control:
         self.values: dict[str, bytes] = {}
         self.said_first: dict[str, str] = {}
         self.board: dict[str, str] = {}
+        self.voted: dict[int, bool] = {}
         self.epoch = -1
         self.every: int | None = None
         self.stop_at: int | None = None
+        self.log_bytes: int | None = None
         self.ended = False
         self.on_generation: Callable[[], None] = lambda: None
         self._paused = False
@@ -243,6 +245,13 @@ class Control:
             self.changed.wait_for(lambda: self.epoch >= step or self.generation > generation)
             return self.epoch >= step
 
+    def wait_vote(self, step: int, generation: int) -> bool | None:
+        """Wait for what all devices say of a step; None if they meet anew before."""
+        with self.waiting("", f"all devices' votes on step {step}"), self.changed:
+            self.changed.wait_for(lambda: step in self.voted or self.generation > generation)
+            self.voted.pop(step - 1, None)
+            return self.voted.get(step)
+
     def wait_every(self, generation: int) -> bool:
         """Wait until the interval of snapshots is known; False if they meet anew before."""
         with self.waiting("", "all devices' costs"), self.changed:
@@ -289,6 +298,7 @@ class Control:
         self.epoch = rest.get("epoch", -1)
         self.every = rest.pop("every", None)
         self.stop_at = rest.pop("stop_at", None)
+        self.log_bytes = rest.pop("log_bytes", None)
         self.duties.append(Duty(device, files=files, **rest))
 
     def _do_generation(self, files: tuple[int, ...], number: int) -> None:
@@ -317,6 +327,13 @@ class Control:
 
     def _do_post(self, files: tuple[int, ...], key: str, text: str) -> None:
         self.board[key] = text
+
+    def _do_forget(self, files: tuple[int, ...], keys: list[str]) -> None:
+        for key in keys:
+            self.board.pop(key, None)
+
+    def _do_voted(self, files: tuple[int, ...], step: int, yes: bool) -> None:
+        self.voted[step] = yes
 
     def _do_epoch(self, files: tuple[int, ...], step: int) -> None:
         self.epoch = step

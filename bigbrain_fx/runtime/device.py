@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .channel import Channel
 from .data import Stream
+from .finite import NotFiniteError, not_finite
 from .hooks import Hooks
 from .modules import Stage, active, set_parameter
 from .recompute import Read, Twice
@@ -43,6 +44,10 @@ class Transport(Protocol):
 
     def agree(self, what: str, digest: str, device: str) -> None:
         """Compare a digest with the other devices'."""
+
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        """Tell all devices, `names`, what this one says of a step; return whether all say yes."""
+        ...
 
     def finish(self) -> None:
         """Wait until all sends have left."""
@@ -109,6 +114,7 @@ class Device:
         self.seed = seed
         self.device = device
         self.hooks = Hooks()
+        self.on_nan = "stop"  # or another of `finite.POLICIES`
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
             self.modules[number] = stage.empty(device).train()
@@ -117,6 +123,7 @@ class Device:
         self.owner: Mapping[str, str] = {}
         self.step = 0
         self.finished = 0  # steps
+        self._compared = False  # its first batch with the others'
         self._saved: dict[tuple[int, int], _Saved | Read] = {}
         self._twice = {number: Twice(self.modules[number]) for number in self.recompute}
         self._kept: dict[int, deque[Tensor]] = {}
@@ -183,8 +190,10 @@ class Device:
         self._now = _Step()
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
         self.stream.advance(step)
-        if step == 0:
-            self.transport.agree("the first batch", self.stream.digest(), self.name)
+        if not self._compared:  # a replacement is alone with its first step
+            what = "the first batch" if step == 0 else f"the batch of step {step}"
+            self.transport.agree(what, self.stream.digest(), self.name)
+            self._compared = True
         incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         self.step_once()
@@ -348,7 +357,14 @@ class Device:
         self._now.norms.update(zip(owned, self._receive(channel).unbind(), strict=True))
 
     def optimizer_step(self) -> None:
-        """Sum tied gradients, last stage first; clip by the global norm; update the parameters."""
+        """Sum tied gradients, last stage first; clip by the global norm; update the parameters.
+
+        Raises:
+            NotFiniteError: a loss or a gradient is not finite, and the policy is to stop.
+        """
+        if not self._may_update():
+            self._now.gradients.clear()
+            return
         if self.optimizer is None:
             return
         gradients = self._summed()
@@ -365,6 +381,18 @@ class Device:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._now.gradients.clear()
+
+    def _may_update(self) -> bool:
+        """Whether all numbers of this step are finite, or nobody minds."""
+        if self.on_nan == "ignore":
+            return True
+        now, stage = self._now, self.loss[0] if self.loss else None
+        found = not_finite(self.step, stage, now.losses, now.gradients)
+        if self.on_nan == "skip":
+            return self.transport.vote(self.step, self.name, found is None, self.names)
+        if found is not None:
+            raise NotFiniteError(f"{found} (device {self.name})")
+        return True
 
     def _summed(self) -> dict[str, Tensor]:
         found = {}

@@ -27,6 +27,7 @@ class Hub:
         self.turn = threading.Condition()
         self.queues: dict[int, deque[tuple[Layout, Tensor]]] = {}
         self.digests: dict[str, tuple[str, str]] = {}
+        self.votes: dict[int, dict[str, bool]] = {}
         self.failed: BaseException | None = None
 
     def run(self, programs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
@@ -93,6 +94,17 @@ class LocalTransport:
             raise RuntimeError(
                 f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
             )
+
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        """Tell all devices what this one says of a step; return whether all say yes."""
+        votes = self.hub.votes.setdefault(step, {})
+        votes[device] = yes
+        self.hub.votes.pop(step - 2, None)  # all have read it: they have voted on the next
+        self.hub.turn.notify_all()
+        self.hub.turn.wait_for(lambda: len(votes) == len(names) or self.hub.failed)
+        if self.hub.failed is not None:
+            raise RuntimeError("another device of this process failed") from self.hub.failed
+        return all(votes.values())
 
     def finish(self) -> None:
         """Nothing is under way between steps."""

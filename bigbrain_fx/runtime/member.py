@@ -24,6 +24,7 @@ from .committing import CommitOptions
 from .control import Control, Duty, said
 from .data import BatchError
 from .device import Device
+from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .rendezvous import PassedOn, form_mesh, own_device, write_report
 from .replay import ReplayTransport
@@ -52,12 +53,13 @@ def serve(
         _train(bundle, options, commits, seed, control, duty)
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, (BatchError, CommitError, StateError)) else 1
+        code = NOT_FINITE if isinstance(error, NotFiniteError) else code
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
         control.say("failed", text=said(error), code=code)
-        if code == BAD_INPUT:
+        if code in (BAD_INPUT, NOT_FINITE):
             print(f"error: {error}", file=sys.stderr)
-            sys.exit(BAD_INPUT)
+            sys.exit(code)
         raise
 
 
@@ -72,6 +74,7 @@ def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
         torch.set_num_threads(bundle.threads[rank])
         device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"))
         device.hooks = type(device.hooks)()
+        device.on_nan = "ignore"  # zeros may well have no finite loss
         device.run_step(0)
         del device
         gc.collect()
@@ -91,6 +94,9 @@ class _Nothing:
 
     def agree(self, what: str, digest: str, device: str) -> None:
         pass
+
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        return True
 
     def finish(self) -> None:
         pass
@@ -113,13 +119,14 @@ def _train(
     connect = partial(_connect, bundle, options, duty.rank, where, control)
     transport = ReplayTransport(cls.name, cls.channels, cls.micro_batches, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
+    device.on_nan = options.on_nan
     transport.fixed = _storages(device)
     snapshots = Snapshots(transport, control, duty)
     first, committer = max(duty.epoch, 0), None
     if duty.epoch >= 0:
         snapshots.restore(device, duty.epoch)
     if commits is not None:
-        committer = SupervisedCommitter(transport, bundle, device, commits)
+        committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
         first = committer.join(device, resume=commits.resume, epoch=duty.epoch)
     if duty.epoch < 0:
         transport.start(first, {})

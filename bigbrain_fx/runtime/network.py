@@ -130,6 +130,13 @@ class NetworkTransport:
                 f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
             )
 
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        """Tell all devices what this one says of a step; return whether all say yes."""
+        assert self.store is not None
+        self.store.set(f"vote/{step}/{device}", "yes" if yes else "no")
+        self.store.delete_key(f"vote/{step - 2}/{device}")  # all have voted on the next one
+        return all([self.store.get(f"vote/{step}/{name}") == b"yes" for name in names])
+
     def finish(self) -> None:
         """Wait until everything sent has been received."""
         self.background.drain()
@@ -227,9 +234,7 @@ class NetworkTransport:
         length = nbytes if self.mesh is None else sealed_length(nbytes)
         return torch.empty(length, dtype=torch.uint8, device=self.wire)
 
-    def _opened(
-        self, arrived: Tensor, numel: int, dtype: torch.dtype, channel: Channel
-    ) -> Tensor:
+    def _opened(self, arrived: Tensor, numel: int, dtype: torch.dtype, channel: Channel) -> Tensor:
         nbytes = numel * dtype.itemsize
         if self.mesh is not None and not is_whole(arrived, nbytes):
             raise PeerLostError(f"a message's checksum is wrong: {channel}")

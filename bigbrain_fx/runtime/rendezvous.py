@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
     from .control import Control
 
+LAUNCHERS = tuple(
+    dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), names, strict=True))
+    for names in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    )
+)
 FORM_S = 20.0  # longest time in which connections of a generation are made
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
@@ -43,10 +52,8 @@ def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnySt
         deadline_s: longest wait for the others.
     """
     world = len(kinds)
-    if environment_number("WORLD_SIZE", world) != world:
-        raise SystemExit(
-            f"this bundle needs {world} processes, one per device; found {os.environ['WORLD_SIZE']}"
-        )
+    if (found := environment_number("WORLD_SIZE", world)) != world:
+        raise SystemExit(f"this bundle needs {world} processes, one per device; found {found}")
     timeout = timedelta(seconds=deadline_s)
     backend = "nccl" if all(kind == "cuda" for kind in kinds) else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
@@ -134,7 +141,7 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
         PeerLostError: a device is gone, or the generation has been given up.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has it
-    options._devices = [_gloo_device(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))]
+    options._devices = [_gloo_device(_listening_place())]
     options._timeout = timedelta(seconds=FORM_S / GLOO_PATIENCE)
     made: list[Any] = []
 
@@ -154,9 +161,17 @@ def form_mesh(store: PassedOn, rank: int, world: int) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, mesh)
 
 
+def _listening_place() -> tuple[tuple[str, str], ...]:
+    """Return where to listen: the interface that was named, or the address; by itself loopback."""
+    interface, address = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("BIGBRAIN_ADDRESS")
+    if interface is None and address is not None:
+        return (("hostname", address),)
+    return (("interface", interface or "lo"),)
+
+
 @lru_cache(maxsize=1)
-def _gloo_device(interface: str) -> Any:  # noqa: ANN401  # torch has no name for it
-    return dist.ProcessGroupGloo.create_device(interface=interface)
+def _gloo_device(place: tuple[tuple[str, str], ...]) -> Any:  # noqa: ANN401  # torch has no name
+    return dist.ProcessGroupGloo.create_device(**dict(place))
 
 
 def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") -> None:
@@ -184,10 +199,15 @@ def write_report(name: str, folder: Path) -> None:
 
 
 def environment_number(name: str, default: int | None) -> int:
-    """Return a number that the launcher set; without a default it must be there."""
-    text = os.environ.get(name)
+    """Return a number that the launcher set; without a default it must be there.
+
+    `name` is as torchrun has it; Open MPI, MPICH and Slurm have names of their own.
+    """
+    of_launcher = next((names for names in LAUNCHERS if names["RANK"] in os.environ), {})
+    text = os.environ.get(of_launcher.get(name, name))
     if text is None and default is None:
         raise SystemExit(
-            f"{name} is not set: start with torchrun, `bigbrain-fx run`, or give --rank"
+            f"{name} is not set: start with torchrun, mpirun, srun, `bigbrain-fx run`, or give "
+            "--rank"
         )
     return int(text) if text is not None else int(default or 0)

@@ -41,6 +41,11 @@ class _Logged:
     flat: Tensor
     version: int
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory."""
+        return self.flat.untyped_storage().nbytes()
+
 
 @dataclass
 class _End:
@@ -97,6 +102,7 @@ class ReplayTransport:
         self.received: dict[int, _Received] = {}
         self.step_bytes = 0  # received since the step began
         self.epoch = -1  # the log has been dropped up to this step
+        self.held_bytes = 0  # by the log
         for channel in channels:
             per_step = micro_batches if channel.kind in ("activation", "gradient") else 1
             if channel.is_local:
@@ -129,14 +135,6 @@ class ReplayTransport:
         yield from self.sent.values()
         yield from self.received.values()
 
-    def logged_bytes(self) -> int:
-        """Return how much memory the log holds."""
-        return sum(
-            entry.flat.untyped_storage().nbytes()
-            for sent in self.sent.values()
-            for entry in sent.log
-        )
-
     # ------------------------------------------------------------------ a Transport
 
     def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
@@ -157,12 +155,13 @@ class ReplayTransport:
         entry = self._logged(sent, tensor)
         sent.log.append(entry)
         sent.next += 1
-        if entry.number < sent.peer_next:
-            return
-        try:
-            self._send(self._living(), sent, entry)
-        except (PeerLostError, TimeoutError) as error:
-            self.form(error)  # sends all that is in the log
+        self.held_bytes += entry.nbytes
+        if entry.number >= sent.peer_next:
+            try:
+                self._send(self._living(), sent, entry)
+            except (PeerLostError, TimeoutError) as error:
+                self.form(error)  # sends all that is in the log
+        self._keep_within(sent)
 
     def recv(self, channel: Channel) -> Tensor:
         """Wait for the channel's next message, through any number of deaths."""
@@ -183,6 +182,13 @@ class ReplayTransport:
     def agree(self, what: str, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
         self.control.agree(what, digest, device)
+
+    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
+        """Tell the supervisor, who keeps it, what this device says; return whether all say yes."""
+        self.control.say("vote", step=step, yes=yes)
+        while (all_say := self.control.wait_vote(step, self.generation)) is None:
+            self.form()
+        return all_say
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""
@@ -312,7 +318,18 @@ class ReplayTransport:
         self.epoch = self.control.epoch
         for sent in self.sent.values():
             while sent.log and sent.log[0].number < self.epoch * sent.per_step:
-                sent.log.popleft()
+                self.held_bytes -= sent.log.popleft().nbytes
+
+    def _keep_within(self, last: _Sent) -> None:
+        """Forget all messages when they take too much memory; a death then takes all back."""
+        limit = self.control.log_bytes
+        if limit is None or self.held_bytes <= limit:
+            return
+        step = (last.next - 1) // last.per_step
+        self.control.say("log_dropped", step=step, bytes=self.held_bytes)
+        for sent in self.sent.values():
+            sent.log.clear()
+        self.held_bytes = 0
 
 
 def _layout(found: tuple[Iterable[int], Iterable[int]]) -> Layout:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Board:
     """A ledger that the supervisor keeps; a new process has all of it from the start."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, deadline_s: float) -> None:
         self.control = control
+        self.deadline_s = deadline_s
 
     def post(self, key: str, text: str) -> None:
         """Say something; what was said under the key before is replaced."""
@@ -39,7 +40,10 @@ class Board:
     def wait(self, key: str) -> str:
         """Return what was said, as soon as it is."""
         with self.control.changed:
-            self.control.changed.wait_for(lambda: key in self.control.board)
+            if not self.control.changed.wait_for(
+                lambda: key in self.control.board, self.deadline_s
+            ):
+                raise TimeoutError(f"waited {self.deadline_s:g} s for {key}")
             return self.control.board[key]
 
     def claim(self, key: str) -> bool:
@@ -52,6 +56,7 @@ class SupervisedCommitter(Committer):
 
     Args:
         transport: of the device: it meets the others anew while this waits for the disk.
+        deadline_s: longest wait for what another device says.
     """
 
     def __init__(
@@ -60,12 +65,13 @@ class SupervisedCommitter(Committer):
         bundle: Bundle,
         device: Device,
         options: CommitOptions,
+        deadline_s: float,
     ) -> None:
         about: Mapping[str, Any] = {
             "plan": bundle.plan,
             "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
         }
-        board = Board(transport.control)
+        board = Board(transport.control, deadline_s)
         super().__init__(options.folder, options.every, device.name, device.names, board, about)
         self.control = transport.control
         self.transport = transport

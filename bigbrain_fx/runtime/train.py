@@ -34,6 +34,7 @@ from .committing import (
 from .control import Control
 from .data import BatchError
 from .device import Device
+from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
@@ -60,7 +61,7 @@ def main(bundle: Bundle) -> None:
     keep_freed_memory()
     if options.in_process:
         with _stopping_on_bad_input():
-            run_in_process(bundle, options.steps, seed, _printer(options.json), commits=commits)
+            _run_here(bundle, seed, options, commits)
         return
     control = Control.inherited()
     if control is not None:
@@ -77,13 +78,28 @@ def main(bundle: Bundle) -> None:
             dist.destroy_process_group()
 
 
+def _run_here(
+    bundle: Bundle, seed: int, options: argparse.Namespace, commits: CommitOptions | None
+) -> None:
+    """Run all devices in this process, and write what the options ask for."""
+    folder = options.first_gradients
+    keep = partial(save_first_gradients, Path(folder)) if folder else None
+    report = _printer(options.json)
+    devices = run_in_process(
+        bundle, options.steps, seed, report, keep, commits=commits, on_nan=options.on_nan
+    )
+    for device in devices.values() if options.save else ():
+        save(device, Path(options.save))
+
+
 @contextmanager
 def _stopping_on_bad_input() -> Iterator[None]:
     try:
         yield
-    except (BatchError, CommitError, StateError, FencedError) as error:
+    except (BatchError, CommitError, StateError, FencedError, NotFiniteError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, FencedError) else BAD_INPUT)
+        codes = {FencedError: 1, NotFiniteError: NOT_FINITE}
+        sys.exit(codes.get(type(error), BAD_INPUT))
 
 
 def run_in_process(
@@ -93,6 +109,7 @@ def run_in_process(
     report: Report | None = None,
     after_step: Callable[[Device, int], None] | None = None,
     commits: CommitOptions | None = None,
+    on_nan: str = "stop",
 ) -> dict[str, Device]:
     """Run all devices in this process, in turn; return them, trained."""
     hub = Hub()
@@ -100,6 +117,8 @@ def run_in_process(
         cls.name: make_device(bundle, rank, LocalTransport(hub), seed, torch.device("cpu"))
         for rank, cls in enumerate(bundle.devices)
     }
+    for device in devices.values():
+        device.on_nan = on_nan
     first, ledger = 0, LocalLedger()
     committers = {}
     if commits is not None:
@@ -159,6 +178,7 @@ def _run(
     remote = [c for c in bundle.devices[rank].channels if not c.is_local]
     transport = NetworkTransport(ranks, where, options.deadline, store, remote)
     device = make_device(bundle, rank, transport, seed, where)
+    device.on_nan = options.on_nan
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     first, committer = 0, None
@@ -197,6 +217,13 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     parser.add_argument("--first-gradients", help="write the gradients of step 0 to this folder")
     parser.add_argument(
         "--threads", type=int, default=None, help="threads of every process (default: the plan's)"
+    )
+    parser.add_argument(
+        "--on-nan",
+        choices=POLICIES,
+        default="stop",
+        help="at a loss or gradient that is not finite: stop the run, skip the update on all "
+        "devices, or ignore it (default stop)",
     )
     parser.add_argument("--report", help="write each device's peak memory to this folder")
     parser.add_argument(

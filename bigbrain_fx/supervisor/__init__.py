@@ -6,7 +6,7 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 
 from .command import main, stopped_by_sigterm, tail
 from .events import Event, EventLog, status
-from .host import FailedError, Job, OnStep, Outcome, Supervisor
+from .host import FailedError, Job, OnStep, Outcome, Rescue, Supervisor
 from .judging import BAD_INPUT, Death
 from .processes import Order, Process, Start, popen
 
@@ -21,6 +21,7 @@ __all__ = [
     "Order",
     "Outcome",
     "Process",
+    "Rescue",
     "Start",
     "Supervisor",
     "main",

@@ -19,12 +19,13 @@ from .events import Event, EventLog, status
 from .host import FailedError, Job, OnStep, Supervisor
 from .hosts import Agent, Bridge, admit, start_on
 from .judging import BAD_INPUT, Death
-from .processes import Start
+from .processes import ADDRESS, Start
 from .secured import Secured, StrangerError, read_secret
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES = 12
+MIB = 2**20
 
 
 def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str] = ()) -> None:
@@ -51,11 +52,14 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
     logs.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    bridges: dict[str, Bridge] = {}
     try:
         if options.join is not None:
             _join(options, folder, environment, logs)
             return
-        bridges = _bridges(options, hosts) if options.listen is not None else {}
+        if options.listen is not None:
+            bridges = _bridges(options, hosts)
+            environment |= _address_of(next(iter(bridges.values())).connection)
     except (StrangerError, OSError) as error:
         parser.exit(BAD_INPUT, f"error: {error}\n")
     job = Job(
@@ -68,6 +72,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         restarts=options.restarts,
         hang_s=options.hang,
         every=options.snapshot_every,
+        log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if bridges else (),
     )
     events = Path(options.events) if options.events else None
@@ -91,7 +96,12 @@ def _join(
     secret = read_secret(Path(options.secret))
     connection = socket.create_connection(_address(options.join), AGENTS_S)
     secured = Secured(connection, secret, is_head=False)
-    Agent(secured, folder, environment, logs).run(options.host)
+    Agent(secured, folder, {**environment, **_address_of(secured)}, logs).run(options.host)
+
+
+def _address_of(connection: Secured) -> dict[str, str]:
+    """Let devices listen where the other hosts reach this one: at its end of a connection."""
+    return {ADDRESS: connection.connection.getsockname()[0]}
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -184,6 +194,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
         type=_positive,
         default=None,
         help="steps between snapshots in memory (default: measured)",
+    )
+    parser.add_argument(
+        "--log-mib",
+        type=_count,
+        default=None,
+        help="memory for sent messages on each device (default: a share of half of what is free)",
     )
     parser.add_argument("--events", help="append what happens to this file, as JSON lines")
     parser.add_argument("--logs", help="keep what the processes write in this folder")

@@ -25,6 +25,10 @@ class EventLog:
         hang, slow                  device, seconds in one instruction or silent
         links_lost                  device, text: connections failed though nobody died
         snapshot                    step that all devices now have, every: steps between
+        skipped                     step whose update was left out, devices with bad numbers
+        log_dropped                 device, step, bytes: too much to keep; log_whole: no more
+        rolled_back                 step from which all devices start again
+        moved                       step, devices, bundle: goes on without a device
         stopping, stopped, failed, finished
     """
 
@@ -61,6 +65,12 @@ def status(entry: Event) -> str | None:
         "slow": "{device} is slow: {seconds:.0f} s in one instruction",
         "links_lost": "connections were lost: {text}",
         "stopping": "stopping before step {step}",
+        "skipped": "no update at step {step}: not finite on {devices}",
+        "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
+        "were dropped: until the next snapshot a death takes all devices back",
+        "log_whole": "a death takes back the dead device only, again",
+        "rolled_back": "all devices start again from step {step}",
+        "moved": "going on from step {step} on {devices}: {bundle}",
     }
     text = words.get(entry["event"])
     if text is None or (entry["event"] in ("formed", "assigned") and entry["generation"] == 0):

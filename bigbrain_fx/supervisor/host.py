@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .board import Board
 from .events import EventLog
 from .hanging import Pulse, hung, locked, slow
 from .interval import Cost, available_bytes, interval
-from .judging import Death, Judge
+from .judging import Death, Judge, Stop
 from .line import Orders, hear, line_pair
 from .processes import CONTROL, Member, Order, Start, end_now, end_of, popen
 from .slots import Slots, common
@@ -33,6 +34,7 @@ LEAST_BEAT_S, MOST_BEAT_S = 0.05, 1.0
 LEAVE_S = 30.0  # longest time for processes to end by themselves after the last step
 
 OnStep = Callable[[int, float, float], None]  # step, loss, seconds
+Rescue = Callable[[int, Mapping[str, int]], None]  # step, device -> file descriptor
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Job:
         hang_s: a process without progress for so long is ended.
         start_s: longest time from a process's start to its first step.
         every: steps between snapshots in memory; None chooses after two steps.
+        log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
+            takes all devices back. None: its share of half of the memory that is free.
         grace_s: longest time from a request to stop to the end of the step.
         hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so
             every host has spares of its own.
@@ -65,6 +69,7 @@ class Job:
     hang_s: float = 60.0
     start_s: float = 300.0
     every: int | None = None
+    log_bytes: int | None = None
     grace_s: float = 30.0
     hosts: tuple[str, ...] = ()
 
@@ -82,12 +87,16 @@ class Outcome:
 
 
 class FailedError(Exception):
-    """Report a run that ended before its time: whose death it was, and why nobody replaced it."""
+    """Report a run that ended before its time: whose death it was, and why nobody replaced it.
 
-    def __init__(self, death: Death, reason: str) -> None:
+    `moves`: the run could go on without that device.
+    """
+
+    def __init__(self, death: Death, reason: str, *, moves: bool = False) -> None:
         super().__init__(f"the process of device {death.device} {death.how}: {reason}")
         self.death = death
         self.reason = reason
+        self.moves = moves
 
 
 @dataclass
@@ -107,6 +116,8 @@ class Supervisor:
         start: starts processes.
         on_step: hears of each step once, as soon as its loss is known.
         events: hears of everything else.
+        rescue: gets, when a run ends before its time, the step of the newest snapshot that all
+            devices have, and each device's file descriptor of it.
     """
 
     def __init__(
@@ -115,11 +126,13 @@ class Supervisor:
         start: Start = popen,
         on_step: OnStep | None = None,
         events: EventLog | None = None,
+        rescue: Rescue | None = None,
     ) -> None:
         self.job = job
         self.start = start
         self.on_step = on_step
         self.events = events or EventLog(None)
+        self.rescue = rescue
         self.generation = 0
         self.members: list[Member] = []
         self.slots = {name: Slots() for name in job.devices}
@@ -129,7 +142,11 @@ class Supervisor:
         self.judge = Judge(job.restarts, job.window_s)
         self.relinks = Judge(job.restarts, job.window_s)
         self.firsts: dict[str, str] = {}
-        self.board: dict[str, str] = {}
+        self.board = Board()
+        self.votes: dict[int, dict[str, bool]] = {}
+        self.logless = -1  # messages up to this step were dropped
+        share = _log_share(len(job.devices))
+        self.log_bytes = share if job.log_bytes is None else job.log_bytes
         self.reported = -1
         self.restarts = 0
         self.started = 0
@@ -165,12 +182,22 @@ class Supervisor:
                 self._turn()
         except FailedError as error:
             self.events.write("failed", self.generation, device=error.death.device, text=str(error))
+            self._rescue(error)
             raise
         finally:
             self._close()
         name = "finished" if self.stop_at is None else "stopped"
         self.events.write(name, self.generation, restarts=self.restarts)
         return Outcome(self.stop_at, self.restarts)
+
+    def _rescue(self, error: FailedError) -> None:
+        if self.rescue is None or not error.moves or self.epoch < 0:
+            return
+        for member in self.members:
+            member.kill()
+            end_now(member.process)  # nobody writes to the slots now
+        found = {name: s.files[s.steps.index(self.epoch)] for name, s in self.slots.items()}
+        self.rescue(self.epoch, found)
 
     def ask_to_stop(self) -> None:
         """End the run after the step that it is in; signal handlers may call this."""
@@ -244,7 +271,7 @@ class Supervisor:
         slots, rank = self.slots[device], self.job.devices.index(device)
         member.device, member.rank = device, rank
         member.since = time.monotonic()
-        for key, text in self.board.items():
+        for key, text in self.board.notes.items():
             self._order(member, "post", key=key, text=text)
         self._order(
             member,
@@ -255,6 +282,7 @@ class Supervisor:
             epoch=self.epoch,
             every=self.every,
             stop_at=self.stop_at,
+            log_bytes=self.log_bytes,
             slots=slots.steps,
             files=slots.files,
         )
@@ -320,11 +348,11 @@ class Supervisor:
             text=text,
             silent_s=now - dead.pulse.heard,
         )
-        reason = self.judge.reason_to_stop(death, now)
+        stop = None if dead.recalled else self.judge.stop_for(death, now)
         if getattr(dead.process, "is_lost", False):
-            reason = "its host is lost, and the snapshots there: go on from a commit with --resume"
-        if reason is not None:
-            raise FailedError(death, reason)
+            stop = Stop("its host is lost, and the snapshots there: go on from a commit (--resume)")
+        if stop is not None:
+            raise FailedError(death, stop.reason, moves=stop.moves)
         self.restarts += 1
         before = self.behind.get(device)
         goal = max(dead.done + 1, before.goal if before else 0)
@@ -366,9 +394,21 @@ class Supervisor:
 
     def _next_generation(self) -> None:
         self.generation += 1
+        self._take_all_back()
         self.links_lost = None
         self.broken_since = self.broken_since or time.monotonic()
         self._tell("generation", number=self.generation)
+
+    def _take_all_back(self) -> None:
+        """End all processes if what they would have to send again was dropped: all start again."""
+        if self.logless < max(self.epoch, 0):
+            return
+        others = [m for m in self._at_work() if not m.recalled and m.process.poll() is None]
+        for member in others:
+            member.recalled = True
+            member.kill()
+        self.logless = -1
+        self.events.write("rolled_back", self.generation, step=max(self.epoch, 0))
 
     def _all_are(self, generation_of: Callable[[Member], int]) -> bool:
         members = self._at_work()
@@ -453,8 +493,29 @@ class Supervisor:
         self._order(member, "first", what=what, text=self.firsts.setdefault(what, text))
 
     def _hear_post(self, member: Member, key: str, text: str) -> None:
-        self.board[key] = text
+        dropped = self.board.post(key, text)
         self._tell("post", key=key, text=text)
+        if dropped:
+            self._tell("forget", keys=dropped)
+
+    def _hear_vote(self, member: Member, step: int, yes: bool) -> None:
+        """Tell all what they decided; a device that does a step again hears of it again."""
+        votes = self.votes.setdefault(step, {})
+        is_new = member.device not in votes
+        votes[str(member.device)] = yes
+        if set(votes) != set(self.job.devices):
+            return
+        against = [name for name, says in votes.items() if not says]
+        self._tell("voted", step=step, yes=not against)
+        if against and is_new:
+            self.events.write("skipped", self.generation, step=step, devices=", ".join(against))
+
+    def _hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
+        if self.logless < 0:
+            self.events.write(
+                "log_dropped", self.generation, device=member.device, step=step, bytes=bytes
+            )
+        self.logless = max(self.logless, step)
 
     def _hear_step(self, member: Member, step: int, loss: float | None, step_s: float) -> None:
         assert member.device is not None
@@ -498,6 +559,10 @@ class Supervisor:
         if newest > self.epoch:
             self.epoch = newest
             self._tell("epoch", step=newest)
+            self.votes = {step: votes for step, votes in self.votes.items() if step >= newest}
+            if 0 <= self.logless < newest:
+                self.logless = -1
+                self.events.write("log_whole", self.generation, step=newest)
             self.events.write("snapshot", self.generation, step=newest, every=self.every)
 
     def _hear_failed(self, member: Member, text: str, code: int) -> None:
@@ -549,8 +614,7 @@ class Supervisor:
         text = self.links_lost[2]
         self.events.write("links_lost", self.generation, device=text.split(":")[0], text=text)
         death = Death(text.split(":")[0], -1, 1, None, str(self.job.logs), True)
-        reason = self.relinks.reason_to_stop(death, now)
-        if reason is not None:
+        if self.relinks.stop_for(death, now) is not None:
             raise FailedError(death, f"connections are lost again and again ({text})")
         self._next_generation()
 
@@ -577,3 +641,8 @@ class Supervisor:
             self.stop_at = max(self.positions.values()) + 1
             self.events.write("stopping", self.generation, step=self.stop_at)
             self._tell("stop_at", step=self.stop_at)
+
+
+def _log_share(devices: int) -> int:
+    """Return what each device's messages may take of the memory that is free, half of it in all."""
+    return available_bytes() // (2 * devices)

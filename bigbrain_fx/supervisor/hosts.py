@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .line import LONGEST, MOST_FILES, Orders, line_pair
-from .processes import CONTROL, END_S, Order, Process, Start, end_now, end_of, popen
+from .processes import ADDRESS, CONTROL, END_S, Order, Process, Start, end_now, end_of, popen
 from .secured import Secured, StrangerError
 from .slots import Slots
 
@@ -94,8 +94,9 @@ class Bridge:
             process.is_lost = True
             process.has_ended(LOST)
             return process
-        beat = {k: v for k, v in order.environment.items() if k.startswith("BIGBRAIN_")}
-        self._say({"start": number, "name": order.name, "words": order.words[1:], "more": beat})
+        ours = {k: v for k, v in order.environment.items() if k.startswith("BIGBRAIN_")}
+        ours.pop(ADDRESS, None)  # of this host
+        self._say({"start": number, "name": order.name, "words": order.words[1:], "more": ours})
         threading.Thread(target=self._forward, args=(number, line), daemon=True).start()
         return process
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 BAD_INPUT = 2  # exit code of a process whose data cannot be used
+NOT_FINITE = 65  # and of one whose numbers cannot
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Death:
         return f"ended with exit code {self.code}"
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Why a run must stop, in half a sentence; `moves`: other devices could go on with it."""
+
+    reason: str
+    moves: bool = False
+
+
 @dataclass
 class Judge:
     """Decide over deaths, one after another.
@@ -51,21 +60,26 @@ class Judge:
     unborn: set[str] = field(default_factory=set)
     seen_well: set[str] = field(default_factory=set)
 
-    def reason_to_stop(self, death: Death, now: float) -> str | None:
-        """Return why the run must stop, in half a sentence; None: start a process again.
+    def stop_for(self, death: Death, now: float) -> Stop | None:
+        """Return why the run must stop; None: start a process again.
 
-        An error that would come again is not worth a restart: wrong data, the same error at the
-        same step of the same device, or two ends of a device that has never finished a step.
+        An error that would come again is not worth a restart: wrong data, numbers that are not
+        finite, the same error at the same step of the same device, or two ends of a device that has
+        never finished a step. It would come on other devices, too; whose processes only die may
+        be left behind.
         """
         if death.code == BAD_INPUT:
-            return "its input cannot be used"
+            return Stop("its input cannot be used")
+        if death.code == NOT_FINITE:
+            return Stop("the same numbers would come again")
         if self._repeats(death):
-            return "the same error came again after a restart"
+            return Stop("the same error came again after a restart")
         if not death.finished_one and death.device not in self.seen_well:
             if death.device in self.unborn:
-                return "it ended twice before it had finished a step"
+                return Stop("it ended twice before it had finished a step", death.text is None)
             self.unborn.add(death.device)
-        return self._spent(now)
+        reason = self._spent(now)
+        return None if reason is None else Stop(reason, death.text is None)
 
     def born(self, device: str) -> None:
         """Hear that a device has finished a step."""

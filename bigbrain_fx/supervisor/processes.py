@@ -15,6 +15,7 @@ from .hanging import Pulse
 from .line import Orders
 
 CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
+ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it
 END_S = 10.0  # longest wait for a process that was killed
 
 
@@ -85,6 +86,7 @@ class Member:
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
         failure: the error that it told, and its exit code.
+        recalled: it was ended so that all devices start again.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Member:
     finished: bool = False
     failure: tuple[str, int] | None = None
     warned: int = -1
+    recalled: bool = False
 
     def kill(self) -> None:
         """End it, also while it is stopped."""

@@ -121,6 +121,7 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
         first_gradients=scratch / "gradients",
         threads=1,
         logs=scratch / "logs",
+        on_nan="ignore",
     )
     done = run(bundle, options)
     paths = {"tensors": str(options.save), "gradients": str(options.first_gradients)}

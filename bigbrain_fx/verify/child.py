@@ -320,7 +320,9 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
         losses[step] = torch.tensor(loss)
 
     runtime = importlib.import_module("runtime.train")
-    devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step)
+    devices = runtime.run_in_process(
+        bundle.BUNDLE, steps, seed, report, after_step, on_nan="ignore"
+    )
     trace.losses.extend(losses[step].float() for step in sorted(losses))
     for device in devices.values():
         trace.tensors.update(device.state())

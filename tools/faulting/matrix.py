@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.faulting import rows_disks, rows_processes, rows_runs
-from tools.faulting.verdicts import BROKEN, NOT_BUILT, SKIPPED, Ground, Verdict
+from tools.faulting.verdicts import BROKEN, SKIPPED, Ground, Verdict
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,6 @@ class Result:
         row = self.row
         named = {"row": row.number, "fault": row.fault, "phase": row.phase, "bound": row.bound}
         return {**named, **self.verdict.facts(), "took_s": round(self.took_s, 1)}
-
-
-def _mpi(_: Ground) -> Verdict:
-    """Row 23."""
-    return Verdict(NOT_BUILT, "not built: there is no MPI backend to lose a rank of")
 
 
 def _nccl(_: Ground) -> Verdict:
@@ -71,7 +66,7 @@ ROWS = (
     Row(20, "NaN", "forward", "same step", rows_processes.not_a_number),
     Row(21, "SIGTERM", "forward", "30 s", rows_runs.asked_to_stop),
     Row(22, "Ctrl-C", "forward", "5 s", rows_runs.interrupted),
-    Row(23, "MPI rank death", "-", "-", _mpi),
+    Row(23, "MPI rank death", "forward", "-", rows_runs.mpi_rank),
     Row(24, "nccl rank death", "-", "nccl timeout", _nccl),
 )
 

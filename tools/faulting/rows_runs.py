@@ -113,6 +113,23 @@ def host_lost(ground: Ground) -> Verdict:
     return together((stop, again), "the others stop and say so; resumed, nothing differs")
 
 
+def mpi_rank(ground: Ground) -> Verdict:
+    """Row 23: mpirun ends all ranks when one dies; the same command with --resume goes on."""
+    commits = ground.folder / f"mpi-{ground.count}"
+    words = ("--commits", str(commits), "--commit-every", "2", "--deadline", "30")
+    faults = [Fault("d1", 5, "forward", 1)]
+    stand_in = Path(__file__).with_name("plain.py")
+    program = (sys.executable, str(stand_in), str(len(ground.names)), "--mpi")
+    common = ("--steps", str(STEPS), "--json", *words)
+    lost = run_job(ground.fresh(faults), (*program, *common), DEADLINE_S)
+    took_s = lost.ended_s - lost.struck[0] if lost.struck else None
+    stop = stopped(lost, "", {f"exit code {lost.code}": lost.code != 0}, took_s, COLD_S)
+    continued = run_job(ground.fresh(), (*program, *common, "--resume"), DEADLINE_S)
+    again = judged(continued, remaining(ground, continued), (), "")
+    outcome = "all ranks end (stand-in for mpirun: none here); resumed, nothing differs"
+    return together((stop, again), outcome)
+
+
 def resumed(ground: Ground, *words: str) -> Verdict:
     """Go on from the commits of a run that was stopped; judge where that ends."""
     run = ground.run((), *words, "--resume", spares=0)

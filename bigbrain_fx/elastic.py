@@ -1,0 +1,155 @@
+"""A run that leaves a device behind when its processes keep dying, and goes on with the others.
+
+    run ── the device is given up ──▶ newest snapshot in memory ──▶ commit ──▶ resplit ──▶ run ...
+
+This room decides when and from where; how a run is moved is `resplit`'s to know.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.launch import DeviceLostError, Run, RunOptions, StepLine, run
+from bigbrain_fx.plan import Plan, read_plan, to_json
+from bigbrain_fx.resplit import Resplit, resplit
+from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
+from bigbrain_fx.runtime.commits import write_shard as commit_shard
+from bigbrain_fx.runtime.image import read_layout
+from bigbrain_fx.runtime.records import records
+from bigbrain_fx.supervisor import Event, EventLog
+
+OnStep = Callable[[StepLine], None]
+OnEvent = Callable[[Event], None]
+
+
+@dataclass
+class _Rescued:
+    """Commits what a run held in memory when it ended; `step` is -1 until then."""
+
+    plan: Plan
+    folder: Path
+    step: int = -1
+
+    def take(self, step: int, files: Mapping[str, int]) -> None:
+        """Write the snapshots of all devices as one commit.
+
+        Args:
+            step: of all of them.
+            files: device -> file descriptor of its image.
+        """
+        self.folder.mkdir(parents=True)
+        about = {"plan": self.plan.key, "graph": graph_hash(to_json(self.plan))}
+        generation, shards, facts = open_generation(self.folder), [], {}
+        for device, file in files.items():
+            with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
+                facts = dict(read_layout(image).facts)
+                shards.append(commit_shard(self.folder, device, image, generation, about))
+        write_record(self.folder, shards, generation, about_of({**facts, **about}))
+        self.step = step
+
+
+def run_elastic(
+    bundle: str | Path,
+    options: RunOptions,
+    on_step: OnStep | None = None,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Run a bundle for training; when a device is given up, go on without it.
+
+    What the devices have computed since their newest snapshot in memory, or the newest commit in
+    `options.commits`, is computed again by those that are left. Each time a new bundle is written
+    beside the first one: BUNDLE-elastic-1 and so on.
+
+    Returns:
+        The steps, each once; the rest is of the last run.
+
+    Raises:
+        DeviceLostError: nothing is there to go on from, or no device is left.
+        InputError, RunError: as `run`.
+        NoPlanError: the model does not fit on the devices that are left.
+    """
+    if options.spares is None:
+        raise InputError(
+            "a run that replaces no process cannot go on without a device",
+            help="leave --no-replay out, or --elastic",
+        )
+    at, left, seen = Path(bundle), options, dict[int, StepLine]()
+
+    def hear(line: StepLine) -> None:
+        if line.step not in seen:
+            seen[line.step] = line
+            if on_step is not None:
+                on_step(line)
+
+    restarts = 0
+    while True:
+        rescued = _Rescued(read_plan(at), _free(Path(bundle), "rescued"))
+        try:
+            done = run(at, left, hear, on_event=on_event, rescue=rescued.take)
+        except DeviceLostError as lost:
+            moved = _move(at, left, rescued, lost, _free(Path(bundle), "elastic"))
+            restarts += 1
+            _tell(moved, left, on_event)
+            at, left = moved.bundle, _options(left, moved, options)
+        else:
+            steps = tuple(seen[step] for step in sorted(seen))
+            return replace(done, steps=steps, restarts=done.restarts + restarts)
+
+
+def _move(
+    bundle: Path, options: RunOptions, rescued: _Rescued, lost: DeviceLostError, out: Path
+) -> Resplit:
+    """Write the bundle of those that are left, from the newest state there is."""
+    cluster = without(rescued.plan.cluster, lost.device)
+    commits = _newest(options, rescued)
+    if cluster is None or commits is None:
+        raise lost
+    return resplit(bundle, cluster, out, commits)
+
+
+def without(cluster: Cluster, device: str) -> Cluster | None:
+    """Return a cluster with one device less; None if it was the only one."""
+    devices = tuple(each for each in cluster.devices if each.name != device)
+    links = tuple(entry for entry in cluster.links if device not in entry[:2])
+    left = {each.host for each in devices}
+    hosts = tuple(host for host in cluster.hosts if host.name in left)
+    return replace(cluster, devices=devices, links=links, hosts=hosts) if devices else None
+
+
+def _newest(options: RunOptions, rescued: _Rescued) -> Path | None:
+    """Return the folder of commits that has the later step."""
+    on_disk = -1
+    if options.commits is not None and options.commits.is_dir():
+        on_disk = max((r.step for r in records(options.commits, lambda _: None)), default=-1)
+    if max(on_disk, rescued.step) < 0:
+        return None
+    return options.commits if on_disk > rescued.step else rescued.folder
+
+
+def _options(left: RunOptions, moved: Resplit, first: RunOptions) -> RunOptions:
+    """Go on from the moved commit; it is written to only if the user wanted commits."""
+    logs = None if first.logs is None else first.logs / moved.bundle.name
+    every = left.commit_every if first.commits is not None else 0
+    return replace(left, commits=moved.commits, commit_every=every, resume=True, logs=logs)
+
+
+def _tell(moved: Resplit, options: RunOptions, on_event: OnEvent | None) -> None:
+    log = EventLog(options.events, on_event)
+    devices = ", ".join(moved.plan.stages.devices)
+    log.write("moved", 0, step=moved.step, devices=devices, bundle=str(moved.bundle))
+    log.close()
+
+
+def _free(bundle: Path, what: str) -> Path:
+    """Return the first name beside the bundle that is free."""
+    whole = Path(os.path.abspath(bundle))
+    number = 1
+    while (found := whole.with_name(f"{whole.name}-{what}-{number}")).exists():
+        number += 1
+    return found

@@ -1,0 +1,133 @@
+"""A run whose device keeps dying goes on without it, from what the others have."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bigbrain_fx as bb
+from bigbrain_fx.core import Host, Link
+from bigbrain_fx.elastic import run_elastic, without
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.launch import DeviceLostError, RunOptions, run
+from bigbrain_fx.plan import read_plan
+from bigbrain_fx.resplit import resplit
+from bigbrain_fx.supervisor import Event
+from tests.bundles import cluster, copied, edit, split_small
+from tests.command_line import call
+from tests.test_replay_bundle import python
+
+STEPS, EVERY, DIES_IN = 7, 2, 5
+KILL_ALWAYS = f'''
+def kill_always(device, step):
+    """End the middle device's process whenever it comes to step {DIES_IN}."""
+    if device.name == "d1" and step == {DIES_IN}:
+        os.kill(os.getpid(), 9)
+
+
+HOOKS.on_step_begin.append(kill_always)
+
+if __name__'''
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = split_small(tmp_path_factory.mktemp("elastic"), cluster(3))
+    edit(made / "train.py", "if __name__", KILL_ALWAYS.lstrip("\n"))
+    edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
+    return made
+
+
+def trained(folder: Path) -> Mapping[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(path))
+    return found
+
+
+def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
+    """The same bits as a run in one process that is moved at the same step."""
+    copy, events = copied(bundle, tmp_path), list[Event]()
+    options = RunOptions(
+        STEPS, spares=0, restarts=1, snapshot_every=EVERY, save=tmp_path / "trained"
+    )
+    done = run_elastic(copy, options, on_event=events.append)
+    (moved,) = [event for event in events if event["event"] == "moved"]
+    assert moved["step"] == 4  # the last snapshot before the step in which it dies
+    assert moved["devices"] == "d0, d2"
+    assert [line.step for line in done.steps] == list(range(STEPS))
+    assert len([event for event in events if event["event"] == "died"]) == 2
+    assert Path(moved["bundle"]) == copy.with_name(f"{copy.name}-elastic-1")
+
+    reference = tmp_path / "reference"
+    shutil.copytree(bundle, reference, ignore=shutil.ignore_patterns("__pycache__"))
+    words = ("train.py", "--in-process", "--commits", "commits")
+    first = python(reference, *words, "--steps", "4", "--commit-every", "0")
+    assert first.returncode == 0, first.stderr
+    left = without(read_plan(bundle).cluster, "d1")
+    assert left is not None
+    resplit(reference, left, tmp_path / "on-two")
+    rest = ("--resume", "--steps", str(STEPS), "--save", str(tmp_path / "wanted"))
+    second = python(tmp_path / "on-two", *words, *rest)
+    assert second.returncode == 0, second.stderr
+    want, found = trained(tmp_path / "wanted"), trained(tmp_path / "trained")
+    assert want.keys() == found.keys()
+    assert want
+    assert all(torch.equal(tensor, found[name]) for name, tensor in want.items())
+
+
+def test_the_newer_one_of_commit_and_snapshot_is_taken(bundle: Path, tmp_path: Path) -> None:
+    copy, events = copied(bundle, tmp_path), list[Event]()
+    options = RunOptions(
+        STEPS,
+        spares=0,
+        restarts=0,
+        snapshot_every=100,
+        commits=tmp_path / "commits",
+        commit_every=3,
+    )
+    run_elastic(copy, options, on_event=events.append)
+    assert [event["step"] for event in events if event["event"] == "moved"] == [3]
+
+
+def test_without_it_the_device_is_named(bundle: Path, tmp_path: Path) -> None:
+    options = RunOptions(STEPS, spares=0, restarts=0, snapshot_every=EVERY)
+    with pytest.raises(DeviceLostError, match="device d1 was killed by signal 9") as caught:
+        run(copied(bundle, tmp_path), options)
+    assert caught.value.device == "d1"
+
+
+def test_nothing_to_go_on_from_is_the_first_error(bundle: Path, tmp_path: Path) -> None:
+    """No snapshot was taken, and no commit."""
+    options = RunOptions(STEPS, spares=0, restarts=0, snapshot_every=100)
+    with pytest.raises(DeviceLostError, match="d1"):
+        run_elastic(copied(bundle, tmp_path), options)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_cluster_with_one_device_less() -> None:
+    whole = replace(
+        cluster(3, ("a", "b")),
+        links=(("d0", "d1", Link(1.0, 1.0)), ("d0", "d2", Link(2.0, 2.0))),
+        hosts=(Host("a", 1e9), Host("b", 1e9)),
+    )
+    left = without(whole, "d1")
+    assert left is not None
+    assert [device.name for device in left.devices] == ["d0", "d2"]
+    assert left.links == (("d0", "d2", Link(2.0, 2.0)),)
+    assert [host.name for host in left.hosts] == ["a"]
+    assert without(cluster(1), "d0") is None
+
+
+def test_who_replaces_no_process_leaves_no_device_behind(bundle: Path) -> None:
+    with pytest.raises(InputError, match="cannot go on without a device"):
+        run_elastic(bundle, RunOptions(2))
+    done = call("run", str(bundle), "--elastic", "--no-replay")
+    assert done.code == 2
+    assert bb.run_elastic is run_elastic

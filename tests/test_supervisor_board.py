@@ -1,0 +1,35 @@
+"""The board of all processes: new notes stay, and it does not grow with the run."""
+
+from __future__ import annotations
+
+from bigbrain_fx.supervisor.board import KEPT, Board
+
+
+def test_a_note_replaces_the_one_of_its_key() -> None:
+    board = Board()
+    assert board.post("begin", "one") == []
+    assert board.post("begin", "two") == []
+    assert board.notes == {"begin": "two"}
+
+
+def test_of_numbered_notes_the_newest_numbers_stay() -> None:
+    board = Board()
+    board.post("begin", "kept")
+    dropped = [
+        key
+        for step in range(0, 1000, 10)
+        for name in ("d0", "d1")
+        for key in board.post(f"shard/{step}/{name}", "written")
+    ]
+    newest = range(1000 - 10 * KEPT, 1000, 10)
+    assert set(board.notes) == {"begin", *(f"shard/{s}/{n}" for s in newest for n in ("d0", "d1"))}
+    assert len(dropped) == 2 * (100 - KEPT)
+    assert not set(dropped) & set(board.notes)
+
+
+def test_a_numbered_note_that_is_said_again_drops_nothing() -> None:
+    board = Board()
+    for step in range(KEPT):
+        board.post(f"shard/{step}/d0", "missed")
+    assert board.post("shard/0/d0", "written") == []
+    assert board.notes["shard/0/d0"] == "written"

@@ -52,8 +52,8 @@ def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnySt
         deadline_s: longest wait for the others.
     """
     world = len(kinds)
-    if (found := environment_number("WORLD_SIZE", world)) != world:
-        raise SystemExit(f"this bundle needs {world} processes, one per device; found {found}")
+    if (started := environment_number("WORLD_SIZE", world)) != world:
+        raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
     timeout = timedelta(seconds=deadline_s)
     backend = "nccl" if all(kind == "cuda" for kind in kinds) else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tools.fidelity_cells import (
     subset,
 )
 from tools.fidelity_models import MICRO_BATCHES, MODELS, SITES
+from tools.fidelity_reference import FEWEST, Reference
 from tools.fidelity_report import noise_floor, regret, spearman, summary
 from tools.fidelity_rows import Row, append_row, read_rows
 
@@ -280,3 +282,16 @@ def test_a_report_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "llama/uneven2-1000/gpipe/naive" in result.stdout
     assert "1 cells, 1 of them held out" in result.stdout
     assert "mean error 5.0 %" in result.stdout
+
+
+# --------------------------------------------------------------------------- the reference
+
+
+def test_the_reference_is_timed_beside_what_is_measured() -> None:
+    """Also what takes no time has enough samples; the thread has ended."""
+    with Reference() as beside:
+        pass
+    assert len(beside.samples_s) >= FEWEST
+    assert min(beside.samples_s) <= beside.seconds <= max(beside.samples_s)
+    assert 0.0 <= beside.busy <= 1.0
+    assert "reference" not in {thread.name for thread in threading.enumerate()}

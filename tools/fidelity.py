@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -48,12 +47,10 @@ from tools.fidelity_bench import (
     Bench,
     Place,
     Say,
-    busy_since,
-    processor_times,
-    reference_s,
 )
 from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
 from tools.fidelity_models import MICRO_BATCHES, SITES
+from tools.fidelity_reference import Reference
 from tools.fidelity_report import HEADER, row_line, summary, summary_lines
 from tools.fidelity_rows import Row, append_row, read_rows
 from tools.fidelity_steady import steady_s
@@ -133,7 +130,7 @@ def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memor
 
 @dataclass(frozen=True)
 class Taken:
-    """One run: the steps that count, the reference around it, how busy the machine was."""
+    """One run: the steps that count, the reference beside it, how busy the machine was."""
 
     step_s: Sequence[float]
     reference_s: float
@@ -151,12 +148,10 @@ def quiet_runs(net: Network, bundle: Path, repeats: Repeats, scratch: Path) -> S
 
 
 def run_once(net: Network, bundle: Path, steps: int, logs: Path) -> Taken:
-    """Run a bundle; the reference is timed before and after."""
-    before_s, before = reference_s(), processor_times()
-    run = net.run(bundle, RunOptions(steps=1 + steps, threads=1, logs=logs))
-    busy = busy_since(before)
-    reference = statistics.fmean((before_s, reference_s()))
-    return Taken([line.step_s for line in run.steps[1:]], reference, busy)
+    """Run a bundle, with the reference timed beside it."""
+    with Reference() as beside:
+        run = net.run(bundle, RunOptions(steps=1 + steps, threads=1, logs=logs))
+    return Taken([line.step_s for line in run.steps[1:]], beside.seconds, beside.busy)
 
 
 # --------------------------------------------------------------------------- all cells

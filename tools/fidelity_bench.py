@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from bigbrain_fx.capture import CaptureSession, capture_file
 from bigbrain_fx.core import Cluster, Device, Overheads
@@ -22,12 +19,12 @@ from bigbrain_fx.profiler import ProfileOptions, profile
 from bigbrain_fx.profiles import Machine, ProfileStore
 from tools.emulation import Network
 from tools.fidelity_models import MICRO_BATCHES, MODELS
+from tools.fidelity_reference import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("survey", "share", "analytical", "steady")
 MACHINE = "machine"  # whose rates are the medians over the profiles
 SURVEYS = 3  # at most
-PRODUCT, PRODUCTS = 512, 80  # the reference: a square product, and how often
 
 Say = Callable[[str], None]
 
@@ -52,12 +49,12 @@ class Bench:
         known = self.references()
         for name in models:
             rows = MODELS[name].rows // MICRO_BATCHES
-            before_s = reference_s()
-            found = profile(self._file(name), self.store, ProfileOptions(rows=(rows,)))
+            with Reference() as beside:
+                found = profile(self._file(name), self.store, ProfileOptions(rows=(rows,)))
             if any(entry.lacking for entry in found.measured):
-                known[name] = statistics.fmean((before_s, reference_s()))
+                known[name] = beside.seconds
             of_models = [taken_s for key, taken_s in known.items() if key != MACHINE]
-            known[MACHINE] = statistics.median(of_models or [before_s])
+            known[MACHINE] = statistics.median(of_models or [beside.seconds])
             self._note.write_text(json.dumps(known))
             say(f"{name}: {'; '.join(map(str, found.measured))}")
 
@@ -101,10 +98,9 @@ class Place:
         """Survey a network, again where others used the machine; keep what was found in a file."""
         seen: list[tuple[float, int, Survey, float]] = []
         while len(seen) < SURVEYS and (not seen or min(seen)[0] > quiet):
-            before_s, before = reference_s(), processor_times()
-            survey = net.survey()
-            busy = busy_since(before)
-            seen.append((busy, len(seen), survey, statistics.fmean((before_s, reference_s()))))
+            with Reference() as beside:
+                survey = net.survey()
+            seen.append((beside.busy, len(seen), survey, beside.seconds))
         _, _, survey, taken_s = min(seen)
         survey.write(keep, force=True)
         found = survey.cluster
@@ -154,27 +150,3 @@ def _over(own: Overheads, cores: float) -> Overheads:
         own.instruction_s / cores,
         own.step_s / cores,
     )
-
-
-def reference_s() -> float:
-    """Time a matrix product of this process, in seconds of its own thread: the median of some."""
-    x = torch.ones(PRODUCT, PRODUCT)
-    taken_s = []
-    for _ in range(PRODUCTS):
-        start_s = time.thread_time()
-        torch.mm(x, x)
-        taken_s.append(time.thread_time() - start_s)
-    return statistics.median(taken_s)
-
-
-def processor_times() -> tuple[int, int]:
-    """Return the ticks that all processors have been busy, and all ticks, since the start."""
-    first = Path("/proc/stat").read_text().splitlines()[0]
-    ticks = [int(word) for word in first.split()[1:9]]
-    return sum(ticks) - sum(ticks[3:5]), sum(ticks)  # idle, iowait
-
-
-def busy_since(before: tuple[int, int]) -> float:
-    """Return the share of all processors' time that was in use since `processor_times`."""
-    busy, ticks = processor_times()
-    return (busy - before[0]) / max(1, ticks - before[1])

@@ -22,7 +22,7 @@ class Row:
 
     Attributes:
         step_s: of each run, its steps but the first.
-        reference_s: of the matrix product, timed before and after each run.
+        reference_s: of the matrix product, timed beside each run: the median.
         forecast_s: by source: "survey", "share", "analytical" (see `tools.fidelity`).
         forecast_reference_s: by source, of the product when what the forecast rests on was timed.
         covered: share of the ops' time that the profile has.

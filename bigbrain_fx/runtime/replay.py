@@ -214,9 +214,10 @@ class ReplayTransport:
 
     def _form(self, error: Exception | None) -> None:
         while True:
-            self._let_go()
             if error is not None and self.control.generation == self.generation:
+                # before the others lose this device and say so
                 self.control.say("lost", generation=self.generation, text=said(error))
+            self._let_go()
             self.generation = self.control.wait_generation(self.generation)
             try:
                 if self._meet(self.generation):

@@ -16,15 +16,25 @@ FORMED_S, COLD_S, CAUGHT_UP_S, CAUGHT_UP_STEPS = 1.0, 15.0, 1.0, 2
 def measure(state_mb: float) -> Figures:
     """Kill one device of four with so much state each, after the same step, in three ways."""
     with ground(size_for(state_mb)) as here:
-        warm, step_s, well = _supervised(here, spares=1)
-        cold, _, cold_well = _supervised(here, spares=0)
+        every = _default_interval(here)
+        warm, step_s, well = _supervised(here, every, spares=1)
+        cold, _, cold_well = _supervised(here, every, spares=0)
         theirs = restart_all(here.bundle, STEPS, KILLED_AFTER, COMMIT_EVERY)
-    return _figures(warm, cold, theirs, step_s, state_mb, well and cold_well)
+    return _figures(warm, cold, theirs, step_s, state_mb, every, well and cold_well)
 
 
-def _supervised(here: Ground, spares: int) -> tuple[Times, float, bool]:
-    faults = [Fault("d1", KILLED_AFTER + 1, "forward", 2, spares=spares)]
-    run = here.run(faults, spares=spares, every=None, hang_s=60.0, deadline_s=400.0)
+def _default_interval(here: Ground) -> int:
+    """Return how many steps from snapshot to snapshot a run chooses that is left to itself."""
+    run = here.run((), spares=0, every=None, hang_s=60.0, deadline_s=400.0)
+    chosen = [int(event["every"]) for event in run.of("snapshot")]
+    return min(chosen[-1], STEPS // 2) if chosen else STEPS // 2  # 6: one was not due in 12 steps
+
+
+def _supervised(here: Ground, every: int, spares: int) -> tuple[Times, float, bool]:
+    """Kill a device as late after a snapshot as can be: it has `every` - 1 whole steps to repeat."""
+    last = (KILLED_AFTER // every + 1) * every + every - 1
+    faults = [Fault("d1", min(last, STEPS - 1), "forward", 2, spares=spares)]
+    run = here.run(faults, spares=spares, every=every, hang_s=60.0, deadline_s=400.0)
     if run.code or not run.struck:
         raise RuntimeError(f"the run failed:\n{run.said[-2000:]}")
     reference = here.reference()
@@ -33,7 +43,13 @@ def _supervised(here: Ground, spares: int) -> tuple[Times, float, bool]:
 
 
 def _figures(
-    warm: Times, cold: Times, theirs: Outcome, step_s: float, state_mb: float, well: bool
+    warm: Times,
+    cold: Times,
+    theirs: Outcome,
+    step_s: float,
+    state_mb: float,
+    every: int,
+    well: bool,
 ) -> Figures:
     limit_s = CAUGHT_UP_S + CAUGHT_UP_STEPS * step_s
     kept = (
@@ -46,6 +62,7 @@ def _figures(
     facts = {
         "state_mb": state_mb,
         "step_s": round(step_s, 3),
+        "every": every,
         "warm": vars(warm),
         "cold": vars(cold),
         "torchrun": vars(theirs),
@@ -63,8 +80,9 @@ def _figures(
         f"{theirs.steps_again}, of all devices |",
     ]
     text = (
-        f"State of about {state_mb:g} MB a device, steps of {step_s:.2f} s; torchrun commits every "
-        f"{COMMIT_EVERY} steps. Same bits in all three: {'yes' if facts['same_bits'] else 'NO'}.\n"
+        f"State of about {state_mb:g} MB a device, steps of {step_s:.2f} s; a snapshot in memory "
+        f"every {every} steps, as a run by itself chose, and the kill right before the next; "
+        f"torchrun commits every {COMMIT_EVERY} steps. Same bits in all three: {'yes' if facts['same_bits'] else 'NO'}.\n"
     )
     return Figures("Beside torchrun", "\n".join((text, *rows)), facts, kept)
 

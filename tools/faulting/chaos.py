@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tools.faulting.bundle import Fault
 from tools.faulting.figures import Figures
+from tools.faulting.jobs import Run
 from tools.faulting.verdicts import Ground, Times, ground, judged
 
 SECONDS_A_KILL, SECONDS_A_STEP, SECONDS_MORE = 20.0, 0.5, 60.0
@@ -36,6 +37,7 @@ def _measured(here: Ground, kills: int, steps: int, seed: int) -> Figures:
         "same_bits": verdict.same_bits,
         "survivors_kept": verdict.survivors_kept,
         "formed_s": _spread(verdict.strikes),
+        "warm_formed_s": _spread(_warm(run, verdict.strikes)),
         "took_s": round(run.ended_s - run.started_s, 1),
         "problems": verdict.problems,
     }
@@ -43,20 +45,36 @@ def _measured(here: Ground, kills: int, steps: int, seed: int) -> Figures:
         f"{len(run.struck)} kills drawn from seed {seed} in {steps} steps, {len(warm)} of them "
         f"taken over by a warm spare: same bits {_yes(verdict.same_bits)}, survivors kept "
         f"{_yes(verdict.survivors_kept)}; strike to connections {facts['formed_s']} s "
-        f"(median, most); {facts['took_s']} s in all."
+        f"(median, most), {facts['warm_formed_s']} s of those; {facts['took_s']} s in all."
     )
     passed = not verdict.problems
     return Figures("Chaos", "\n".join((text, *verdict.problems)), facts, passed)
 
 
 def drawn(most: Mapping[str, int], kills: int, steps: int, seed: int) -> list[Fault]:
-    """Return so many different places: a device, a step, one of its instructions."""
+    """Return so many different places: a device, a step, one of its instructions.
+
+    Every second kill waits for a warm spare; the others come when they come.
+    """
     dice = random.Random(seed)
     places: set[tuple[str, int, int]] = set()
     while len(places) < kills:
         device = dice.choice(sorted(most))
         places.add((device, dice.randrange(steps), dice.randrange(most[device])))
-    return [Fault(device, step, "any", nth) for device, step, nth in sorted(places)]
+    return [
+        Fault(device, step, "any", nth, spares=number % 2)
+        for number, (device, step, nth) in enumerate(sorted(places))
+    ]
+
+
+def _warm(run: Run, strikes: Sequence[Times]) -> list[Times]:
+    """Return the times of the kills that a warm spare answered: by the event that came next."""
+    found = []
+    for (_, at), strike in zip(sorted(run.struck.items()), strikes, strict=True):
+        later = (e for e in run.of("assigned") if e["time"] >= at and e["device"] == strike.device)
+        if (event := next(later, None)) is not None and event["warm"]:
+            found.append(strike)
+    return found
 
 
 def _spread(strikes: Sequence[Times]) -> str:

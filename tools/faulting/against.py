@@ -31,7 +31,7 @@ def _default_interval(here: Ground) -> int:
 
 
 def _supervised(here: Ground, every: int, spares: int) -> tuple[Times, float, bool]:
-    """Kill a device as late after a snapshot as can be: it has `every` - 1 whole steps to repeat."""
+    """Kill a device as late after a snapshot as can be: it has `every` - 1 steps to repeat."""
     last = (KILLED_AFTER // every + 1) * every + every - 1
     faults = [Fault("d1", min(last, STEPS - 1), "forward", 2, spares=spares)]
     run = here.run(faults, spares=spares, every=every, hang_s=60.0, deadline_s=400.0)
@@ -82,7 +82,8 @@ def _figures(
     text = (
         f"State of about {state_mb:g} MB a device, steps of {step_s:.2f} s; a snapshot in memory "
         f"every {every} steps, as a run by itself chose, and the kill right before the next; "
-        f"torchrun commits every {COMMIT_EVERY} steps. Same bits in all three: {'yes' if facts['same_bits'] else 'NO'}.\n"
+        f"torchrun commits every {COMMIT_EVERY} steps. Same bits in all three: "
+        f"{'yes' if facts['same_bits'] else 'NO'}.\n"
     )
     return Figures("Beside torchrun", "\n".join((text, *rows)), facts, kept)
 

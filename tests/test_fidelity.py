@@ -30,7 +30,7 @@ from tools.fidelity_cells import (
 )
 from tools.fidelity_models import MICRO_BATCHES, MODELS, SITES
 from tools.fidelity_reference import FEWEST, Reference
-from tools.fidelity_report import noise_floor, regret, spearman, summary
+from tools.fidelity_report import best_source, noise_floor, regret, spearman, summary
 from tools.fidelity_rows import Row, append_row, read_rows
 
 HELD, CALIBRATING = ("llama", "uneven2-1000"), ("gpt", "equal2-1000")
@@ -295,3 +295,35 @@ def test_the_reference_is_timed_beside_what_is_measured() -> None:
     assert min(beside.samples_s) <= beside.seconds <= max(beside.samples_s)
     assert 0.0 <= beside.busy <= 1.0
     assert "reference" not in {thread.name for thread in threading.enumerate()}
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def test_the_best_ground_is_chosen_and_mended_on_cells_that_are_not_reported() -> None:
+    def both(cell: Row, share: float) -> Row:
+        return replace(
+            cell,
+            forecast_s={**cell.forecast_s, "share": share * 0.01},
+            forecast_reference_s={**cell.forecast_reference_s, "share": 0.01},
+        )
+
+    others = [both(row([m], 2.0 + m, CALIBRATING), 0.5 * m) for m in (1.0, 2.0, 4.0)]
+    held = [both(row([10.0], 10.0), 5.5)]  # the first is right here, which must not count
+    assert best_source([*others, *held]) == "share"
+    found = summary([*others, *held], "share")
+    assert found.factor == pytest.approx(2.0)
+    assert found.mape_calibrated == pytest.approx(0.1)
+    assert found.worst_calibrated == pytest.approx(0.1)
+
+
+def test_a_page_has_every_row_and_its_plot(tmp_path: Path) -> None:
+    path, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    for cell in (row([1.0, 1.0], 1.05), row([1.0, 1.1], 1.0, CALIBRATING)):
+        append_row(path, cell)
+    words = ["--out", str(path), "--report", "--write", str(page)]
+    assert CliRunner().invoke(fidelity.main, words).exit_code == 0
+    assert "| c | gpt/equal2-1000/gpipe/naive |" in page.read_text()
+    assert "|  | llama/uneven2-1000/gpipe/naive |" in page.read_text()
+    assert "](page.svg)" in page.read_text()
+    assert (tmp_path / "page.svg").read_text().startswith("<?xml")

@@ -1,7 +1,7 @@
 """Forecast against measured on emulated clusters: models x clusters x schedules x splits.
 
     python -m tools.fidelity --out rows.jsonl [--cells 96] [--only gpt/] [--json]
-    python -m tools.fidelity --out rows.jsonl --report [--source share]
+    python -m tools.fidelity --out rows.jsonl --report [--source share] [--write docs/fidelity.md]
 
 Linux and root. Rows are added one by one; a run that was stopped goes on where it was. Ops are
 profiled once, on the bare machine; one emulation is kept for all cells of a cluster. Four
@@ -49,9 +49,10 @@ from tools.fidelity_bench import (
     Say,
 )
 from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
+from tools.fidelity_docs import write_page
 from tools.fidelity_models import MICRO_BATCHES, SITES
 from tools.fidelity_reference import Reference
-from tools.fidelity_report import HEADER, row_line, summary, summary_lines
+from tools.fidelity_report import HEADER, best_source, row_line, summary, summary_lines
 from tools.fidelity_rows import Row, append_row, read_rows
 from tools.fidelity_steady import steady_s
 from tools.live_bytes import resident_bytes, tracked_bytes
@@ -189,7 +190,8 @@ def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) ->
 @click.option("--memory", default=3, show_default=True, help="Track each n-th cell's; 0: none.")
 @click.option("--quiet", default=0.65, show_default=True, help="Repeat runs of a busier machine.")
 @click.option("--profiles", type=PATH, help="The profile database.  [default: beside --out]")
-@click.option("--source", default="survey", show_default=True, type=click.Choice(SOURCES))
+@click.option("--source", type=click.Choice(SOURCES), help="[default: best on cells marked c]")
+@click.option("--write", type=PATH, help="Write a page with every row and a plot.")
 @click.option("--report", "only_report", is_flag=True, help="Run nothing: show the rows.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
 def main(
@@ -202,7 +204,8 @@ def main(
     memory: int,
     quiet: float,
     profiles: Path | None,
-    source: str,
+    source: str | None,
+    write: Path | None,
     only_report: bool,
     as_json: bool,
 ) -> None:
@@ -210,9 +213,14 @@ def main(
     wanted = [c for c in subset(count, seed) if not only or any(t in str(c) for t in only)]
     missing = [] if only_report else lacking(wanted, read_rows(out))
     if missing:
-        _measure_into(out, missing, profiles, Repeats(runs, steps, memory, quiet), source)
+        _measure_into(out, missing, profiles, Repeats(runs, steps, memory, quiet))
     rows = read_rows(out)
+    if not rows:
+        raise click.ClickException(f"no row was measured: {out}")
+    source = source or best_source(rows)
     found = summary(rows, source)
+    if write is not None:
+        write_page(rows, write)
     if as_json:
         facts = [*map(asdict, rows), asdict(found)]
         click.echo("\n".join(map(json.dumps, facts)))
@@ -223,7 +231,7 @@ def main(
 
 
 def _measure_into(
-    out: Path, cells: Sequence[Cell], profiles: Path | None, repeats: Repeats, source: str
+    out: Path, cells: Sequence[Cell], profiles: Path | None, repeats: Repeats
 ) -> None:
     torch.set_num_threads(1)
     load("partitioner")
@@ -236,7 +244,7 @@ def _measure_into(
         bench = Bench(work.resolve(), store, stack)
         for row in measured(cells, bench, repeats, _say):
             append_row(out, row)
-            _say(row_line(row, source))
+            _say(row_line(row, next(iter(row.forecast_s))))
 
 
 def _say(text: str) -> None:

@@ -33,6 +33,8 @@ class Summary:
     bias: float | None
     factor: float | None
     mape_calibrated: float | None
+    median_calibrated: float | None
+    worst_calibrated: float | None
     mape_of_calibrating: float | None
     ranked_pairs: int
     spearman: float | None
@@ -70,6 +72,8 @@ def summary(rows: Sequence[Row], source: str) -> Summary:
         bias=_mean(errors),
         factor=factor,
         mape_calibrated=_mean([abs(e) for e in fitted]),
+        median_calibrated=statistics.median(map(abs, fitted)) if fitted else None,
+        worst_calibrated=max(map(abs, fitted), default=None),
         mape_of_calibrating=_mean([abs(row.error(source)) for row in others]),
         ranked_pairs=len(pairs),
         spearman=_mean([spearman(f, m, floor or 0.0) for f, m in ranks]),
@@ -102,6 +106,23 @@ def noise_floor(rows: Sequence[Row]) -> float | None:
 def calibration(rows: Sequence[Row], source: str) -> float | None:
     """Return the one factor that makes forecasts right in the middle; None without rows."""
     return statistics.median(1 / (1 + row.error(source)) for row in rows) if rows else None
+
+
+def best_source(rows: Sequence[Row]) -> str:
+    """Return the ground of forecasts that is best on the cells to calibrate with, its factor on.
+
+    Without such cells the first one.
+    """
+    others = [row for row in rows if not is_held_out(row.cell)]
+    names = list(rows[0].forecast_s) if rows else []
+    if not others:
+        return names[0]
+
+    def left(name: str) -> float:
+        factor = calibration(others, name) or 1.0
+        return statistics.fmean(abs(row.error(name, factor)) for row in others)
+
+    return min(names, key=left)
 
 
 def ranked_pairs(rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
@@ -198,7 +219,8 @@ def summary_lines(found: Summary) -> Iterator[str]:
     yield (
         f"step time: mean error {percent(found.mape)}, median {percent(found.median)}, worst "
         f"{percent(found.worst)}, bias {percent(found.bias)}; calibrated by "
-        f"{found.factor or 1.0:.3f}: {percent(found.mape_calibrated)}"
+        f"{found.factor or 1.0:.3f}: {percent(found.mape_calibrated)}, worst "
+        f"{percent(found.worst_calibrated)}"
     )
     if found.spearman is not None and found.spearman_strict is not None:
         yield (

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from math import exp
 
+from partitioners.neighbours import grown, near_in
 from partitioners.problem import Problem
 from tools.calls import Calls
 from tools.instances import Instance
@@ -51,7 +52,7 @@ class _Walk:
         for node, home in enumerate(homes):
             self.held[home] += self._nbytes[node]
         self._times = self.problem.times[list(kinds)].T.tolist()
-        self._near = _neighbours(self.problem)
+        self._near = near_in(self.problem)
 
     def step(self, heat: float) -> None:
         """Try one move."""
@@ -90,7 +91,7 @@ class _Walk:
         dice, homes = self.dice, self.homes
         first = dice.randrange(len(homes))
         at = homes[first]
-        piece = self._grown(first, dice.choice(_LARGEST_PIECES))
+        piece = grown(self._near, homes, first, dice.choice(_LARGEST_PIECES), dice)
         around = [homes[other] for node in piece for other in self._near[node]]
         others = [home for home in around if home != at]
         if others and dice.random() < 0.7:
@@ -107,27 +108,5 @@ class _Walk:
             return []
         a, b = homes[one], homes[other]
         most = dice.choice(_LARGEST_PIECES)
-        there = [(node, b) for node in self._grown(one, most)]
-        return there + [(node, a) for node in self._grown(other, most)]
-
-    def _grown(self, first: int, most: int) -> list[int]:
-        """Return up to `most` nodes on one device, grown from the first in any direction."""
-        homes, dice = self.homes, self.dice
-        at, piece, seen = homes[first], [first], {first}
-        edge = list(self._near[first])
-        while edge and len(piece) < most:
-            node = edge.pop(dice.randrange(len(edge)))
-            if node not in seen and homes[node] == at:
-                seen.add(node)
-                piece.append(node)
-                edge += self._near[node]
-        return piece
-
-
-def _neighbours(problem: Problem) -> list[list[int]]:
-    near: list[set[int]] = [set() for _ in range(problem.count)]
-    pairs = [(net.members[0], reader) for net in problem.nets for reader in net.members[1:]]
-    for a, b in (*problem.edges, *pairs):
-        near[a].add(b)
-        near[b].add(a)
-    return [sorted(each) for each in near]
+        there = [(node, b) for node in grown(self._near, homes, one, most, dice)]
+        return there + [(node, a) for node in grown(self._near, homes, other, most, dice)]

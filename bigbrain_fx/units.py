@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -74,6 +74,27 @@ def _grouped(graph: Graph) -> Units:
     for name, component in merged.items():
         members_of[component].append(name)
     return Units(tuple(_in_order(graph, members_of, merged, index)), replicated)
+
+
+def spread(
+    groups: Sequence[Sequence[str]],
+    copies: Mapping[str, int],
+    of_unit: Sequence[str],
+    of_unread: str,
+) -> dict[str, str]:
+    """Give every op what its unit was given, its device, say.
+
+    Args:
+        groups: the ops of each unit.
+        copies: replicated ops, and the unit that reads each first (-1: nobody does).
+        of_unit: what each unit was given.
+        of_unread: what replicated ops get that nobody reads.
+    """
+    pairs = zip(groups, of_unit, strict=True)
+    found = {name: given for group, given in pairs for name in group}
+    for name, unit in copies.items():
+        found[name] = of_unit[unit] if unit >= 0 else of_unread
+    return found
 
 
 def is_size(op: Op) -> bool:

@@ -9,11 +9,12 @@ for its cost, kept up to date by what a move changes. It knows no graph and no f
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import exp, inf
 from operator import le
 from typing import Protocol
 
+from partitioners.neighbours import grown, near_in
 from partitioners.problem import Problem
 
 _SHARPNESS = 12  # of the smooth maximum: a p-norm, so that the second busiest device counts too
@@ -156,9 +157,7 @@ def improved(problem: Problem, homes: Sequence[int], steps: int, seed: int = 0) 
     """
     if len(problem.kind_of_device) < 2 or problem.count < 2:
         return tuple(homes)
-    return walked(
-        Loads(problem, homes), _neighbours(problem), len(problem.kind_of_device), steps, seed
-    )
+    return walked(Loads(problem, homes), near_in(problem), len(problem.kind_of_device), steps, seed)
 
 
 def walked(
@@ -242,7 +241,7 @@ class _Walk:
                 break
             first = dice.randrange(len(homes))
         at = homes[first]
-        piece = self._grown(first, dice.choice(_LARGEST_PIECES))
+        piece = grown(self._near, homes, first, dice.choice(_LARGEST_PIECES), dice)
         around = [homes[other] for node in piece for other in self._near[node]]
         others = [home for home in around if home != at]
         if others and dice.random() < 0.9:
@@ -260,30 +259,3 @@ class _Walk:
         if not mine or homes[other] == top:
             return []
         return [(mine[dice.randrange(len(mine))], homes[other]), (other, top)]
-
-    def _grown(self, first: int, most: int) -> list[int]:
-        """Return up to `most` nodes on one device, grown from the first in any direction."""
-        homes, dice = self.state.homes, self.dice
-        at, piece, seen = homes[first], [first], {first}
-        edge = list(self._near[first])
-        while edge and len(piece) < most:
-            node = edge.pop(dice.randrange(len(edge)))
-            if node not in seen and homes[node] == at:
-                seen.add(node)
-                piece.append(node)
-                edge += self._near[node]
-        return piece
-
-
-def _neighbours(problem: Problem) -> list[list[int]]:
-    near: list[set[int]] = [set() for _ in range(problem.count)]
-    for a, b in _pairs(problem):
-        near[a].add(b)
-        near[b].add(a)
-    return [sorted(each) for each in near]
-
-
-def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
-    yield from problem.edges
-    for net in problem.nets:
-        yield from ((net.members[0], reader) for reader in net.members[1:])

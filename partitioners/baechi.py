@@ -16,7 +16,8 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
-from partitioners.facts import AHEAD, Facts, facts
+from bigbrain_fx.tensors import AHEAD
+from partitioners.facts import Facts, facts
 from partitioners.footprint import require_fits
 from partitioners.jobs import Jobs, Timetable
 

@@ -15,11 +15,12 @@ from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.orders import unit_orders
 from partitioners.coarse import blocks, quiet_cuts
 from partitioners.facts import Facts, facts
 from partitioners.footprint import in_flight_at, in_flight_by_device, needs
 from partitioners.line import Line, Solver, Split
-from partitioners.orders import device_sequences, unit_orders
+from partitioners.orders import device_sequences
 from partitioners.remedy import no_plan
 
 MOST_UNITS = 1500  # longer chains are shortened first, by merging neighbours

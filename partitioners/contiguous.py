@@ -19,9 +19,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from bigbrain_fx.orders import random_orders, unit_orders
 from partitioners.chain_load import best_cut
 from partitioners.ideals import Indices, Sets, ideals, prefixes, states, within
-from partitioners.orders import random_orders, unit_orders
 from partitioners.problem import Problem, Times
 from partitioners.reduce import reduced, shortened
 

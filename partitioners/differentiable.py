@@ -14,15 +14,16 @@ from itertools import islice, pairwise
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.orders import unit_orders
 from partitioners.coarse import blocks, quiet_cuts
 from partitioners.facts import Facts
 from partitioners.footprint import Pieces, in_flight_at
 from partitioners.improve import COLD, Search, improved
 from partitioners.judge import Homes, Judge, require_micro_batches
 from partitioners.line import Line, least_busy_s
-from partitioners.orders import device_sequences, unit_orders
+from partitioners.orders import device_sequences
 from partitioners.soft_dp import Pipeline, most_likely, soft_step
-from partitioners.starts import good_start, plain_start
+from partitioners.starts import start_of
 
 _MOST_CELLS = 300_000  # stages x units x units of one soft program
 _FEW_UNITS, _MOST_UNITS = 40, 160
@@ -74,8 +75,7 @@ class Differentiable:
         judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
-        plain = plain_start(judge) if self.unaided else None
-        start = plain or good_start(judge)
+        start, _ = start_of(judge, self.unaided)
         rounded = judge.best(self._rounded(judge))
         best = judge.best([start, *([rounded] if rounded else [])]) or start
         search = Search(self.proposals, self.seed, walks=2, heat=COLD)

@@ -14,39 +14,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Costs, Graph, Op
-from bigbrain_fx.units import units
+from bigbrain_fx.core import Costs, Graph
+from bigbrain_fx.tensors import Value, Weight, edges_of, once_s, values_of, weights_of
+from bigbrain_fx.units import spread, units
 
 Seconds = NDArray[np.float64]
 Bytes = NDArray[np.int64]
 _Number = TypeVar("_Number", np.float64, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor that one unit makes and other units read.
-
-    `nbytes` go forward to every device that reads it; `gradient_bytes` (0 when no gradient flows
-    through it) come back.
-    """
-
-    maker: int
-    readers: tuple[int, ...]
-    nbytes: int
-    gradient_bytes: int
-
-
-AHEAD = 2
-"""Receives that the runtime posts ahead on every channel: so much room is taken for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter, buffer or constant, tied names counted once, and the units that read it."""
-
-    readers: tuple[int, ...]
-    nbytes: int
-    trained_bytes: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +60,7 @@ class Facts:
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Pairs (maker, reader) of units, each once, sorted."""
-        return tuple(sorted({(v.maker, reader) for v in self.values for reader in v.readers}))
+        return edges_of(self.values)
 
     def reordered(self, order: Sequence[int]) -> Facts:
         """Return the same facts with the units in another order: `order[new] = old`."""
@@ -110,14 +84,7 @@ class Facts:
 
     def placed(self, device_of_unit: Sequence[str], first_device: str) -> dict[str, str]:
         """Return the device of every op; a replicated op goes to its first reader's."""
-        found = {
-            name: device
-            for group, device in zip(self.groups, device_of_unit, strict=True)
-            for name in group
-        }
-        for name, unit in self.copies.items():
-            found[name] = device_of_unit[unit] if unit >= 0 else first_device
-        return found
+        return spread(self.groups, self.copies, device_of_unit, first_device)
 
     def _renumbered(self, position: Mapping[int, int], blocks: Sequence[Sequence[int]]) -> Facts:
         starts = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
@@ -170,7 +137,7 @@ def facts(graph: Graph, costs: Costs) -> Facts:
         for number, (group, names) in enumerate(zip(found.groups, copied, strict=True))
     ]
     held = [[*group, *names] for group, names in zip(found.groups, copied, strict=True)]
-    weights = tuple(_weights(graph, held))
+    weights = tuple(weights_of(graph, held))
     trains = graph.loss is not None
     devices = [device.name for device in costs.cluster.devices]
     first_of: dict[int, str] = {}  # devices whose ops cost the same share their figures
@@ -182,10 +149,10 @@ def facts(graph: Graph, costs: Costs) -> Facts:
     return Facts(
         groups=found.groups,
         copies=first,
-        values=tuple(_values(graph, unit_of)),
+        values=tuple(values_of(graph, unit_of)),
         weights=weights,
         seconds={d: seconds[like[d]] for d in devices},
-        once_s={d: _once_s(costs, d, weights, len(paid)) for d in devices},
+        once_s={d: once_s(costs, d, weights, len(paid)) for d in devices},
         saved_bytes={d: saved[like[d]] for d in devices},
         workspace_bytes={d: workspace[like[d]] for d in devices},
         state_per_byte=costs.optimizer_state_per_byte,
@@ -214,34 +181,6 @@ def _copied(
     ]
 
 
-def _values(graph: Graph, unit_of: Mapping[str, int]) -> Iterator[Value]:
-    for name, maker in unit_of.items():
-        op = graph.op[name]
-        readers = sorted({unit_of[r] for r in graph.consumers[name] if r in unit_of} - {maker})
-        if readers:
-            nbytes = _result_bytes(op)
-            gradient = nbytes if op.requires_grad and graph.loss is not None else 0
-            yield Value(maker, tuple(readers), nbytes, gradient)
-
-
-def _result_bytes(op: Op) -> int:
-    return sum(spec.nbytes for spec in op.outputs)
-
-
-def _weights(graph: Graph, held: Iterable[Sequence[str]]) -> Iterator[Weight]:
-    readers: dict[str, dict[int, None]] = {}
-    for number, names in enumerate(held):
-        for name in names:
-            for key in graph.op[name].params:
-                readers.setdefault(graph.param[key].canonical, {})[number] = None
-    spec_of = {param.canonical: param for param in reversed(graph.params)}
-    for canonical, numbers in readers.items():
-        param = spec_of[canonical]
-        trained = param.kind == "parameter" and param.spec.requires_grad and graph.loss is not None
-        nbytes = param.spec.nbytes
-        yield Weight(tuple(numbers), nbytes, nbytes if trained else 0)
-
-
 def _seconds(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Seconds:
     of, forwards = costs.ops[device], 2 if trains and costs.recompute else 1
     return np.array(
@@ -251,15 +190,6 @@ def _seconds(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: b
         ],
         dtype=np.float64,
     )
-
-
-def _once_s(costs: Costs, device: str, weights: Iterable[Weight], count: int) -> Seconds:
-    """Count the optimizer's time for each parameter at the first unit that reads it."""
-    found = np.zeros(count)
-    for weight in weights:
-        if weight.trained_bytes:
-            found[weight.readers[0]] += costs.optimizer_s(device, 1, weight.trained_bytes)
-    return found
 
 
 def _saved(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Bytes:

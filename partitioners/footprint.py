@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import NoPlanError
-from partitioners.facts import AHEAD, Facts, Weight
+from bigbrain_fx.tensors import AHEAD, Weight
+from partitioners.facts import Facts
 
 Matrix = NDArray[np.float64]  # [first unit, unit after the last]; only first < after means anything
 

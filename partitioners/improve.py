@@ -17,6 +17,7 @@ from partitioners.clock import Clock, Timing
 from partitioners.coarse import blocks, quiet_cuts
 from partitioners.facts import Facts
 from partitioners.judge import Homes, Judge
+from partitioners.neighbours import neighbours
 from partitioners.room import Ledger, Room, is_pipeline
 
 MOST_UNITS = 400  # more are taken in runs, where little crosses between them
@@ -60,7 +61,7 @@ def improved(judge: Judge, homes: Homes, search: Search) -> Homes:
     runs, known = coarse(judge.known, homes)
     timing = Timing(known, judge.cluster, micro_batches)
     room = Room(known, judge.cluster, judge.micro_batches, judge.in_flight)
-    near = _neighbours(known)
+    near = neighbours(len(known.groups), known.edges)
     for walk in range(search.walks):
         first = [best[run[0]] for run in runs]
         pipelines = walk % 2 == 1 and is_pipeline(known, first)
@@ -140,11 +141,3 @@ class Walked:
     def busiest(self) -> int:
         """Return the device that has most to do."""
         return self.clock.device_ticks.index(max(self.clock.device_ticks))
-
-
-def _neighbours(known: Facts) -> list[list[int]]:
-    near: list[set[int]] = [set() for _ in known.groups]
-    for a, b in known.edges:
-        near[a].add(b)
-        near[b].add(a)
-    return [sorted(each) for each in near]

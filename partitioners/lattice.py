@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from partitioners.facts import AHEAD, Facts, Seconds, Value
+from bigbrain_fx.tensors import AHEAD, Value
+from partitioners.facts import Facts, Seconds
 from partitioners.footprint import extra_ties, in_flight_at
 from partitioners.ideals import Sets, states, within
 from partitioners.line import Hop, Split, hop_of, least_busy_s

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from partitioners.improve import Search, improved
 from partitioners.judge import Judge, require_micro_batches
-from partitioners.starts import good_start, plain_start
+from partitioners.starts import start_of
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,9 @@ class MCMC:
         judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
-        plain = plain_start(judge) if self.unaided else None
-        start = plain or good_start(judge)
+        start, origin = start_of(judge, self.unaided)
         found = improved(judge, start, Search(self.proposals, self.seed))
         before_s, after_s = judge.step_s(start), judge.step_s(found)
-        origin = "an equal split" if plain else "a split by chain-dp"
         reason = (
             f"on {judge.used(found)}: about {after_s:.4g} s a step, {before_s:.4g} s where it "
             f"began ({origin}); {self.proposals} proposals, seed {self.seed}"

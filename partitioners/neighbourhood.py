@@ -16,6 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
+from partitioners.neighbours import neighbours, sent_pairs
 from partitioners.problem import Problem
 from partitioners.programs import Entry, Program, available
 
@@ -86,12 +87,7 @@ class _Choice:
 
     def __init__(self, problem: Problem, dice: random.Random) -> None:
         self.problem, self.dice = problem, dice
-        near: list[set[int]] = [set() for _ in range(problem.count)]
-        for net in problem.nets:
-            for reader in net.members[1:]:
-                near[net.members[0]].add(reader)
-                near[reader].add(net.members[0])
-        self._near = [sorted(each) for each in near]
+        self._near = neighbours(problem.count, sent_pairs(problem))
 
     def regions(self, homes: Sequence[int]) -> Iterator[Region]:
         """Yield the busiest device with each other one, the idlest first; then with each two."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster
-from partitioners.facts import AHEAD, Facts
+from bigbrain_fx.tensors import AHEAD
+from partitioners.facts import Facts
 from partitioners.footprint import Need, in_flight_by_device, needs
 
 InFlight = int | tuple[int, ...] | None

@@ -39,6 +39,20 @@ def good_start(judge: Judge) -> Homes:
         return other[0]
 
 
+def start_of(judge: Judge, unaided: bool) -> tuple[Homes, str]:
+    """Return where an improver begins, and what that is called.
+
+    Args:
+        judge: of the placements.
+        unaided: begin with a plain start, if one fits; else with a good one.
+
+    Raises:
+        NoPlanError: nothing to begin with fits.
+    """
+    plain = plain_start(judge) if unaided else None
+    return (plain, "an equal split") if plain else (good_start(judge), "a split by chain-dp")
+
+
 def plain_start(judge: Judge) -> Homes | None:
     """Return the first of these that fits: as many units for each device, or all on one."""
     count, devices = len(judge.known.groups), len(judge.cluster.devices)

@@ -22,13 +22,14 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.orders import unit_orders
 from bigbrain_fx.schedule import build, stage_costs
 from bigbrain_fx.simulate import simulate
 from partitioners.chain_dp import MOST_UNITS, ChainDP, best_split
 from partitioners.facts import facts
 from partitioners.footprint import Pieces, in_flight_at, needs
 from partitioners.line import Line
-from partitioners.orders import device_sequences, unit_orders
+from partitioners.orders import device_sequences
 from tests.brute_force import every_split, plain_fits, plain_step_s, unlike_cluster
 from tests.synthetic import (
     GIB,

@@ -92,8 +92,9 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("bigbrain_fx.launch.popen", start)
-    done = call("run", "bundle", "--steps", "7", "--port", "4000", "--seed", "3")
+    monkeypatch.setattr("bigbrain_fx.launch.running.popen", start)
+    monkeypatch.setattr("bigbrain_fx.launch.supervised.start_supervised", start)
+    done = call("run", "bundle", "--no-replay", "--steps", "7", "--port", "4000", "--seed", "3")
     rest = "MASTER_ADDR=node-1 MASTER_PORT=4000 python train.py --steps 7 --seed 3 --deadline 300.0"
     assert done.code == 0
     assert done.out == (
@@ -101,9 +102,12 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
         f"node-2$ RANK=1 LOCAL_RANK=0 WORLD_SIZE=3 {rest}\n"
         f"node-1$ RANK=2 LOCAL_RANK=1 WORLD_SIZE=3 {rest}\n"
     )
-    objects = call("run", "bundle", "--json").objects
+    objects = call("run", "bundle", "--no-replay", "--json").objects
     assert [entry["host"] for entry in objects] == ["node-1", "node-2", "node-1"]
     assert " --steps 10 " in objects[0]["command"]
+    replaced = call("run", "bundle", "--json").objects
+    assert [entry["host"] for entry in replaced] == ["node-1", "node-2"]
+    assert replaced[0]["command"].startswith("python launch.py --listen node-1:29500 ")
 
 
 # --------------------------------------------------------------------------- data

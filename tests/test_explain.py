@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx import plan as planning
 from bigbrain_fx.core import (
     Cluster,
     Costs,
@@ -24,6 +23,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.explain import Alternative, Explanation, explain, size_text
 from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, with_placement
+from bigbrain_fx.plan import one as planning
 from tests.synthetic import cluster_of, device, graph_of, weight
 
 KIB = 1024

@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-import partitioners.facts
+from bigbrain_fx import tensors
 from bigbrain_fx.capture import capture, run_graph
 from bigbrain_fx.capture.live import LiveBytes
 from bigbrain_fx.capture.optimizer import optimizer_facts
@@ -205,7 +205,7 @@ def test_a_stage_that_runs_again_keeps_what_it_writes_and_pays_in_its_backward()
 
 
 def test_as_many_receives_are_posted_as_the_planners_make_room_for() -> None:
-    assert memory.AHEAD == network.AHEAD == partitioners.facts.AHEAD
+    assert memory.AHEAD == network.AHEAD == tensors.AHEAD
 
 
 # --------------------------------------------------------------------------- counting

@@ -23,6 +23,7 @@ from bigbrain_fx.resplit import Resplit, resplit
 from bigbrain_fx.resplit.named import read_named
 from bigbrain_fx.runtime.commits import load_shard, records
 from bigbrain_fx.runtime.state import State
+from bigbrain_fx.verify import verify
 from bigbrain_fx.verify.reference import Reference
 from tests import warm
 from tests.bundles import MODEL, cluster, copied, edit
@@ -352,3 +353,14 @@ def test_the_command(moved: Moved, tmp_path: Path) -> None:
     again = call("resplit", moved.bundles[0], "--devices", devices, "-o", tmp_path / "n")
     assert again.code == 2
     assert "exists already" in again.err
+
+
+def test_a_moved_bundle_is_verified_with_the_weights_of_its_step(
+    moved: Moved, tmp_path: Path
+) -> None:
+    """The model file's own numbers are those of step 0: they are not asked for."""
+    (tmp_path / "letters.py").write_text(MODEL + OPTIMIZER)
+    found = verify(moved.bundles[1], steps=2, model=str(tmp_path / "letters.py"))
+    assert found.passed, str(found)
+    (check,) = [check for check in found.checks if check.name == "weights fit your model"]
+    assert f"those of step {ROUTE[0][1]} of a run" in check.detail

@@ -24,7 +24,8 @@ from bigbrain_fx.plan import Options, Plan, Source, costs_of, from_json, make_pl
 from bigbrain_fx.plan import plan_placed as placed_plan
 from bigbrain_fx.search import MEMORY_SLACK
 from bigbrain_fx.search.bound import bound_of_all, bound_of_chains
-from bigbrain_fx.search.line import Cutter, Line, Setting, first_minima
+from bigbrain_fx.search.cutter import Cutter, first_minima
+from bigbrain_fx.search.line import Line, Setting
 from bigbrain_fx.search.orders import device_orders
 from bigbrain_fx.search.pace import chain_of, falling, step_s
 from bigbrain_fx.search.pool import splits

@@ -29,7 +29,8 @@ __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_st
 NURSERY = Path(__file__).with_name("warm_nursery.py")
 STARTERS = (
     "bigbrain_fx.capture.session",
-    "bigbrain_fx.launch",
+    "bigbrain_fx.launch.process",
+    "bigbrain_fx.launch.supervised",
     "bigbrain_fx.onnx_out",
     "bigbrain_fx.verify",
 )

@@ -9,6 +9,7 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
+    COUNT,
     PATH,
     Listed,
     chosen,
@@ -42,7 +43,7 @@ from bigbrain_fx.progress import working
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=2,
     show_default=True,
     help="With --run: how often; every other round goes backwards.",

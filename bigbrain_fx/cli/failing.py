@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.options import POSITIVE
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def failure_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--hours",
-            type=click.FloatRange(min=0, min_open=True),
+            type=POSITIVE,
             default=100.0,
             show_default=True,
             help="With --mtbf: how long to run.",

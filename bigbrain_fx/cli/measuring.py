@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
+    COUNT,
     PATH,
     capture_options,
+    force_file_option,
     json_option,
     located,
     model_options,
     read_rows,
+    require_absent,
 )
-from bigbrain_fx.errors import InputError
 from bigbrain_fx.progress import working
-
-if TYPE_CHECKING:
-    pass
 
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", default="costs.json", show_default=True, type=PATH, help="The file to write."
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@force_file_option
 @json_option
 def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_json: bool) -> None:
     """Fit a model of op times to PROFILES, which `profile` wrote.
@@ -49,10 +47,7 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     from bigbrain_fx.fit import fit_file
     from bigbrain_fx.show import json_line
 
-    if os.path.lexists(out) and not force:
-        raise InputError(
-            f"{out} exists already", help="give another file, or --force to replace it"
-        )
+    require_absent(out, force)
     with working(f"fitting {model} to {profiles}"):
         found = fit_file(profiles, out, model, two_stage)
     if as_json:
@@ -69,20 +64,20 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
 @click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
 @click.option(
     "--devices",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=2,
     show_default=True,
     help="How many devices to describe.",
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Threads of each CPU device.",
 )
 @click.option("--thorough", is_flag=True, help="Measure longer.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@force_file_option
 @json_option
 def doctor(
     out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool
@@ -95,10 +90,8 @@ def doctor(
     from bigbrain_fx.cluster import to_json as cluster_json
     from bigbrain_fx.doctor import probe
 
-    if out is not None and os.path.lexists(out) and not force:
-        raise InputError(
-            f"{out} exists already", help="give another file, or --force to replace it"
-        )
+    if out is not None:
+        require_absent(out, force)
     with working("probing this host"):
         found = probe(threads=threads, devices=devices, quick=not thorough)
     described = json.loads(cluster_json(found.cluster))
@@ -120,14 +113,14 @@ def doctor(
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Threads to compute with.",
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=20,
     show_default=True,
     help="Runs of the model for each number of rows.",

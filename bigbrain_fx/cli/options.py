@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 PATH = click.Path(readable=False, path_type=Path)  # the room that reads says what is wrong
+COUNT = click.IntRange(min=1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 class Listed(click.Option):
@@ -45,10 +48,37 @@ def json_option(command: Command) -> Command:
     return made(command)
 
 
+def bundle_argument(command: Command) -> Command:
+    """Add BUNDLE, a folder that `split` wrote."""
+    return click.argument("bundle", type=PATH)(command)
+
+
+def force_file_option(command: Command) -> Command:
+    """Add --force, for a command that writes one file; `require_absent` is its other half."""
+    return click.option("--force", is_flag=True, help="Replace the file if it is there.")(command)
+
+
+def force_bundle_option(command: Command) -> Command:
+    """Add --force, for a command that writes a bundle."""
+    return click.option("--force", is_flag=True, help="Replace a bundle that is there.")(command)
+
+
+def require_absent(out: Path, force: bool) -> None:
+    """Refuse to replace a file, before anything is computed for it, unless that was asked for.
+
+    Raises:
+        InputError: it is there.
+    """
+    if os.path.lexists(out) and not force:
+        raise InputError(
+            f"{out} exists already", help="give another file, or --force to replace it"
+        )
+
+
 _OF_CAPTURE = (
     _option(
         "--time-limit",
-        type=click.FloatRange(min=0, min_open=True),
+        type=POSITIVE,
         default=600.0,
         show_default=True,
         help="Seconds that loading and capturing the model file may take.",

@@ -13,6 +13,7 @@ from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import (
     PATH,
     chosen,
+    force_bundle_option,
     json_option,
     located,
     model_options,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @planning_options
 @model_options
 @click.option("--out", default="bundle", show_default=True, type=PATH, help="Folder to write.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@force_bundle_option
 @click.option(
     "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
 )

@@ -7,19 +7,19 @@ from pathlib import Path
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.cli.options import PATH, bundle_argument, force_bundle_option, json_option
 from bigbrain_fx.progress import working
 
 
 @cli.command(short_help="Go on with a training run on other devices.")
-@click.argument("bundle", type=PATH)
+@bundle_argument
 @click.option("--devices", type=PATH, required=True, help="The cluster.json to go on with.")
 @click.option(
     "--commits", type=PATH, help="What `run --commits` wrote [default: the bundle's own commits/]."
 )
 @click.option("-o", "--out", type=PATH, required=True, help="Folder of the new bundle.")
 @click.option("--partitioner", help="Another one than the plan's.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there.")
+@force_bundle_option
 @json_option
 def resplit(
     bundle: Path,

@@ -10,7 +10,7 @@ import click
 
 from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.progress import stepping, working
 
@@ -27,10 +27,10 @@ _SECRET = (
 
 
 @cli.command(short_help="Run a bundle, a process per device.")
-@click.argument("bundle", type=PATH)
+@bundle_argument
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
 )
 @click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
@@ -47,7 +47,7 @@ _SECRET = (
 @click.option(
     "--deadline",
     "deadline_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=300.0,
     show_default=True,
     help="Longest wait for a message, in seconds.",
@@ -68,14 +68,14 @@ _SECRET = (
 @click.option(
     "--hang",
     "hang_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=60.0,
     show_default=True,
     help="End a process that makes no progress for so many seconds.",
 )
 @click.option(
     "--snapshot-every",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Steps between snapshots in memory [default: measured].",
 )
 @click.option(
@@ -179,10 +179,10 @@ def _tell(event: Event) -> None:
 
 
 @cli.command(short_help="Check a bundle against the unsplit model.")
-@click.argument("bundle", type=PATH)
+@bundle_argument
 @click.option(
     "--steps",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=5,
     show_default=True,
     help="Training steps, or batches of inference, to compare.",

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import (
-    PATH,
-    json_option,
-)
+from bigbrain_fx.cli.options import COUNT, PATH, bundle_argument, json_option
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.progress import working
 
-if TYPE_CHECKING:
-    pass
-
 
 @cli.command(short_help="Join a bundle's weights to one checkpoint, or write it as ONNX.")
-@click.argument("bundle", type=PATH)
+@bundle_argument
 @click.option("--to", type=PATH, help="The .safetensors file to write.")
 @click.option("--onnx", type=PATH, help="Write each stage as ONNX to this folder, and check it.")
 @click.option("--weights", type=PATH, help="What `run --save` wrote [default: the bundle's own].")
 @click.option(
     "--shard-bytes",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Most bytes of a file: writes shards and an index as Hugging Face does.",
 )
 @json_option
@@ -75,7 +68,7 @@ def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
 
 
 @cli.command(short_help="Put a checkpoint of your model into a bundle.")
-@click.argument("bundle", type=PATH)
+@bundle_argument
 @click.option(
     "--from",
     "checkpoint",

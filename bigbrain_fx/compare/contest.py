@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,30 +74,16 @@ def compare(
         BigBrainError: the input cannot be used or captured, or a name is not known.
     """
     _require_countable(steps, rounds)
-    chosen, names = checked(options, model), _distinct(partitioners)
-    entries = [(name, _asked(name, chosen, estimator)) for name in names]
+    chosen, say = checked(options, model), on_progress or _silent
+    entries = {name: _asked(name, chosen, estimator) for name in _distinct(partitioners)}
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
-    say, kept = on_progress or _silent, Path(save).absolute() if save is not None else None
-    if kept is not None:
-        _require_free(kept, names)
+    kept = _kept(save, entries)
     with _folder(kept, steps) as folder:
         meta = folder is None
         with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=meta) as found:
-            contenders = [_planned(found, cluster, *entry, say) for entry in entries]
-            if folder is not None:
-                contenders = [_written(found, each, folder) for each in contenders]
-        turns = Turns(contenders)
-        if steps is not None:
-            turns = in_turns(contenders, steps, rounds, say, runner)
-        contenders = [_without_bundle(each) if kept is None else each for each in turns.contenders]
-    return Comparison(
-        found.graph.name,
-        tuple(contenders),
-        found.capture_s,
-        steps,
-        turns.agreements,
-        found.warnings,
-    )
+            contenders = _entered(found, cluster, entries, folder, say)
+        turns = in_turns(contenders, steps, rounds, say, runner) if steps else Turns(contenders)
+    return _compared(found, turns, steps, kept)
 
 
 def _require_countable(steps: int | None, rounds: int) -> None:
@@ -125,10 +111,14 @@ def _asked(name: str, options: Options, estimator: str | None) -> Options:
     return replace(options, partitioner=partitioner, estimator=estimator or own)
 
 
-def _require_free(folder: Path, names: Sequence[str]) -> None:
-    """Find out now, not after planning, that a bundle's place is taken."""
+def _kept(save: str | Path | None, names: Iterable[str]) -> Path | None:
+    """Return where bundles are kept; find out now, not after planning, that a place is taken."""
+    if save is None:
+        return None
+    folder = Path(save).absolute()
     for name in names:
         check_out(folder / _folder_name(name), force=False)
+    return folder
 
 
 @contextmanager
@@ -139,6 +129,29 @@ def _folder(kept: Path | None, steps: int | None) -> Iterator[Path | None]:
         return
     with tempfile.TemporaryDirectory(prefix="bigbrain-fx-compare-") as folder:
         yield Path(folder)
+
+
+def _entered(
+    found: Found, cluster: Cluster, entries: Mapping[str, Options], folder: Path | None, say: Say
+) -> list[Contender]:
+    """Plan for each name; write the bundles, where there is a folder for them."""
+    contenders = [_planned(found, cluster, name, entries[name], say) for name in entries]
+    if folder is None:
+        return contenders
+    return [_written(found, each, folder) for each in contenders]
+
+
+def _compared(found: Found, turns: Turns, steps: int | None, kept: Path | None) -> Comparison:
+    """Put together what was found; bundles that are not kept are gone by now."""
+    contenders = [_without_bundle(each) if kept is None else each for each in turns.contenders]
+    return Comparison(
+        found.graph.name,
+        tuple(contenders),
+        found.capture_s,
+        steps,
+        turns.agreements,
+        found.warnings,
+    )
 
 
 def _planned(found: Found, cluster: Cluster, name: str, options: Options, say: Say) -> Contender:

@@ -215,27 +215,11 @@ def probe(
     cores = usable_cores()
     _check(threads, devices, cores)
     memory_bytes, load = usable_memory_bytes(), os.getloadavg()[0]  # before our own processes
-    start, world = time.monotonic(), max(2, devices)
-    results = run(
-        Fleet(
-            names=tuple(f"d{i}" for i in range(world)),
-            threads=(threads,) * world,
-            busy=devices,
-            linked=2,
-            window_s=_QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S,
-            deadline_s=_QUICK_DEADLINE_S if quick else _THOROUGH_DEADLINE_S,
-            gpus=kind != "cpu",
-            table=True,
-            shared_cores=cores < 2 * threads * devices,
-        )
-    )
+    start = time.monotonic()
+    results = run(_fleet(threads, devices, cores, quick, gpus=kind != "cpu"))
     gpus = tuple(_gpu(entry) for entry in results[0].get("gpus", ()))
-    if kind == "cuda" and len(gpus) < devices:
-        raise InputError(
-            f"expected {devices} GPUs, found {len(gpus)}",
-            at="--devices",
-            help=f"ask for {len(gpus)} devices" if gpus else "probe the CPU instead",
-        )
+    if kind == "cuda":
+        _require_gpus(devices, len(gpus))
     return HostProbe(
         kind=kind or ("cuda" if len(gpus) >= devices else "cpu"),
         devices=devices,
@@ -267,6 +251,31 @@ def _check(threads: int, devices: int, cores: int) -> None:
             at="--devices",
             help=f"probe with --devices {min(2, most)}; "
             "for a larger cluster copy the entries and change their hosts",
+        )
+
+
+def _fleet(threads: int, devices: int, cores: int, quick: bool, gpus: bool) -> Fleet:
+    """Return the processes that measure: one for each device, and two at least for the link."""
+    world = max(2, devices)
+    return Fleet(
+        names=tuple(f"d{i}" for i in range(world)),
+        threads=(threads,) * world,
+        busy=devices,
+        linked=2,
+        window_s=_QUICK_WINDOW_S if quick else _THOROUGH_WINDOW_S,
+        deadline_s=_QUICK_DEADLINE_S if quick else _THOROUGH_DEADLINE_S,
+        gpus=gpus,
+        table=True,
+        shared_cores=cores < 2 * threads * devices,
+    )
+
+
+def _require_gpus(devices: int, found: int) -> None:
+    if found < devices:
+        raise InputError(
+            f"expected {devices} GPUs, found {found}",
+            at="--devices",
+            help=f"ask for {found} devices" if found else "probe the CPU instead",
         )
 
 

@@ -21,7 +21,14 @@ from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, w
 from bigbrain_fx.runtime.commits import write_shard as commit_shard
 from bigbrain_fx.runtime.disk import Disk
 from bigbrain_fx.runtime.image import FORMAT, layout_of
-from bigbrain_fx.weights import Copy, Stored, read_header, stored_tensors, write_file
+from bigbrain_fx.weights import (
+    Copy,
+    Stored,
+    note_trained,
+    read_header,
+    stored_tensors,
+    write_file,
+)
 
 COMMITS = "commits"  # in a bundle
 
@@ -125,6 +132,7 @@ class _Moved:
             for file, names in files.items():
                 copies = [self._copy(name, trained, rest) for name in names]
                 write_file(folder / file, copies)
+            note_trained(folder, self.named.step)
             self._write_commit(folder.parent / COMMITS)
         except OSError as error:
             raise InputError(

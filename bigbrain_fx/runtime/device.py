@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from .recompute import Read, Twice
 from .weights import fill
 
 Optimizer = torch.optim.Optimizer
+_NOTHING: Mapping[tuple[str, int], Tensor] = MappingProxyType({})
 Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
 
 
@@ -258,6 +260,8 @@ class Device:
                     self._saved[stage, micro] = saved
         if self.loss is not None and self.loss[0] == stage:
             self._now.losses.append(self._named(stage, result)[self.loss[1]].detach())
+            if self.on_nan == "stop" and self.device.type == "cpu":  # a GPU would be waited for
+                self._require_finite()
         return result
 
     @contextmanager
@@ -384,15 +388,21 @@ class Device:
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""
-        if self.on_nan == "ignore":
-            return True
-        now, stage = self._now, self.loss[0] if self.loss else None
-        found = not_finite(self.step, stage, now.losses, now.gradients)
         if self.on_nan == "skip":
-            return self.transport.vote(self.step, self.name, found is None, self.names)
+            fine = self._not_finite(self._now.gradients) is None
+            return self.transport.vote(self.step, self.name, fine, self.names)
+        if self.on_nan == "stop":
+            self._require_finite(self._now.gradients)
+        return True
+
+    def _require_finite(self, gradients: Mapping[tuple[str, int], Tensor] = _NOTHING) -> None:
+        found = self._not_finite(gradients)
         if found is not None:
             raise NotFiniteError(f"{found} (device {self.name})")
-        return True
+
+    def _not_finite(self, gradients: Mapping[tuple[str, int], Tensor]) -> str | None:
+        stage = self.loss[0] if self.loss else None
+        return not_finite(self.step, stage, self._now.losses, gradients)
 
     def _summed(self) -> dict[str, Tensor]:
         found = {}

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.search.line import least_busy_s
+from bigbrain_fx.search.cutter import least_busy_s
 from bigbrain_fx.search.work import Array, Numbers, Work
 
 MOST_WORK = 4e7  # pairs of runs of places x states of the devices; some 20 ns each

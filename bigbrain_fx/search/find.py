@@ -10,8 +10,10 @@ import numpy as np
 from bigbrain_fx.core import Cluster, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.fitting import for_tensors
+from bigbrain_fx.orders import unit_orders
 from bigbrain_fx.search.bound import bound_of_all, bound_of_chains
-from bigbrain_fx.search.line import Cutter, Line, Setting
+from bigbrain_fx.search.cutter import Cutter
+from bigbrain_fx.search.line import Line, Setting
 from bigbrain_fx.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.search.nouns import (
     LATENCY_MICRO_BATCHES,
@@ -23,7 +25,7 @@ from bigbrain_fx.search.nouns import (
     Trial,
     require_known,
 )
-from bigbrain_fx.search.orders import device_orders, unit_orders
+from bigbrain_fx.search.orders import device_orders
 from bigbrain_fx.search.pool import Found, is_tight, paced, polished, settings, splits
 from bigbrain_fx.search.ranking import Ranking
 from bigbrain_fx.search.work import Work, work

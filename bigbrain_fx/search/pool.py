@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Link
-from bigbrain_fx.search.line import Cutter, Line, Setting, Split
+from bigbrain_fx.search.cutter import Cutter
+from bigbrain_fx.search.line import Line, Setting, Split
 from bigbrain_fx.search.pace import chain_of, falling, in_flights, step_s
 
 GAP = 1e-3

@@ -15,29 +15,11 @@ from numpy.typing import NDArray
 
 from bigbrain_fx.core import Costs, Graph, Op, OpCost
 from bigbrain_fx.cut import live_ops
-from bigbrain_fx.units import units
+from bigbrain_fx.tensors import Value, Weight, edges_of, once_s, values_of, weights_of
+from bigbrain_fx.units import spread, units
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor that unit `maker` makes and others read, in ascending order of units."""
-
-    maker: int
-    readers: tuple[int, ...]
-    nbytes: int
-    gradient_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter, buffer or constant, tied names counted once, and the units that read it."""
-
-    readers: tuple[int, ...]
-    nbytes: int
-    trained_bytes: int
 
 
 @dataclass(frozen=True)
@@ -91,16 +73,12 @@ class Work:
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Pairs (maker, reader), each once, sorted."""
-        return tuple(sorted({(v.maker, reader) for v in self.values for reader in v.readers}))
+        return edges_of(self.values)
 
     def placed(self, device_of_unit: Sequence[str]) -> dict[str, str]:
         """Return the device of every op; a replicated op goes to its first reader's."""
-        pairs = zip(self.groups, device_of_unit, strict=True)
-        found = {name: device for group, device in pairs for name in group}
         first = device_of_unit[0] if device_of_unit else ""
-        for name, unit in self.copies.items():
-            found[name] = device_of_unit[unit] if unit >= 0 else first
-        return found
+        return spread(self.groups, self.copies, device_of_unit, first)
 
 
 def work(graph: Graph, costs: Costs) -> Work:
@@ -121,11 +99,11 @@ def work(graph: Graph, costs: Costs) -> Work:
             paid[unit].append(name)
     trains = graph.loss is not None
     measured = trains and any(op.saves for op in graph.ops)
-    weights = tuple(_weights(graph, paid, trains))
+    weights = tuple(weights_of(graph, paid))
     return Work(
         groups,
         first,
-        tuple(_values(graph, unit_of, trains)),
+        tuple(values_of(graph, unit_of)),
         weights,
         _by_kind(graph, costs, paid, weights, trains, measured),
         costs.optimizer_state_per_byte,
@@ -145,29 +123,6 @@ def _first_readers(
             readers = (unit_of.get(r, found.get(r, -1)) for r in graph.consumers[op.name])
             found[op.name] = min((unit for unit in readers if unit >= 0), default=-1)
     return {name: found[name] for name in sorted(found)}
-
-
-def _values(graph: Graph, unit_of: Mapping[str, int], trains: bool) -> Iterator[Value]:
-    for name, maker in unit_of.items():
-        readers = {unit_of[r] for r in graph.consumers[name] if r in unit_of} - {maker}
-        if readers:
-            op = graph.op[name]
-            nbytes = sum(spec.nbytes for spec in op.outputs)
-            gradient = nbytes if trains and op.requires_grad else 0
-            yield Value(maker, tuple(sorted(readers)), nbytes, gradient)
-
-
-def _weights(graph: Graph, paid: Sequence[Sequence[str]], trains: bool) -> Iterator[Weight]:
-    readers: dict[str, dict[int, None]] = {}
-    for number, names in enumerate(paid):
-        for name in names:
-            for key in graph.op[name].params:
-                readers.setdefault(graph.param[key].canonical, {})[number] = None
-    spec_of = {param.canonical: param for param in reversed(graph.params)}
-    for canonical, numbers in readers.items():
-        param = spec_of[canonical]
-        trained = trains and param.kind == "parameter" and param.spec.requires_grad
-        yield Weight(tuple(numbers), param.spec.nbytes, param.spec.nbytes if trained else 0)
 
 
 def _by_kind(
@@ -193,7 +148,7 @@ def _by_kind(
             saved, workspace = _bytes(graph, of, paid, trains)
             known[key] = OnKind(
                 *_times(of, paid, trains),
-                _once_s(costs, name, weights, len(paid)),
+                once_s(costs, name, weights, len(paid)),
                 saved,
                 workspace + added,
             )
@@ -208,14 +163,6 @@ def _times(
     forward = [sum(cost.forward_s for cost in costs) for costs in each]
     backward = [sum(cost.backward_s for cost in costs) if trains else 0.0 for costs in each]
     return np.array(forward, dtype=np.float64), np.array(backward, dtype=np.float64)
-
-
-def _once_s(costs: Costs, device: str, weights: Sequence[Weight], count: int) -> Array:
-    found = np.zeros(count)
-    for weight in weights:
-        if weight.trained_bytes:
-            found[weight.readers[0]] += costs.optimizer_s(device, 1, weight.trained_bytes)
-    return found
 
 
 def _bytes(

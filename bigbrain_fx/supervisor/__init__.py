@@ -6,7 +6,8 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 
 from .command import main, stopped_by_sigterm, tail
 from .events import Event, EventLog, status
-from .host import FailedError, Job, OnStep, Outcome, Rescue, Supervisor
+from .host import Supervisor
+from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import BAD_INPUT, Death
 from .processes import Order, Process, Start, popen
 

@@ -10,19 +10,22 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from .events import Event, EventLog, status
-from .host import FailedError, Job, OnStep, Supervisor
+from .host import Supervisor
 from .hosts import Agent, Bridge, admit, start_on
+from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
 from .processes import ADDRESS, Start
 from .secured import Secured, StrangerError, read_secret
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
+AGAIN_S = 0.2  # between two tries to reach the first host
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES = 12
 MIB = 2**20
@@ -94,9 +97,21 @@ def _join(
 ) -> None:
     """Be the agent of a host."""
     secret = read_secret(Path(options.secret))
-    connection = socket.create_connection(_address(options.join), AGENTS_S)
+    connection = _reached(_address(options.join))
     secured = Secured(connection, secret, is_head=False)
     Agent(secured, folder, {**environment, **_address_of(secured)}, logs).run(options.host)
+
+
+def _reached(address: tuple[str, int]) -> socket.socket:
+    """Connect to the first host, which may not be there yet."""
+    until = time.monotonic() + AGENTS_S
+    while True:
+        try:
+            return socket.create_connection(address, AGENTS_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def _address_of(connection: Secured) -> dict[str, str]:

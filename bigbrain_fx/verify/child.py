@@ -37,7 +37,7 @@ from bigbrain_fx.verify.inference import inference_checks
 from bigbrain_fx.verify.module import SEEDS, differences, equal, relative_error
 from bigbrain_fx.verify.module import link as _check
 from bigbrain_fx.verify.reference import Reference, Trace, train_reference
-from bigbrain_fx.weights import source_of_weights
+from bigbrain_fx.weights import source_of_weights, trained_steps
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime.data import Stream
@@ -86,7 +86,7 @@ def inference_chain(
 ) -> list[dict[str, object]]:
     """Compare module, captured graph and a bundle for inference; as `chain` does for training."""
     bundle, weights = import_bundle(folder), weights_of(folder, plan)
-    same = _same_weights(captured, weights, plan)
+    same = _same_weights(captured, weights, plan, folder)
     return [
         same,
         *inference_checks(file, captured, plan, bundle, weights, steps, outputs),
@@ -113,7 +113,7 @@ def chain(
     """
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
-    checks = [_same_module(file, captured, plan), _same_weights(captured, weights, plan)]
+    checks = [_same_module(file, captured, plan), _same_weights(captured, weights, plan, folder)]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
     stream = batches_of(bundle, plan)
     plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
@@ -240,11 +240,22 @@ def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, o
 
 
 def _same_weights(
-    captured: Captured, weights: Mapping[str, Tensor], plan: Plan
+    captured: Captured, weights: Mapping[str, Tensor], plan: Plan, folder: Path
 ) -> dict[str, object]:
+    """Compare weights; those of a run that was moved with names and shapes only."""
+    steps = trained_steps(folder / "weights")
     param = plan.graph.param
     held = {param[name].canonical for stage in plan.stages.stages for name in stage.params}
     used = [name for name in captured.tensors if name in param and param[name].canonical in held]
+    if steps is not None:
+        found = [
+            f"{name} has another shape or type than in the model"
+            for name in used
+            if captured.tensors[name].shape != weights[name].shape
+            or captured.tensors[name].dtype != weights[name].dtype
+        ]
+        what = f"{len(used)} names, shapes, types; the numbers are those of step {steps} of a run"
+        return _check("weights fit your model", found, what)
     found = [
         f"{name} has other numbers than the model"
         for name in used

@@ -6,8 +6,10 @@ This room moves bytes and names. It imports no torch and knows no plans, process
 from bigbrain_fx.weights.checkpoint import Checkpoint, read_checkpoint
 from bigbrain_fx.weights.folder import (
     FromCheckpoint,
+    note_trained,
     source_of_weights,
     stored_tensors,
+    trained_steps,
     unused_file,
 )
 from bigbrain_fx.weights.join import Joined, state, write_joined
@@ -23,11 +25,13 @@ __all__ = [
     "Matched",
     "Stored",
     "match",
+    "note_trained",
     "read_checkpoint",
     "read_header",
     "source_of_weights",
     "state",
     "stored_tensors",
+    "trained_steps",
     "unused_file",
     "write_file",
     "write_joined",

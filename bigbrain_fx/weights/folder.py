@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bigbrain_fx.core import Param
 from bigbrain_fx.errors import InputError
@@ -105,12 +105,31 @@ def _reference(stored: Stored) -> dict[str, str]:
 
 def source_of_weights(folder: Path) -> Path | None:
     """Return the checkpoint that a bundle's weights/ was written from, if there was one."""
+    found = _source(folder).get("checkpoint")
+    return None if found is None else Path(found)
+
+
+def note_trained(folder: Path, steps: int) -> None:
+    """Note that a bundle's weights are those of a run after so many steps."""
+    (folder / SOURCE).write_text(json.dumps({"trained_steps": steps}) + "\n", encoding="utf-8")
+
+
+def trained_steps(folder: Path) -> int | None:
+    """Return what `note_trained` noted; None: the weights are the model's, or a checkpoint's."""
+    found = _source(folder).get("trained_steps")
+    return None if found is None else int(found)
+
+
+def _source(folder: Path) -> dict[str, Any]:
     try:
-        return Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["checkpoint"])
+        found = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {}
+    except (OSError, ValueError) as error:
         raise InputError(f"{SOURCE} cannot be read", at=str(folder / SOURCE)) from error
+    if not isinstance(found, dict) or not found.keys() & {"checkpoint", "trained_steps"}:
+        raise InputError(f"{SOURCE} says nothing of the weights", at=str(folder / SOURCE))
+    return found
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:

@@ -1,0 +1,39 @@
+"""Run a bundle on this host, one process per device; or say what to type on every host.
+
+This room knows processes, ports and log files. It knows nothing of graphs, and the processes it
+starts know nothing of it: they run the bundle's own train.py, or infer.py. With `spares` given,
+`supervisor` starts them and replaces those that die.
+"""
+
+from bigbrain_fx.launch.failures import PEER_LOST, DeviceLostError, RunError
+from bigbrain_fx.launch.hosts import commands, hosts
+from bigbrain_fx.launch.options import DEFAULT_STEPS, BatchLine, Line, Run, RunOptions, StepLine
+from bigbrain_fx.launch.ports import free_port, require_free
+from bigbrain_fx.launch.process import Command, Process, Spawn, popen
+from bigbrain_fx.launch.program import entry
+from bigbrain_fx.launch.running import run
+from bigbrain_fx.launch.supervised import can_supervise, start_supervised
+
+__all__ = [
+    "DEFAULT_STEPS",
+    "PEER_LOST",
+    "BatchLine",
+    "Command",
+    "DeviceLostError",
+    "Line",
+    "Process",
+    "Run",
+    "RunError",
+    "RunOptions",
+    "Spawn",
+    "StepLine",
+    "can_supervise",
+    "commands",
+    "entry",
+    "free_port",
+    "hosts",
+    "popen",
+    "require_free",
+    "run",
+    "start_supervised",
+]

@@ -1,0 +1,146 @@
+"""The processes of one run, none of which is replaced: start them, hear them, end them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from bigbrain_fx.launch.failures import BAD_INPUT, PEER_LOST, failure
+from bigbrain_fx.launch.options import BatchLine, Line, RunOptions, StepLine
+from bigbrain_fx.launch.process import Command, Process, Spawn
+from bigbrain_fx.launch.program import arguments, entry, reporter
+from bigbrain_fx.plan import Plan
+
+POLL_S = 0.1
+GRACE_S = 5.0
+
+
+@dataclass
+class Crew:
+    """The processes of one run, by device."""
+
+    processes: dict[str, Process]
+    logs: Path
+    reporter: str
+    program: str
+    lines: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+
+    def watch(self, on_line: Callable[[Line], None]) -> Iterator[Line]:
+        """Yield steps or batches as they are reported, until all processes have ended well."""
+        stdout = self.processes[self.reporter].stdout
+        assert stdout is not None
+        threading.Thread(target=self._read, args=(stdout,), daemon=True).start()
+        at_end = False
+        while not at_end or any(p.poll() is None for p in self.processes.values()):
+            self._require_alive()
+            try:
+                line = self.lines.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if line is None:
+                at_end = True
+                continue
+            found = _line(line)
+            if found is None:  # the user's batches() or optimizer() printed it
+                sys.stderr.write(line)
+                continue
+            on_line(found)
+            yield found
+        self._require_alive()
+
+    def stop(self) -> None:
+        """End every process that still runs, by its id: first politely."""
+        running = [p for p in self.processes.values() if p.poll() is None]
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + GRACE_S
+        for process in running:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _read(self, stdout: IO[str]) -> None:
+        with stdout:
+            for line in stdout:
+                self.lines.put(line)
+        self.lines.put(None)
+
+    def _require_alive(self) -> None:
+        failed = self._failed()
+        if not failed:
+            return
+        name, code = self._cause(failed)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        what = f"the process of device {name} {how}"
+        raise failure(what, code, self.logs / f"{name}.log", self.program)
+
+    def _failed(self) -> dict[str, int]:
+        codes = {name: process.poll() for name, process in self.processes.items()}
+        return {name: code for name, code in codes.items() if code}
+
+    def _cause(self, failed: dict[str, int]) -> tuple[str, int]:
+        """Return who failed first: a process may hear of a peer's end before that has ended."""
+        until = time.monotonic() + GRACE_S
+        while set(failed.values()) == {PEER_LOST} and time.monotonic() < until:
+            running = [p for p in self.processes.values() if p.poll() is None]
+            if not running:
+                break
+            with suppress(subprocess.TimeoutExpired):
+                running[0].wait(POLL_S)
+            failed = self._failed()
+        rank = {BAD_INPUT: 0, PEER_LOST: 2}
+        return min(failed.items(), key=lambda entry: rank.get(entry[1], 1))
+
+
+def _line(text: str) -> Line | None:
+    for kind in (StepLine, BatchLine):
+        try:
+            return kind(**json.loads(text))
+        except (TypeError, ValueError):
+            continue
+    return None
+
+
+@contextmanager
+def processes(
+    plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path, spawn: Spawn
+) -> Iterator[Crew]:
+    """Start a process for every device of a plan; end all of them, whatever happens."""
+    reports = reporter(plan)
+    crew = Crew({}, logs, reports, entry(plan))
+    words = (sys.executable, entry(plan), "--json", *arguments(options, logs))
+    try:
+        for rank, name in enumerate(plan.stages.devices):
+            environment, log = _environment(plan, rank, port), logs / f"{name}.log"
+            command = Command(name, words, bundle, environment, log, name == reports)
+            crew.processes[name] = spawn(command)
+        yield crew
+    finally:
+        crew.stop()
+
+
+def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
+    device = plan.cluster.device[plan.stages.devices[rank]]
+    ours = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(len(plan.stages.devices)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(device.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    left_out = {"PYTHONPATH", "TORCHELASTIC_USE_AGENT_STORE"}
+    return {**{k: v for k, v in os.environ.items() if k not in left_out}, **ours}

@@ -1,0 +1,59 @@
+"""What is told of a process that failed: which, how, the end of its log, and what to do."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from bigbrain_fx.errors import BigBrainError, InputError
+
+TAIL_LINES = 12
+BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
+PEER_LOST = 75  # and of one that ended because another was gone
+NOT_FINITE = 65  # and of one whose loss or gradients are not finite
+
+
+class RunError(BigBrainError):
+    """Report a device's process that failed: which, how, and the end of its log."""
+
+    exit_code = 1
+
+
+class DeviceLostError(RunError):
+    """Report a run that ended because the processes of one device keep dying; others could go on.
+
+    Attributes:
+        device: its name.
+    """
+
+    device: str = ""
+
+
+def failure(
+    what: str, code: int, log: Path, program: str, reason: str | None = None
+) -> BigBrainError:
+    """Return what to tell of a process that failed: the end of its log, and what to do."""
+    tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
+    if code == BAD_INPUT and tail:
+        return InputError(
+            tail[-1].removeprefix("error: "),
+            at=str(log),
+            help="every batch must be like example_batch(): mend batches() and split again",
+        )
+    return RunError(
+        what if reason is None else f"{what}: {reason}",
+        at=str(log),
+        notes=tuple(tail),
+        help=_advice(code, program),
+    )
+
+
+def _advice(code: int, program: str) -> str:
+    if code == NOT_FINITE:
+        return "lower the learning rate, or run with --on-nan skip to leave such updates out"
+    if code == -signal.SIGKILL:
+        return (
+            "Linux ends a process so when memory runs out (`dmesg` tells): give its device less "
+            '"memory" in cluster.json and split again; run it again if someone else ended it'
+        )
+    return f"run `python {program} --in-process` in the bundle to see it in one process"

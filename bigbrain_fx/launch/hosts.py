@@ -1,0 +1,72 @@
+"""The hosts that a plan needs, and what to type on each of them."""
+
+from __future__ import annotations
+
+import shlex
+
+from bigbrain_fx.launch.options import DEFAULT_STEPS, RunOptions
+from bigbrain_fx.launch.program import entry
+from bigbrain_fx.plan import Plan
+
+SECRET = "secret"  # the file that all hosts have, in the bundle
+
+
+def hosts(plan: Plan) -> tuple[str, ...]:
+    """Return the hosts that a plan needs, in order of rank."""
+    return tuple(dict.fromkeys(plan.cluster.device[name].host for name in plan.stages.devices))
+
+
+def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
+    """Return (host, command): what to type on each host, for a bundle that is copied to all.
+
+    Where processes are to be replaced, one command a host; else one for every device. The first
+    host answers at the port, 29500 unless the options name one.
+    """
+    if options.spares is not None:
+        return _launches(plan, options)
+    names = [plan.cluster.device[name].host for name in plan.stages.devices]
+    given = {
+        "--steps": options.steps or (None if options.inputs else DEFAULT_STEPS),
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--save": options.save,
+        "--inputs": options.inputs,
+        "--outputs": options.outputs,
+    }
+    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
+    common = (
+        f"WORLD_SIZE={len(names)} MASTER_ADDR={shlex.quote(names[0])} "
+        f"MASTER_PORT={options.port or 29500} python {entry(plan)} {' '.join(words)}"
+    )
+    return [
+        (host, f"RANK={rank} LOCAL_RANK={names[:rank].count(host)} {common}")
+        for rank, host in enumerate(names)
+    ]
+
+
+def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
+    """Return a supervisor's command for the first host, and an agent's for each other."""
+    first, *others = hosts(plan)
+    address = shlex.quote(f"{first}:{options.port or 29500}")
+    common = f"--secret {SECRET} --spares {options.spares}"
+    given = {
+        "--restarts": options.restarts,
+        "--hang": options.hang_s,
+        "--snapshot-every": options.snapshot_every,
+        "--log-mib": options.log_mib,
+        "--events": options.events,
+        "--steps": options.steps or DEFAULT_STEPS,
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--on-nan": options.on_nan,
+        "--save": options.save,
+        "--commits": options.commits,
+        "--commit-every": options.commit_every,
+    }
+    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
+    words += ["--resume"] if options.resume else []
+    head = f"python launch.py --listen {address} {common} {' '.join(words)}"
+    return [(first, head)] + [
+        (host, f"python launch.py --join {address} --host {shlex.quote(host)} {common}")
+        for host in others
+    ]

@@ -1,0 +1,91 @@
+"""How to run a bundle, and what a run tells: its steps or batches as they are done, and the whole.
+
+Only nouns: nothing here starts anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_STEPS = 10  # train.py's and infer.py's own
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """What one training step reported: loss is the mean over micro-batches, step_s wall seconds."""
+
+    step: int
+    loss: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """What one batch of inference reported: its rows, batch_s wall seconds."""
+
+    batch: int
+    rows: int
+    batch_s: float
+
+
+Line = StepLine | BatchLine
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: steps of training, or batches of inference.
+
+    `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
+    what each printed. `restarts` counts processes that were replaced; `stopped_at` is the step
+    before which SIGTERM stopped the training, None if it finished.
+    """
+
+    steps: tuple[StepLine, ...]
+    max_rss_bytes: dict[str, int]
+    logs: Path
+    batches: tuple[BatchLine, ...] = ()
+    restarts: int = 0
+    stopped_at: int | None = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run: see `bigbrain-fx run --help`.
+
+    `steps` None: 10, or for inference all rows of `inputs`. `save` and `first_gradients` are for
+    training, `inputs` and `outputs` for inference.
+
+    `spares` not None: processes of a training that die are replaced, by one of so many that are
+    kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
+    process without progress for `hang_s` is ended; `snapshot_every` steps lie between snapshots in
+    memory (None: measured). What happens is appended to `events` as JSON lines. `log_mib` of sent
+    messages are kept on each device; None: its share of half of the memory that is free.
+
+    `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
+    all devices, or "ignore" it.
+
+    `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
+    start and at the end; with `resume` a training goes on from the last commit there.
+    """
+
+    steps: int | None = None
+    seed: int | None = None
+    port: int = 0
+    deadline_s: float = 300.0
+    save: Path | None = None
+    first_gradients: Path | None = None
+    threads: int | None = None
+    logs: Path | None = None
+    inputs: Path | None = None
+    outputs: Path | None = None
+    spares: int | None = None
+    restarts: int = 20
+    hang_s: float = 60.0
+    snapshot_every: int | None = None
+    events: Path | None = None
+    commits: Path | None = None
+    commit_every: int | None = None
+    resume: bool = False
+    log_mib: int | None = None
+    on_nan: str | None = None

@@ -1,0 +1,65 @@
+"""TCP ports of this host: which is free, and who holds one that is not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that is free now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """Raise when a port is taken; name its holder where the system shows it.
+
+    Raises:
+        InputError: with the process id, if visible.
+    """
+    if not 0 < port < 65536:
+        raise InputError(
+            f"port {port} is not between 1 and 65535",
+            help="give another --port, or 0 for any free one",
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            holder = _holder(port)
+            by = f" by process {holder}" if holder else ""
+            raise InputError(
+                f"port {port} is in use{by}", help="give another --port, or 0 for any free one"
+            ) from error
+
+
+def _holder(port: int) -> int | None:
+    """Find who listens on a port, from /proc; None where that is not shown."""
+    inode = _listening_inode(port)
+    if inode is None:
+        return None
+    for folder in sorted(Path("/proc").glob("[0-9]*")):
+        try:
+            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (folder / "fd").iterdir()):
+                return int(folder.name)
+        except OSError:  # gone, or not ours to look at
+            continue
+    return None
+
+
+def _listening_inode(port: int) -> str | None:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port:
+                return row[9]
+    return None

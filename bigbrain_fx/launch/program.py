@@ -1,0 +1,59 @@
+"""The program of a bundle: its name, its arguments, who reports, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.launch.options import RunOptions
+from bigbrain_fx.plan import Plan
+
+
+def entry(plan: Plan) -> str:
+    """Return the name of a bundle's program."""
+    return "train.py" if plan.mode == "train" else "infer.py"
+
+
+def reporter(plan: Plan) -> str:
+    """Return the device that reports: it makes the loss, or collects the outputs."""
+    if plan.mode == "eval":
+        return plan.stages.stages[-1].device
+    for stage in plan.stages.stages:
+        if plan.graph.loss in stage.ops:
+            return stage.device
+    raise InputError(
+        f"{plan.graph.name} has no loss to train on",
+        help="add `loss(output, batch)` to the model file, or split it with --mode eval",
+    )
+
+
+def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
+    """Return what a bundle's program is given; it writes its report to `logs`."""
+    given = {
+        "--steps": options.steps,
+        "--seed": options.seed,
+        "--deadline": options.deadline_s,
+        "--threads": options.threads,
+        "--save": options.save.resolve() if options.save else None,
+        "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
+        "--inputs": options.inputs.resolve() if options.inputs else None,
+        "--outputs": options.outputs.resolve() if options.outputs else None,
+        "--commits": options.commits.resolve() if options.commits else None,
+        "--commit-every": options.commit_every,
+        "--on-nan": options.on_nan,
+        "--report": logs.resolve(),
+    }
+    words = [
+        text for flag, value in given.items() if value is not None for text in (flag, str(value))
+    ]
+    return [*words, *(["--resume"] if options.resume else [])]
+
+
+def peaks(plan: Plan, logs: Path) -> dict[str, int]:
+    """Return the largest resident memory of each device's process, in bytes, as it reported."""
+    return {
+        name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
+        for name in plan.stages.devices
+    }

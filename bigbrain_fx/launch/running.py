@@ -1,0 +1,100 @@
+"""The verb `run`: check what was asked, start the processes one way or the other, sum it up."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.launch.crew import processes
+from bigbrain_fx.launch.options import BatchLine, Line, Run, RunOptions, StepLine
+from bigbrain_fx.launch.ports import free_port, require_free
+from bigbrain_fx.launch.process import Spawn, popen
+from bigbrain_fx.launch.program import entry, peaks
+from bigbrain_fx.launch.supervised import require_supervised, run_supervised
+from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.supervisor import Event, Rescue
+
+
+def run(
+    bundle: str | Path,
+    options: RunOptions | None = None,
+    on_step: Callable[[StepLine], None] | None = None,
+    on_batch: Callable[[BatchLine], None] | None = None,
+    spawn: Spawn | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    rescue: Rescue | None = None,
+) -> Run:
+    """Run a bundle on this host, training or inference, and wait for its end.
+
+    `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
+    `spawn` starts the processes in another way than as plain children; then none is replaced.
+    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`; `rescue` gets
+    the newest snapshots in memory before a DeviceLostError.
+
+    Every process is ended, whatever happens, before this returns.
+
+    Raises:
+        InputError: no bundle, the port is taken, a batch is not like the one that was traced, or
+            an option is for the other kind of bundle.
+        RunError: a process failed, and was not or could not be replaced; the others are stopped.
+        DeviceLostError: it only died, so that other devices could go on: see `run_elastic`.
+    """
+    bundle, options = Path(bundle), options or RunOptions()
+    plan = read_plan(bundle)
+    if not (bundle / entry(plan)).is_file():
+        raise InputError(
+            f"{bundle} is not a bundle: it has no {entry(plan)}",
+            help="make one with `bigbrain-fx split`",
+        )
+    _require_fitting(plan, options)
+    if options.port:
+        require_free(options.port)
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    if options.spares is not None:
+        require_supervised(plan, spawn)
+        return run_supervised(plan, bundle, options, logs, on_step, on_event, rescue)
+    port = options.port or free_port()
+    require_free(port)
+    with processes(plan, bundle, options, port, logs, spawn or popen) as crew:
+        lines = list(crew.watch(_listener(on_step, on_batch)))
+    steps = tuple(line for line in lines if isinstance(line, StepLine))
+    batches = tuple(line for line in lines if isinstance(line, BatchLine))
+    return Run(steps, peaks(plan, logs), logs, batches)
+
+
+def _listener(
+    on_step: Callable[[StepLine], None] | None, on_batch: Callable[[BatchLine], None] | None
+) -> Callable[[Line], None]:
+    def hear(line: Line) -> None:
+        if isinstance(line, StepLine):
+            if on_step is not None:
+                on_step(line)
+        elif on_batch is not None:
+            on_batch(line)
+
+    return hear
+
+
+def _require_fitting(plan: Plan, options: RunOptions) -> None:
+    """Refuse what this kind of bundle cannot do."""
+    training = {
+        "--save": options.save,
+        "first_gradients": options.first_gradients,
+        "--commits": options.commits,
+        "--on-nan": options.on_nan,
+    }
+    inference = {"--inputs": options.inputs, "--outputs": options.outputs}
+    wrong = inference if plan.mode == "train" else training
+    given = [name for name, value in wrong.items() if value is not None]
+    if given:
+        what = "trains" if plan.mode == "train" else "is for inference"
+        other = "eval" if plan.mode == "train" else "train"
+        raise InputError(
+            f"{given[0]} cannot be given: this bundle {what}",
+            help=f"leave it out, or split the model with --mode {other}",
+        )
+    if options.inputs is not None and not options.inputs.is_file():
+        raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")

@@ -1,0 +1,124 @@
+"""A training whose processes are replaced when they die: `supervisor` does it, told from here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.launch.failures import DeviceLostError, failure
+from bigbrain_fx.launch.options import Run, RunOptions, StepLine
+from bigbrain_fx.launch.process import Spawn
+from bigbrain_fx.launch.program import arguments, entry, peaks, reporter
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.supervisor import (
+    Event,
+    EventLog,
+    FailedError,
+    Job,
+    Order,
+    Rescue,
+    Supervisor,
+    stopped_by_sigterm,
+)
+
+MIB = 2**20
+
+
+def can_supervise(plan: Plan) -> bool:
+    """Whether dead processes of a bundle can be replaced: it trains, on Linux, not over nccl."""
+    kinds = {plan.cluster.device[name].kind for name in plan.stages.devices}
+    return plan.mode == "train" and sys.platform == "linux" and kinds != {"cuda"}
+
+
+def require_supervised(plan: Plan, spawn: Spawn | None) -> None:
+    """Refuse a run of which no process could be replaced.
+
+    Raises:
+        InputError: it infers, this is not Linux, or `spawn` starts the processes elsewhere.
+    """
+    if plan.mode != "train" or sys.platform != "linux" or spawn is not None:
+        raise InputError(
+            "processes are replaced in training only, on Linux, and as plain children",
+            help="leave `spares` out",
+        )
+
+
+def run_supervised(
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    logs: Path,
+    on_step: Callable[[StepLine], None] | None,
+    on_event: Callable[[Event], None] | None,
+    rescue: Rescue | None,
+) -> Run:
+    """Run a training bundle under a supervisor."""
+    reporter(plan)  # it must have a loss
+    steps: list[StepLine] = []
+
+    def hear(step: int, loss: float, step_s: float) -> None:
+        steps.append(StepLine(step, loss, step_s))
+        if on_step is not None:
+            on_step(steps[-1])
+
+    events = EventLog(options.events, on_event)
+    job = _job(plan, bundle, options, logs)
+    supervisor = Supervisor(job, start_supervised, hear, events, rescue)
+    try:
+        with stopped_by_sigterm(supervisor):
+            outcome = supervisor.run()
+    except FailedError as error:
+        raise _failed(error, plan) from error
+    finally:
+        events.close()
+    return Run(tuple(steps), peaks(plan, logs), logs, (), outcome.restarts, outcome.stopped_at)
+
+
+def _failed(error: FailedError, plan: Plan) -> BigBrainError:
+    death = error.death
+    what = f"the process of device {death.device} {death.how}"
+    found = failure(what, death.code, Path(death.log), entry(plan), error.reason)
+    if not error.moves:
+        return found
+    lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
+    lost.device = death.device
+    return lost
+
+
+def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
+    assert options.spares is not None
+    left_out = {"PYTHONPATH", "RANK", "WORLD_SIZE"}
+    return Job(
+        devices=plan.stages.devices,
+        words=(sys.executable, entry(plan), *arguments(options, logs)),
+        folder=bundle,
+        environment={
+            **{k: v for k, v in os.environ.items() if k not in left_out},
+            "OMP_NUM_THREADS": str(max(d.threads for d in plan.cluster.devices)),
+            "PYTHONUNBUFFERED": "1",
+        },
+        logs=logs,
+        spares=options.spares,
+        restarts=options.restarts,
+        hang_s=options.hang_s,
+        start_s=options.deadline_s,
+        every=options.snapshot_every,
+        log_bytes=None if options.log_mib is None else options.log_mib * MIB,
+    )
+
+
+def start_supervised(order: Order) -> subprocess.Popen[bytes]:
+    """Start a supervised process: its line is its stdin."""
+    with order.log.open("w") as log:
+        return subprocess.Popen(
+            order.words,
+            cwd=order.folder,
+            env=dict(order.environment),
+            stdin=order.line,
+            stdout=log,
+            stderr=log,
+        )

@@ -1,0 +1,135 @@
+"""What a user may choose, where a model came from, and the plan: nouns, and plan.json's text."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from bigbrain_fx.core import Cluster, Forecast, Graph, Placement, Program, Stages
+from bigbrain_fx.recompute import Wanted, recompute_text
+from bigbrain_fx.search import Effort, Objective, Search
+
+FORMAT = 1
+AUTO = "auto"
+"""The partitioner that tries the others, with every choice that was left open."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose; None means: let the planner choose.
+
+    `rows` of a micro-batch are for a model whose trace cannot leave the batch size free. `mode`
+    "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
+    None is "train", and "eval" for an ONNX file.
+    `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
+    value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
+    the stages (by number, or "all") that keep no activations and run forward again before backward.
+    `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
+    """
+
+    partitioner: str = "chain-dp"
+    estimator: str = "analytical"
+    schedule: str | None = None
+    micro_batches: int | None = None
+    seed: int = 0
+    in_flight: tuple[int, ...] | None = None
+    rows: int | None = None
+    partitioner_options: tuple[tuple[str, int], ...] = ()
+    mode: Literal["train", "eval"] | None = None
+    assume: tuple[tuple[str, bool], ...] = ()
+    leaves: tuple[str, ...] = ()
+    recompute: Wanted = None
+    objective: Objective = "throughput"
+    effort: Effort = "normal"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model came from, so that `verify` can ask it again.
+
+    A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
+    keeps `optimizer_state` bytes per byte of parameters, and for a moment `optimizer_temporaries`
+    tensors of the size of the largest; AdamW's are 2 and 2.
+    """
+
+    path: str
+    has_batches: bool = False
+    has_optimizer: bool = False
+    has_loss: bool = False
+    has_lr_scale: bool = False
+    clip_norm: float | None = None
+    module: str = ""
+    optimizer_state: float = 2.0
+    optimizer_temporaries: float = 2.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, a cluster, and who does what when.
+
+    Attributes:
+        rows: of a micro-batch.
+        trained: stages that have a backward pass.
+        forecast: of one step, without its timeline (`timeline(plan)` simulates it again).
+        in_flight: as in `schedule.build`; None is the schedule's own choice.
+        search: what the partitioner "auto" tried; None for the others.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    partitioner: str
+    estimator: str
+    schedule: str
+    micro_batches: int
+    rows: int
+    seed: int
+    placement: Placement
+    stages: Stages
+    trained: tuple[int, ...]
+    programs: tuple[Program, ...]
+    forecast: Forecast
+    format: int = FORMAT
+    in_flight: tuple[int, ...] | None = None
+    search: Search | None = None
+
+    @property
+    def mode(self) -> Literal["train", "eval"]:
+        """What the plan is for: training, or inference as `model.eval()` computes."""
+        return "train" if self.graph.training else "eval"
+
+    @cached_property
+    def key(self) -> str:
+        """A short hash of the plan; a process that runs another plan is refused."""
+        return hashlib.sha256(to_json(self)).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """Show the plan as plain text, a line per device."""
+        stages, devices = len(self.stages.stages), len(self.stages.devices)
+        lines = [
+            f"{self.graph.name}: {stages} stages on {devices} devices, "
+            f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
+            f"forecast {self.forecast.step_s:.3f} s a step"
+        ]
+        if self.stages.recompute:
+            lines.append(f"  {recompute_text(self.stages)}")
+        for entry in self.forecast.devices:
+            numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
+            peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"
+            lines.append(f"  {entry.device}: stages {numbers}; busy {entry.busy_s:.3f} s; {peak}")
+        return "\n".join(lines)
+
+
+@lru_cache(maxsize=1)
+def plan_adapter() -> TypeAdapter[Plan]:
+    """Return what writes and reads plans, field by field."""
+    return TypeAdapter(Plan)
+
+
+def to_json(plan: Plan) -> bytes:
+    """Return the plan as JSON: the same bytes for the same plan."""
+    return plan_adapter().dump_json(plan, indent=None) + b"\n"

@@ -1,0 +1,165 @@
+"""One number of micro-batches -> one plan: estimate, place, cut, schedule, simulate.
+
+It compares nothing and searches for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Placement
+from bigbrain_fx.cut import cut, trained
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.fitting import beside_tensors, for_tensors, require_fits, with_data
+from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plugins import estimator, options_of, partitioner
+from bigbrain_fx.recompute import recomputing
+from bigbrain_fx.schedule import build, require_sound, stage_costs
+from bigbrain_fx.simulate import simulate
+
+
+def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4) -> list[int]:
+    """Return how many micro-batches to try: as asked for, or every divisor up to 4 per device."""
+    batch = graph.batch
+    if graph.static_batch is not None:
+        fixed = batch // graph.static_batch
+        if options.micro_batches not in (None, fixed):
+            raise InputError(
+                f"the trace of {graph.name} holds for {graph.static_batch} rows only, "
+                f"so a batch of {batch} has {fixed} micro-batches, not {options.micro_batches}",
+                help=f"use --micro-batches {fixed}, or another batch size in example_batch()",
+            )
+        return [fixed]
+    if options.micro_batches is None:
+        most = max(1, per_device * len(cluster.devices))
+        return [count for count in range(1, min(batch, most) + 1) if batch % count == 0]
+    if options.micro_batches < 1 or batch % options.micro_batches:
+        divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
+        raise InputError(
+            f"a batch of {batch} rows cannot be split into {options.micro_batches} equal "
+            "micro-batches",
+            help=f"use --micro-batches with one of {divisors}",
+        )
+    return [options.micro_batches]
+
+
+def planned(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int
+) -> Plan:
+    """Make the plan for so many micro-batches, by the partitioner that was chosen.
+
+    Raises:
+        NoPlanError: nothing fits in memory; the arithmetic per device.
+    """
+    costs = estimated(graph.at(graph.batch // micro_batches), cluster, source, options.estimator)
+    placement = placement_of(graph, cluster, options, micro_batches, costs)
+    return placed(graph, cluster, source, options, micro_batches, placement, costs)
+
+
+def placement_of(
+    graph: Graph, cluster: Cluster, options: Options, micro_batches: int, costs: Costs
+) -> Placement:
+    """Ask the partitioner; NoPlanError says what is left of each device's memory."""
+    concrete = graph.at(graph.batch // micro_batches)
+    method = partitioner(options.partitioner, **_choices(options, micro_batches))
+    smaller = for_tensors(cluster, concrete, micro_batches)
+    told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
+    try:
+        return _partitioned(method, concrete, told, options)
+    except NoPlanError as error:
+        notes = (*error.notes, *beside_tensors(cluster, concrete, micro_batches))
+        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+
+
+def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Options) -> Placement:
+    """Place a graph; where that fits only because some stages recompute, as if all of them did.
+
+    Which ops the stages of some numbers will have is known once they are placed, and not before.
+    """
+    try:
+        return method.partition(concrete, costs.cluster, costs)
+    except NoPlanError:
+        if not options.recompute or costs.recompute:
+            raise
+        return method.partition(concrete, costs.cluster, replace(costs, recompute=True))
+
+
+def estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
+    """Estimate a concrete graph, for the user's own optimizer."""
+    return replace(
+        estimator(name).estimate(graph, cluster),
+        optimizer_state_per_byte=source.optimizer_state,
+        optimizer_temporaries=source.optimizer_temporaries,
+    )
+
+
+def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
+    """Return what a partitioner can be told, of the fields that it has."""
+    in_flight = micro_batches if options.schedule == "gpipe" else options.in_flight
+    given = {"micro_batches": micro_batches, "in_flight": in_flight, "seed": options.seed}
+    known = options_of("partitioner", options.partitioner)
+    fields = {name: value for name, value in given.items() if name in known}
+    return {**fields, **dict(options.partitioner_options)}
+
+
+def placed(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    micro_batches: int,
+    placement: Placement,
+    costs: Costs,
+    keep_schedule: bool = True,
+) -> Plan:
+    """Cut, schedule and simulate a placement.
+
+    Args:
+        graph: as captured.
+        cluster: where it runs.
+        source: what the model file says besides.
+        options: its schedule and what is in flight hold, where they are given.
+        micro_batches: that divide the batch.
+        placement: of the graph's ops.
+        costs: of the graph at the rows of a micro-batch.
+        keep_schedule: False lets go of choices of another placement that do not apply to this one.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+    """
+    rows = graph.batch // micro_batches
+    concrete = graph.at(rows)
+    stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
+    with_backward = trained(graph, stages.stages)
+    stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
+    chain = "1f1b" if graph.training else "forward"
+    schedule = options.schedule or (chain if stages.is_chain else "list")
+    if not (keep_schedule or stages.is_chain):
+        schedule = "list"
+    in_flight = options.in_flight
+    if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
+        in_flight = None
+    per_stage = stage_costs(concrete, stages, costs)
+    programs = build(schedule, stages, micro_batches, per_stage, with_backward, in_flight)
+    require_sound(programs, stages)
+    forecast = simulate(programs, stages, per_stage, timeline=False)
+    forecast = with_data(forecast, concrete, stages, micro_batches)
+    require_fits(forecast, cluster)
+    return Plan(
+        graph,
+        cluster,
+        source,
+        options.partitioner,
+        options.estimator,
+        schedule,
+        micro_batches,
+        rows,
+        options.seed,
+        placement,
+        stages,
+        tuple(sorted(with_backward)),
+        programs,
+        forecast,
+        in_flight=in_flight,
+    )

@@ -1,0 +1,62 @@
+"""plan.json, or a bundle folder -> Plan. It says which field is broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter
+
+
+def from_json(text: bytes, where: str) -> Plan:
+    """Read a plan.
+
+    Raises:
+        InputError: not a plan, or of a newer format; names the field.
+    """
+    _require_format(text, where)
+    try:
+        return plan_adapter().validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"not a plan: {first['msg']}",
+            at=f"{where}: {at}",
+            help="make it again with `bigbrain-fx split`",
+        ) from error
+
+
+def _require_format(text: bytes, where: str) -> None:
+    """Look at the format first: a newer one may have other fields."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return  # the reader says where it is broken
+    number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
+    if number != FORMAT:
+        raise InputError(
+            f"plan format {number!r} is not {FORMAT}",
+            at=where,
+            help="use the bigbrain-fx that wrote it, or make it again with `bigbrain-fx split`",
+        )
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read plan.json, or the plan of a bundle folder.
+
+    Raises:
+        InputError: there is none, it is broken, or of another format.
+    """
+    path = Path(path)
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot read {file}: {error.strerror}", help="give a bundle folder or a plan.json"
+        ) from error
+    return from_json(text, str(file))

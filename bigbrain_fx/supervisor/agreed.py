@@ -1,0 +1,54 @@
+"""What devices have agreed on, kept for those that start later; it decides nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .board import Board
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all devices said of a step.
+
+    Attributes:
+        against: the devices that said no; the step's update is made if there are none.
+        is_new: nobody has heard of it before.
+    """
+
+    against: tuple[str, ...]
+    is_new: bool
+
+
+@dataclass
+class Agreed:
+    """What was said first of each thing, the notes for all, and the votes on each step.
+
+    Args:
+        devices: who has a vote.
+    """
+
+    devices: frozenset[str]
+    firsts: dict[str, str] = field(default_factory=dict)
+    board: Board = field(default_factory=Board)
+    votes: dict[int, dict[str, bool]] = field(default_factory=dict)
+
+    def first(self, what: str, text: str) -> str:
+        """Return what was said of something first; `text`, if nothing was."""
+        return self.firsts.setdefault(what, text)
+
+    def vote(self, device: str, step: int, yes: bool) -> Decision | None:
+        """Count a vote; None while others are missing.
+
+        A device that does a step again votes again, and hears of the decision again.
+        """
+        votes = self.votes.setdefault(step, {})
+        is_new = device not in votes
+        votes[device] = yes
+        if set(votes) != self.devices:
+            return None
+        return Decision(tuple(sorted(name for name, says in votes.items() if not says)), is_new)
+
+    def forget_votes(self, before: int) -> None:
+        """Forget the votes on steps that nobody does again."""
+        self.votes = {step: votes for step, votes in self.votes.items() if step >= before}

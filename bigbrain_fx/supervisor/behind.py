@@ -1,0 +1,67 @@
+"""Devices that do again what their dead processes had done, until they have caught up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """A device that is where its dead process was; the fields of the event `caught_up`.
+
+    Attributes:
+        step: the next one, which nobody has done before.
+        after_s: since the process died.
+        steps: how many it did again.
+    """
+
+    device: str
+    step: int
+    after_s: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What is to be done again: the steps from `start` to before `goal`."""
+
+    start: int
+    goal: int
+    since: float
+
+
+@dataclass
+class Behind:
+    """Which devices are behind; times are of a monotonic clock, in seconds."""
+
+    ways: dict[str, _Way] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether any device is behind."""
+        return bool(self.ways)
+
+    def fall_back(self, device: str, done: int, start: int, now: float) -> None:
+        """Hear of a death.
+
+        Args:
+            device: whose process it was.
+            done: the last step that it had finished.
+            start: the step from which the device goes on.
+            now: when.
+        """
+        before = self.ways.get(device)
+        goal = max(done + 1, before.goal if before else 0)
+        self.ways[device] = _Way(start, goal, before.since if before else now)
+
+    def reach(self, device: str, step: int, now: float) -> CaughtUp | None:
+        """Hear that a device is before `step`; None: it still is behind, or never was."""
+        way = self.ways.get(device)
+        if way is None or step < way.goal:
+            return None
+        del self.ways[device]
+        return CaughtUp(device, way.goal, now - way.since, max(way.goal - way.start, 0))
+
+    def reach_start(self, now: float) -> list[CaughtUp]:
+        """Hear that all are connected: some have nothing to do again."""
+        found = [self.reach(name, way.start, now) for name, way in list(self.ways.items())]
+        return [one for one in found if one is not None]

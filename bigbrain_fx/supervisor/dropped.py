@@ -1,0 +1,45 @@
+"""Sent messages that devices keep for a replacement, as far as there is memory for them.
+
+Where they were dropped, a replacement cannot compute alone: all devices start again with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .interval import available_bytes
+
+
+@dataclass
+class Dropped:
+    """The messages that some device has dropped: those up to `step`; -1: none is missing."""
+
+    step: int = -1
+
+    def drop(self, step: int) -> bool:
+        """Hear that those up to a step are gone; return whether none was missing before."""
+        is_first = self.step < 0
+        self.step = max(self.step, step)
+        return is_first
+
+    def snapshot(self, step: int) -> bool:
+        """Hear of a snapshot of all devices; return whether it makes up for what was missing."""
+        if not 0 <= self.step < step:
+            return False
+        self.step = -1
+        return True
+
+    def take_back(self, step: int) -> bool:
+        """Return whether all must start again with one that starts at `step`.
+
+        They then send all that was missing again.
+        """
+        if self.step < step:
+            return False
+        self.step = -1
+        return True
+
+
+def log_share(devices: int) -> int:
+    """Return what each device's messages may take of the memory that is free, half of it in all."""
+    return available_bytes() // (2 * devices)

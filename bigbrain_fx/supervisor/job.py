@@ -1,0 +1,87 @@
+"""What a supervisor is asked to do, and how it ends: nouns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .judging import Death
+
+BEATS = 8  # heartbeats within the time after which a process is said to hang
+LEAST_BEAT_S, MOST_BEAT_S = 0.05, 1.0
+
+OnStep = Callable[[int, float, float], None]  # step, loss, seconds
+Rescue = Callable[[int, Mapping[str, int]], None]  # step, device -> file descriptor
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run on this host, and how patiently.
+
+    Attributes:
+        devices: their names, by rank.
+        words: the program of every process; it asks its line what to be.
+        folder, environment: for every process.
+        logs: folder of what each writes.
+        spares: how many processes are kept warm.
+        restarts, window_s: so many within so many seconds are allowed.
+        hang_s: a process without progress for so long is ended.
+        start_s: longest time from a process's start to its first step.
+        every: steps between snapshots in memory; None chooses after two steps.
+        log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
+            takes all devices back. None: its share of half of the memory that is free.
+        grace_s: longest time from a request to stop to the end of the step.
+        hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so
+            every host has spares of its own.
+    """
+
+    devices: tuple[str, ...]
+    words: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+    logs: Path
+    spares: int = 1
+    restarts: int = 20
+    window_s: float = 600.0
+    hang_s: float = 60.0
+    start_s: float = 300.0
+    every: int | None = None
+    log_bytes: int | None = None
+    grace_s: float = 30.0
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds from one heartbeat of a process to the next."""
+        return min(MOST_BEAT_S, max(LEAST_BEAT_S, self.hang_s / BEATS))
+
+    def host_of(self, device: str) -> str:
+        """Return where a device is; "" is this host."""
+        return self.hosts[self.devices.index(device)] if self.hosts else ""
+
+    def local_rank(self, device: str) -> int:
+        """Return its number among the devices of its host."""
+        host, rank = self.host_of(device), self.devices.index(device)
+        return sum(self.host_of(other) == host for other in self.devices[:rank])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `stopped_at` is the step before which it was stopped; None: it finished."""
+
+    stopped_at: int | None
+    restarts: int
+
+
+class FailedError(Exception):
+    """Report a run that ended before its time: whose death it was, and why nobody replaced it.
+
+    `moves`: the run could go on without that device.
+    """
+
+    def __init__(self, death: Death, reason: str, *, moves: bool = False) -> None:
+        super().__init__(f"the process of device {death.device} {death.how}: {reason}")
+        self.death = death
+        self.reason = reason
+        self.moves = moves

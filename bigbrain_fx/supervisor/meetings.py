@@ -1,0 +1,105 @@
+"""How all devices meet: they say which messages they wait for, tell addresses, and connect.
+
+A generation that is announced, as a process has ended or connections were lost without that:
+
+    ready ... ready ──▶ go ──▶ put ... put ──▶ formed ... formed: all are at work
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .crew import Crew
+from .job import FailedError
+from .judging import Death, Judge
+from .processes import Member
+
+LINKS_S = 0.5  # connections that were lost without a death are made anew after this
+
+
+class Meetings:
+    """Lead the processes of a crew through their generations.
+
+    Attributes:
+        broken_since: when the first thing broke after which not all are connected again yet.
+        lost: when connections were lost, in the newest generation, and what was said of it.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.relinks = Judge(crew.job.restarts, crew.job.window_s)
+        self.broken_since: float | None = None
+        self.lost: tuple[float, str] | None = None
+
+    def break_up(self, now: float) -> None:
+        """Hear that not all are connected."""
+        self.broken_since = self.broken_since or now
+
+    def announce(self) -> None:
+        """Let all devices meet in the crew's generation."""
+        self.lost = None
+        self.break_up(time.monotonic())
+        self.crew.tell("generation", number=self.crew.generation)
+
+    def all_formed(self) -> bool:
+        """Return whether all devices are connected in the newest generation."""
+        return self.crew.all_are(lambda member: member.formed)
+
+    # ------------------------------------------------------------------ what processes say
+
+    def hear_ready(
+        self, member: Member, generation: int, expected: dict[str, int], layouts: dict[str, Any]
+    ) -> None:
+        """Hear what a device waits for; tell all of all once the last has said so."""
+        member.ready = generation, {"expected": expected, "layouts": layouts}
+        if not self.crew.all_are(lambda m: m.ready[0]):
+            return
+        told: dict[str, dict[str, Any]] = {"expected": {}, "layouts": {}}
+        for other in self.crew.at_work():
+            for kind, found in other.ready[1].items():
+                told[kind] |= found
+        self.crew.tell("go", generation=self.crew.generation, **told)
+
+    def hear_put(self, member: Member, key: str, value: str) -> None:
+        """Pass on a value, unless it is of a generation that was given up."""
+        if key.startswith(f"{self.crew.generation}/"):
+            self.crew.tell("value", key=key, value=value)
+
+    def hear_formed(self, member: Member, generation: int) -> bool:
+        """Hear that a device is connected; return whether it was the last."""
+        member.formed = generation
+        member.pulse.is_at_work = not member.finished
+        member.pulse.moved = time.monotonic()
+        if not self.all_formed() or self.broken_since is None:
+            return False
+        after_s, self.broken_since = time.monotonic() - self.broken_since, None
+        self.crew.report("formed", after_s=after_s)
+        return True
+
+    def hear_lost(self, member: Member, generation: int, text: str) -> None:
+        """Hear that a connection was lost: often the first sign of a death."""
+        if generation == self.crew.generation and self.lost is None:
+            self.lost = time.monotonic(), f"{member.device}: {text}"
+
+    # ------------------------------------------------------------------ lost connections
+
+    def lock(self, now: float) -> None:
+        """Hear that all devices wait for each other: connections have lost a message."""
+        self.lost = now - LINKS_S, "all devices wait for each other"
+
+    def must_meet_anew(self, now: float) -> bool:
+        """Return whether connections failed though nobody has died.
+
+        Raises:
+            FailedError: they did too often.
+        """
+        if self.lost is None or now - self.lost[0] < LINKS_S:
+            return False
+        text = self.lost[1]
+        device = text.split(":")[0]
+        self.crew.report("links_lost", device=device, text=text)
+        death = Death(device, -1, 1, None, str(self.crew.job.logs), True)
+        if self.relinks.stop_for(death, now) is not None:
+            raise FailedError(death, f"connections are lost again and again ({text})")
+        return True

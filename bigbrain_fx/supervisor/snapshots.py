@@ -1,0 +1,57 @@
+"""The snapshots of all devices in memory: which all have, and how often one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .interval import Cost, available_bytes, interval
+from .slots import Slots, common
+
+
+class Snapshots:
+    """The slots of all devices, and what is in them.
+
+    Args:
+        devices: their names.
+        every: steps from one snapshot to the next; None: found when all have measured their costs.
+
+    Attributes:
+        epoch: the newest step of which every device has a snapshot; -1: there is none.
+    """
+
+    def __init__(self, devices: Sequence[str], every: int | None) -> None:
+        self.slots = {name: Slots() for name in devices}
+        self.epoch = -1
+        self.every = every
+        self.costs: dict[str, Cost] = {}
+
+    @property
+    def start(self) -> int:
+        """The step that a replacement begins with."""
+        return max(self.epoch, 0)
+
+    def files(self) -> dict[str, int]:
+        """Return the file descriptor of each device's snapshot of the newest common step."""
+        return {name: s.files[s.steps.index(self.epoch)] for name, s in self.slots.items()}
+
+    def take(self, device: str, step: int, slot: int) -> bool:
+        """Hear of a whole snapshot of a device; return whether all now have a newer one."""
+        self.slots[device].steps[slot] = step
+        newest = common(list(self.slots.values()))
+        if newest <= self.epoch:
+            return False
+        self.epoch = newest
+        return True
+
+    def measure(self, device: str, cost: Cost) -> bool:
+        """Hear what snapshots cost a device; return whether `every` is now known by that."""
+        self.costs[device] = cost
+        if self.every is not None or len(self.costs) < len(self.slots):
+            return False
+        self.every = interval(self.costs.values(), available_bytes())
+        return True
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for slots in self.slots.values():
+            slots.close()

@@ -1,0 +1,117 @@
+"""What a supervisor keeps in mind, without any process: votes, stops, who is behind, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.supervisor import Job
+from bigbrain_fx.supervisor.agreed import Agreed, Decision
+from bigbrain_fx.supervisor.behind import Behind, CaughtUp
+from bigbrain_fx.supervisor.dropped import Dropped
+from bigbrain_fx.supervisor.interval import Cost
+from bigbrain_fx.supervisor.snapshots import Snapshots
+from bigbrain_fx.supervisor.stopping import Stopping
+
+BOTH = frozenset({"a", "b"})
+
+
+@pytest.fixture
+def snapshots() -> Iterator[Snapshots]:
+    found = Snapshots(("a", "b"), None)
+    yield found
+    found.close()
+
+
+def test_a_job_numbers_the_devices_of_each_host() -> None:
+    job = Job(("a", "b", "c"), (), Path(), {}, Path(), hosts=("one", "two", "one"))
+    assert [job.local_rank(name) for name in job.devices] == [0, 0, 1]
+
+
+def test_what_was_said_first_stays() -> None:
+    agreed = Agreed(BOTH)
+    assert agreed.first("plan", "mine") == "mine"
+    assert agreed.first("plan", "yours") == "mine"
+
+
+def test_a_vote_decides_when_all_have_voted_and_is_new_once() -> None:
+    agreed = Agreed(BOTH)
+    assert agreed.vote("a", 3, True) is None
+    assert agreed.vote("b", 3, False) == Decision(("b",), is_new=True)
+    assert agreed.vote("b", 3, False) == Decision(("b",), is_new=False)  # it does the step again
+
+
+def test_votes_before_a_snapshot_are_forgotten() -> None:
+    agreed = Agreed(BOTH)
+    for step in range(4):
+        agreed.vote("a", step, True)
+    agreed.forget_votes(before=2)
+    assert set(agreed.votes) == {2, 3}
+
+
+def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:
+    behind = Behind()
+    behind.fall_back("a", done=5, start=2, now=1.0)
+    behind.fall_back("a", done=3, start=4, now=2.0)  # its replacement died, too
+    assert behind.reach("a", 5, 3.0) is None
+    assert behind.reach("b", 9, 3.0) is None
+    assert behind.reach("a", 6, 4.0) == CaughtUp("a", 6, 3.0, 2)
+    assert not behind
+
+
+def test_a_device_with_nothing_to_do_again_has_caught_up_at_once() -> None:
+    behind = Behind()
+    behind.fall_back("a", done=1, start=2, now=1.0)
+    behind.fall_back("b", done=2, start=2, now=1.0)
+    assert behind.reach_start(2.0) == [CaughtUp("a", 2, 1.0, 0)]
+    assert behind
+
+
+def test_all_stop_before_the_step_that_nobody_has_begun() -> None:
+    stopping = Stopping()
+    assert not stopping.begin()
+    assert not stopping.hear("a", 3, BOTH)  # nobody was asked
+    stopping.ask(1.0)
+    stopping.ask(9.0)
+    assert [stopping.begin(), stopping.begin()] == [True, False]
+    assert not stopping.hear("a", 3, BOTH)
+    assert stopping.hear("b", 4, BOTH)
+    assert stopping.at == 5
+    assert not stopping.hear("a", 7, BOTH)
+    assert [stopping.is_late(now, grace_s=2.0) for now in (3.0, 3.5)] == [False, True]
+
+
+def test_dropped_messages_matter_until_a_later_snapshot() -> None:
+    dropped = Dropped()
+    assert not dropped.take_back(0)
+    assert [dropped.drop(4), dropped.drop(6)] == [True, False]
+    assert not dropped.snapshot(6)
+    assert not dropped.take_back(7)
+    assert dropped.snapshot(7)
+    assert not dropped.take_back(7)
+
+
+def test_all_start_again_once_where_messages_are_missing() -> None:
+    dropped = Dropped()
+    dropped.drop(4)
+    assert [dropped.take_back(4), dropped.take_back(4)] == [True, False]
+
+
+def test_the_newest_snapshot_is_that_of_all(snapshots: Snapshots) -> None:
+    assert snapshots.start == 0
+    assert not snapshots.take("a", 2, slot=0)
+    assert snapshots.take("b", 2, slot=1)
+    assert not snapshots.take("b", 4, slot=0)
+    assert (snapshots.epoch, snapshots.start) == (2, 2)
+    slots = snapshots.slots
+    assert snapshots.files() == {"a": slots["a"].files[0], "b": slots["b"].files[1]}
+
+
+def test_the_interval_is_chosen_once_all_know_their_costs(snapshots: Snapshots) -> None:
+    cost = Cost(state=1, log=1, copy_s=0.02, step_s=0.1)
+    assert not snapshots.measure("a", cost)
+    assert snapshots.measure("b", cost)
+    assert snapshots.every == 10
+    assert not snapshots.measure("b", cost)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
 from .checksum import is_whole, seal, sealed_length
-from .peers import PeerLostError
+from .peers import PeerLostError, SpoiledError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -106,7 +106,8 @@ class NetworkTransport:
 
         Raises:
             TimeoutError: none came within the deadline; names the channel.
-            PeerLostError: the sender is gone, or the message is not as it was sent.
+            PeerLostError: the sender is gone.
+            SpoiledError: the message is not as it was sent.
             ValueError: the sender's shape is not the planned one.
         """
         line = self._line(channel)
@@ -237,7 +238,7 @@ class NetworkTransport:
     def _opened(self, arrived: Tensor, numel: int, dtype: torch.dtype, channel: Channel) -> Tensor:
         nbytes = numel * dtype.itemsize
         if self.mesh is not None and not is_whole(arrived, nbytes):
-            raise PeerLostError(f"a message's checksum is wrong: {channel}")
+            raise SpoiledError(f"a message's checksum is wrong: {channel}")
         return arrived[:nbytes].view(dtype)
 
     def _wait(self, work: dist.Work, channel: Channel) -> None:

@@ -18,6 +18,10 @@ class PeerLostError(ConnectionError):
     """The process at the other end of a channel is gone: look for the reason there."""
 
 
+class SpoiledError(PeerLostError):
+    """A message is not as it was sent: nobody has died, but it must be sent again."""
+
+
 @contextmanager
 def blaming_peers() -> Iterator[None]:
     """End this process with PEER_LOST when a peer, or the store that all share, is gone."""

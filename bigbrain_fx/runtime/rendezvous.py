@@ -38,7 +38,7 @@ LAUNCHERS = tuple(
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     )
 )
-FORM_S = 20.0  # longest time in which connections of a generation are made
+FORM_S = 10.0  # longest time in which connections of a generation are made
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 

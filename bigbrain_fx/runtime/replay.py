@@ -24,7 +24,7 @@ from torch import Tensor
 from .channel import Channel, Layout, pack
 from .control import Control, Meeting, said
 from .network import NetworkTransport
-from .peers import PeerLostError
+from .peers import PeerLostError, SpoiledError
 
 Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
 
@@ -216,7 +216,8 @@ class ReplayTransport:
         while True:
             if error is not None and self.control.generation == self.generation:
                 # before the others lose this device and say so
-                self.control.say("lost", generation=self.generation, text=said(error))
+                alive = isinstance(error, SpoiledError)
+                self.control.say("lost", generation=self.generation, text=said(error), alive=alive)
             self._let_go()
             self.generation = self.control.wait_generation(self.generation)
             try:

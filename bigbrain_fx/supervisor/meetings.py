@@ -77,10 +77,11 @@ class Meetings:
         self.crew.report("formed", after_s=after_s)
         return True
 
-    def hear_lost(self, member: Member, generation: int, text: str) -> None:
-        """Hear that a connection was lost: often the first sign of a death."""
-        if generation == self.crew.generation and self.lost is None:
-            self.lost = time.monotonic(), f"{member.device}: {text}"
+    def hear_lost(self, member: Member, generation: int, text: str, alive: bool) -> None:
+        """Hear that a connection was lost: the first sign of a death, unless all are `alive`."""
+        if generation == self.crew.generation and (self.lost is None or alive):
+            since = time.monotonic() - (LINKS_S if alive else 0.0)
+            self.lost = since, f"{member.device}: {text}"
 
     # ------------------------------------------------------------------ lost connections
 

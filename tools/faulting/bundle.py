@@ -120,6 +120,7 @@ class Fault:
         generation: not in an older one.
         after: the number of a fault that must have struck before.
         spares: so many spares must be warm before it strikes.
+        spares_s: after so many seconds it strikes all the same; 0: then the run fails.
         others: devices that are struck in the same moment.
         seconds, words: of sleep, and of run.
     """
@@ -132,6 +133,7 @@ class Fault:
     generation: int = 0
     after: int | None = None
     spares: int = 0
+    spares_s: float = 0.0
     others: tuple[str, ...] = ()
     seconds: float = 0.0
     words: tuple[str, ...] = ()

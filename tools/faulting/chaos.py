@@ -11,6 +11,7 @@ from tools.faulting.figures import Figures
 from tools.faulting.jobs import Run
 from tools.faulting.verdicts import Ground, Times, ground, judged
 
+SPARE_S = 6.0
 SECONDS_A_KILL, SECONDS_A_STEP, SECONDS_MORE = 20.0, 0.5, 60.0
 
 
@@ -54,7 +55,7 @@ def _measured(here: Ground, kills: int, steps: int, seed: int) -> Figures:
 def drawn(most: Mapping[str, int], kills: int, steps: int, seed: int) -> list[Fault]:
     """Return so many different places: a device, a step, one of its instructions.
 
-    Every second kill waits for a warm spare; the others come when they come.
+    Every second kill waits for a warm spare, some seconds at most; the others come when they come.
     """
     dice = random.Random(seed)
     places: set[tuple[str, int, int]] = set()
@@ -62,7 +63,7 @@ def drawn(most: Mapping[str, int], kills: int, steps: int, seed: int) -> list[Fa
         device = dice.choice(sorted(most))
         places.add((device, dice.randrange(steps), dice.randrange(most[device])))
     return [
-        Fault(device, step, "any", nth, spares=number % 2)
+        Fault(device, step, "any", nth, spares=number % 2, spares_s=SPARE_S)
         for number, (device, step, nth) in enumerate(sorted(places))
     ]
 

@@ -58,7 +58,7 @@ def strike(name, step, place, nth=0, generation=0):
         after = fault["after"]
         if generation < fault["generation"] or (after is not None and not struck(after).exists()):
             continue
-        wait_for_spares(fault["spares"])
+        wait_for_spares(fault["spares"], fault["spares_s"])
         if take(number):
             return act(fault)
     return None
@@ -105,14 +105,17 @@ def act(fault):
     return what
 
 
-def wait_for_spares(count):
+def wait_for_spares(count, at_most_s):
     """Wait until so many spares are warm; meanwhile this process does not look like one that hangs.
 
-    A bound that holds for a warm spare can be measured only if there is one.
+    A bound that holds for a warm spare can be measured only if there is one. None is started while
+    a device catches up: who may strike then waits `at_most_s`.
     """
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + (at_most_s or PATIENCE_S)
     while warm_spares() < count:
         if time.monotonic() > until:
+            if at_most_s:
+                return
             raise TimeoutError(f"{count} spares were not warm within {PATIENCE_S:g} s")
         control = getattr(getattr(mine.device, "transport", None), "control", None)
         if control is not None:

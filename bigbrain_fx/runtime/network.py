@@ -73,7 +73,7 @@ class NetworkTransport:
         self.deadline = timedelta(seconds=deadline_s)
         self.store = store
         self.mesh = mesh
-        self.alarm = _alarm(mesh) if mesh is not None else None
+        self.alarms = _alarms(mesh) if mesh is not None else []
         self.is_nccl = mesh is None and dist.get_backend() == "nccl"
         self.wire = device if self.is_nccl else torch.device("cpu")
         self.lines: dict[int, _Line] = {}
@@ -154,20 +154,21 @@ class NetworkTransport:
         """Close a mesh's connections at once, from any thread: whoever waits on them is woken.
 
         gloo closes all pairs of a group when one wait has lasted too long, so the wait for a
-        message that nobody sends is given a millisecond. (`abort` wakes no receive, and a pair
-        stays open while any handle of it is held.)
+        message that nobody sends is given a millisecond. It must be one of a living peer: that of
+        a dead one has failed, and closes nothing. (`abort` wakes no receive, and a pair stays open
+        while any handle of it is held.)
         """
-        alarm = self.alarm
-        if alarm is not None:
+        for _, work in self.alarms:
             with suppress(RuntimeError):
-                alarm[1].wait(timedelta(milliseconds=1))
+                work.wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Abandon a mesh and drop everything that belongs to it."""
         self.abandon()
         self.background.stop()
         self.lines.clear()
-        self.alarm = self.mesh = None
+        self.alarms = []
+        self.mesh = None
 
     def _line(self, channel: Channel) -> _Line:
         line = self.lines.get(channel.tag)
@@ -261,12 +262,22 @@ def _to_a_living_peer(channel: Channel) -> Iterator[None]:
         raise PeerLostError(f"the peer is gone: {channel}") from error
 
 
-def _alarm(mesh: dist.ProcessGroup) -> tuple[Tensor, dist.Work] | None:
-    """Post a receive that nobody answers; see `NetworkTransport.abandon`."""
-    if mesh.size() < 2:
-        return None
-    nothing = torch.empty(1, dtype=torch.uint8)
-    return nothing, mesh.recv([nothing], (mesh.rank() + 1) % mesh.size(), ALARM)
+def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, dist.Work]]:
+    """Post receives that nobody answers, one for each peer; see `NetworkTransport.abandon`.
+
+    Raises:
+        PeerLostError: a peer is gone already.
+    """
+    posted = []
+    for peer in range(mesh.size()):
+        if peer == mesh.rank():
+            continue
+        nothing = torch.empty(1, dtype=torch.uint8)
+        try:
+            posted.append((nothing, mesh.recv([nothing], peer, ALARM)))
+        except RuntimeError as error:
+            raise PeerLostError("a peer was gone before all were connected") from error
+    return posted
 
 
 class _Background:

@@ -120,7 +120,6 @@ def _train(
     transport = ReplayTransport(cls.name, cls.channels, cls.micro_batches, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
-    transport.fixed = _storages(device)
     snapshots = Snapshots(transport, control, duty)
     first, committer = max(duty.epoch, 0), None
     if duty.epoch >= 0:
@@ -178,13 +177,3 @@ def _connect(
     store = PassedOn(control, generation)
     mesh = form_mesh(store, rank, len(ranks))
     return NetworkTransport(ranks, where, options.deadline, store, mesh=mesh)
-
-
-def _storages(device: Device) -> frozenset[int]:
-    """Return where parameters and buffers lie: what is sent of them must be copied."""
-    tensors = (
-        tensor
-        for module in device.modules.values()
-        for tensor in (*module.parameters(), *module.buffers())
-    )
-    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

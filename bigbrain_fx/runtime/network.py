@@ -91,15 +91,23 @@ class NetworkTransport:
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Start sending; the tensor must not be written to afterwards."""
         layout = self._line(channel).layout or Layout.of(tensor)
-        self.send_packed(channel, layout, pack(tensor, layout))
+        flat = pack(tensor, layout).to(self.wire)
+        self.send_sealed(channel, layout, self._sealed(flat.view(torch.uint8)))
 
-    def send_packed(self, channel: Channel, layout: Layout, flat: Tensor) -> None:
-        """Start sending what `pack` made; the channel's first message says the layout of all."""
+    def send_sealed(self, channel: Channel, layout: Layout, payload: Tensor) -> None:
+        """Start sending bytes; the channel's first message says the layout of all.
+
+        Args:
+            channel: that starts here.
+            layout: of the tensor.
+            payload: what `pack` made of it, as bytes; over a mesh with its checksum (`seal`).
+        """
         line = self._line(channel)
         if line.layout is None:
             line.layout = layout
-            self._start_send(line, self._sealed(layout.header()), 2 * channel.tag)
-        self._start_send(line, self._sealed(flat), 2 * channel.tag + 1)
+            header = layout.header().view(torch.uint8)
+            self._start_send(line, self._sealed(header).to(self.wire), 2 * channel.tag)
+        self._start_send(line, payload, 2 * channel.tag + 1)
 
     def recv(self, channel: Channel) -> Tensor:
         """Wait for the channel's next message.
@@ -227,8 +235,7 @@ class NetworkTransport:
 
     # ------------------------------------------------------------------ bytes on the wire
 
-    def _sealed(self, flat: Tensor) -> Tensor:
-        payload = flat.to(self.wire).view(torch.uint8)
+    def _sealed(self, payload: Tensor) -> Tensor:
         return payload if self.mesh is None else seal(payload)
 
     def _room(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -16,12 +16,14 @@ die at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .channel import Channel, Layout, pack
+from .checksum import seal
 from .control import Control, Meeting, said
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError
@@ -35,16 +37,15 @@ class LogError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Logged:
-    """A sent message: `flat` as `pack` made it, and how often it had been written to."""
+    """A sent message: its bytes as they left, with their checksum; nothing else holds them."""
 
     number: int
-    flat: Tensor
-    version: int
+    payload: Tensor
 
     @property
     def nbytes(self) -> int:
         """What it takes of memory."""
-        return self.flat.untyped_storage().nbytes()
+        return self.payload.numel()
 
 
 @dataclass
@@ -81,7 +82,6 @@ class ReplayTransport:
         micro_batches: how many messages of a step an activation's or gradient's channel carries.
         control: the line to the supervisor.
         connect: makes the transport of a generation.
-        fixed: addresses of storages that are written to between steps: parameters and buffers.
     """
 
     def __init__(
@@ -91,11 +91,9 @@ class ReplayTransport:
         micro_batches: int,
         control: Control,
         connect: Connect,
-        fixed: Collection[int] = (),
     ) -> None:
         self.control = control
         self.connect = connect
-        self.fixed = fixed
         self.generation = -1
         self.inner: NetworkTransport | None = None
         self.sent: dict[int, _Sent] = {}
@@ -266,10 +264,8 @@ class ReplayTransport:
                 self._send(inner, sent, entry)
 
     def _send(self, inner: NetworkTransport, sent: _Sent, entry: _Logged) -> None:
-        if entry.flat._version != entry.version:
-            raise LogError(f"{sent.channel}: message {entry.number} was written to after it left")
         assert sent.layout is not None
-        inner.send_packed(sent.channel, sent.layout, entry.flat)
+        inner.send_sealed(sent.channel, sent.layout, entry.payload)
 
     def _living(self) -> NetworkTransport:
         """Return the transport of the newest generation."""
@@ -292,26 +288,10 @@ class ReplayTransport:
     # ------------------------------------------------------------------ the log
 
     def _logged(self, sent: _Sent, tensor: Tensor) -> _Logged:
-        """Return what to keep of a message: a reference where nothing else will change it.
-
-        A view would hold all of its base, and tied gradients, norms and parameters are written to
-        later; those are copied.
-        """
+        """Return what to keep of a message: the copy that carries its checksum."""
         sent.layout = sent.layout or Layout.of(tensor)
-        flat = pack(tensor, sent.layout)
-        if flat.device.type != "cpu":
-            flat = flat.cpu()  # which is also what leaves
-        elif not self._is_ours(sent.channel, tensor, flat):
-            flat = flat.clone()
-        return _Logged(sent.next, flat, flat._version)
-
-    def _is_ours(self, channel: Channel, tensor: Tensor, flat: Tensor) -> bool:
-        storage = flat.untyped_storage()
-        if storage.data_ptr() != tensor.untyped_storage().data_ptr():
-            return True  # `pack` has made a copy
-        is_whole = storage.nbytes() == flat.nbytes
-        once = channel.kind not in ("activation", "gradient")
-        return is_whole and not once and storage.data_ptr() not in self.fixed
+        flat = pack(tensor, sent.layout).to("cpu")
+        return _Logged(sent.next, seal(flat.view(torch.uint8)))
 
     def _drop(self) -> None:
         """Forget what no device can need again: all of them have a later snapshot."""

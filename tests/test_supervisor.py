@@ -112,11 +112,11 @@ def test_progress_is_a_new_instruction_or_a_new_wait() -> None:
 
 
 def test_a_quick_copy_is_made_every_step() -> None:
-    assert interval([Cost(state=100, log=1000, copy_s=0.02, step_s=1.0)], GIB) == 1
+    assert interval([Cost(state=100, log=1000, copy_s=0.01, step_s=1.0)], GIB) == 1
 
 
-def test_copies_take_a_fiftieth_of_the_time_on_the_slowest_device() -> None:
-    assert interval([Cost(100, 1000, 0.01, 0.1), Cost(100, 1000, 0.001, 0.1)], GIB) == 5
+def test_copies_take_a_hundredth_of_the_time_on_the_slowest_device() -> None:
+    assert interval([Cost(100, 1000, 0.01, 0.1), Cost(100, 1000, 0.001, 0.1)], GIB) == 10
 
 
 def test_two_logs_fit_into_memory() -> None:

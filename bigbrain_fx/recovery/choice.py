@@ -17,7 +17,7 @@ from math import ceil, sqrt
 from bigbrain_fx.core import Device, Send
 from bigbrain_fx.plan import Plan
 
-COPY_SHARE = 0.02  # of a step's time that snapshots may take; as in supervisor/interval.py
+COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/interval.py
 LONGEST_REPLAY_S = 1.0  # that rare failures may bring about; copying may
 PCIE_BYTES_PER_S = 12e9  # a GPU's memory is copied over 16 lanes of PCIe 3, which most hosts have
 MOST_STEPS = 1000  # between two snapshots, however short a step is

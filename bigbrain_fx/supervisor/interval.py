@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-COPY_SHARE = 0.02  # of a step
+COPY_SHARE = 0.01  # of a step
 MEMORY_SHARE = 0.125  # of what is available
 
 

@@ -96,7 +96,6 @@ class Size:
 
 
 SMALL = Size()
-MIDDLE = Size(width=256, blocks=4, words=512, length=32)
 
 
 def size_for(state_mb: float, devices: int = 4) -> Size:

@@ -18,13 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faulting.bundle import MIDDLE
+from tools.faulting.bundle import size_for
 from tools.faulting.figures import Figures
 from tools.faulting.jobs import Live, Run, launch_words, run_job
 from tools.faulting.verdicts import Ground, ground
 
-BLOCK = 10  # steps
+BLOCK = 4  # steps
 WARM_UP = 2  # blocks
+STATE_MB = 100.0  # of a device
 NEVER = "1000000"  # steps between snapshots
 WITHOUT, WITH = 1.01, 1.03  # bounds: no snapshot in the window; as chosen
 NOISE = 0.06  # between the quartiles: with more, a cost of 1 or 3 % cannot be told
@@ -81,7 +82,7 @@ def _rows(path: Path) -> list[list[float]]:
 
 def measure(rounds: int) -> Figures:
     """Time so many rounds of blocks; the order within a round is drawn."""
-    with ground(MIDDLE) as here:
+    with ground(size_for(STATE_MB)) as here:
         return _measured(here, rounds)
 
 

@@ -51,7 +51,7 @@ def recovery(replay_s: float = 2.0, devices: int = 1, **assumptions: float) -> R
 
 
 def test_copying_takes_at_most_its_share_of_a_step() -> None:
-    assert interval(0.1, 0.5, 10**6) == 10
+    assert interval(0.1, 0.5, 10**6) == 20
 
 
 def test_rare_failures_ask_for_fewer_copies(plan: Plan) -> None:

@@ -27,13 +27,13 @@ def _default_interval(here: Ground) -> int:
     """Return how many steps from snapshot to snapshot a run chooses that is left to itself."""
     run = here.run((), spares=0, every=None, hang_s=60.0, deadline_s=400.0)
     chosen = [int(event["every"]) for event in run.of("snapshot")]
-    return min(chosen[-1], STEPS // 2) if chosen else STEPS // 2  # 6: one was not due in 12 steps
+    return min(chosen[-1], STEPS) if chosen else STEPS  # none was due
 
 
 def _supervised(here: Ground, every: int, spares: int) -> tuple[Times, float, bool]:
     """Kill a device as late after a snapshot as can be: it has `every` - 1 steps to repeat."""
-    last = (KILLED_AFTER // every + 1) * every + every - 1
-    faults = [Fault("d1", min(last, STEPS - 1), "forward", 2, spares=spares)]
+    last = STEPS // every * every - 1
+    faults = [Fault("d1", last, "forward", 2, spares=spares)]
     run = here.run(faults, spares=spares, every=every, hang_s=60.0, deadline_s=400.0)
     if run.code or not run.struck:
         raise RuntimeError(f"the run failed:\n{run.said[-2000:]}")

@@ -110,7 +110,7 @@ def test_the_newest_snapshot_is_that_of_all(snapshots: Snapshots) -> None:
 
 
 def test_the_interval_is_chosen_once_all_know_their_costs(snapshots: Snapshots) -> None:
-    cost = Cost(state=1, log=1, copy_s=0.02, step_s=0.1)
+    cost = Cost(state=1, log=1, copy_s=0.01, step_s=0.1)
     assert not snapshots.measure("a", cost)
     assert snapshots.measure("b", cost)
     assert snapshots.every == 10

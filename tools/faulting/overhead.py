@@ -7,6 +7,7 @@ that a slow moment of the machine meets all alike.
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import sys
@@ -70,6 +71,12 @@ class _Runner:
         end = self.wait_at(block + 1)
         return end - min(self._times(name, block)[1] for name in self.names)
 
+    @property
+    def processor_s(self) -> float:
+        """The processor time that its processes, the launcher among them, have taken until now."""
+        live = self.lives[0]
+        return sum(map(_processor_s, (live.process.pid, *live.pids())))
+
     def let_go(self, block: int) -> None:
         (self.folder / "bundle" / "faults" / f"go-{block}").touch()
 
@@ -116,23 +123,45 @@ def _started(
     return runner
 
 
-def _in_turn(runners: Sequence[_Runner], rounds: int) -> list[dict[str, float]]:
+@dataclass(frozen=True)
+class _Block:
+    """What a block of steps took: on the clock, and of all processors."""
+
+    wall_s: float
+    processor_s: float
+
+
+def _in_turn(runners: Sequence[_Runner], rounds: int) -> list[dict[str, _Block]]:
     dice, found = random.Random(0), []
     for block in range(WARM_UP + rounds):
         order = dice.sample(list(runners), len(runners))
-        found.append({runner.name: runner.block_s(block) for runner in order})
+        found.append({runner.name: _block(runner, block) for runner in order})
     return found[WARM_UP:]
 
 
-def _figures(times: Sequence[dict[str, float]], runs: dict[str, Run]) -> Figures:
-    log = [row["log"] / row["off"] for row in times]
-    every = [row["all"] / row["off"] for row in times]
+def _block(runner: _Runner, block: int) -> _Block:
+    before_s = runner.processor_s
+    wall_s = runner.block_s(block)
+    return _Block(wall_s, runner.processor_s - before_s)
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _figures(times: Sequence[dict[str, _Block]], runs: dict[str, Run]) -> Figures:
+    log = [row["log"].wall_s / row["off"].wall_s for row in times]
+    every = [row["all"].wall_s / row["off"].wall_s for row in times]
+    busy_s = {name: sum(row[name].processor_s for row in times) for name in runs}
+    busy = {name: busy_s[name] / busy_s["off"] for name in ("log", "all")}
     same = runs["off"].hashes == runs["log"].hashes == runs["all"].hashes != {}
     snapshots = runs["all"].of("snapshot")
     facts = {
         "rounds": len(times),
         "block_steps": BLOCK,
-        "step_s": round(statistics.median(row["off"] for row in times) / BLOCK, 4),
+        "step_s": round(statistics.median(row["off"].wall_s for row in times) / BLOCK, 4),
+        "processor_ratios": {name: round(ratio, 4) for name, ratio in busy.items()},
         "log_ratio": _spread(log),
         "all_ratio": _spread(every),
         "snapshot_every": snapshots[-1]["every"] if snapshots else None,
@@ -142,7 +171,8 @@ def _figures(times: Sequence[dict[str, float]], runs: dict[str, Run]) -> Figures
         f"Steps of {facts['step_s']} s, {len(times)} rounds of {BLOCK} steps in turn. With log and "
         f"heartbeats, no snapshots: {_text(log)} of the time without (bound {WITHOUT}). With "
         f"snapshots, as chosen every {facts['snapshot_every']} steps: {_text(every)} "
-        f"(bound {WITH}). Same bits: {'yes' if same else 'NO'}."
+        f"(bound {WITH}). Of processor time, all processes together: {busy['log']:.3f} and "
+        f"{busy['all']:.3f}. Same bits: {'yes' if same else 'NO'}."
     )
     kept = (
         statistics.median(log) <= WITHOUT and statistics.median(every) <= WITH and bool(snapshots)

@@ -77,8 +77,11 @@ class Meetings:
         self.crew.report("formed", after_s=after_s)
         return True
 
-    def hear_lost(self, member: Member, generation: int, text: str, alive: bool) -> None:
-        """Hear that a connection was lost: the first sign of a death, unless all are `alive`."""
+    def hear_lost(self, member: Member, generation: int, text: str, alive: bool = False) -> None:
+        """Hear that a connection was lost: the first sign of a death, unless all are `alive`.
+
+        Bundles that were written before that was said are still run.
+        """
         if generation == self.crew.generation and (self.lost is None or alive):
             since = time.monotonic() - (LINKS_S if alive else 0.0)
             self.lost = since, f"{member.device}: {text}"

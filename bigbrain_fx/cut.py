@@ -17,6 +17,7 @@ from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
 from bigbrain_fx.units import is_size, units
 
 SIZE = "aten.sym_size.int"
+_REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
@@ -361,7 +362,18 @@ def _norms(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     for a, own in owned.items():
         for b in first_on:
             if a != b and own:
-                yield Edge("norms", first_on[a], first_on[b], "norm", 4 * len(own))
+                nbytes = norms_spec(graph, own).nbytes
+                yield Edge("norms", first_on[a], first_on[b], "norm", nbytes)
+
+
+def norms_spec(graph: Graph, names: Sequence[str]) -> TensorSpec:
+    """Return what the norms of some parameters' gradients are, stacked: torch's type of them all.
+
+    A norm has its gradient's type (of a complex one, that of its parts).
+    """
+    kinds = {_REAL.get(kind, kind) for kind in (graph.param[name].spec.dtype for name in names)}
+    dtype = kinds.pop() if len(kinds) == 1 else "float64" if "float64" in kinds else "float32"
+    return TensorSpec((len(names),), dtype, (1,))
 
 
 def owners(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[str]]:

@@ -7,8 +7,10 @@ This room decides when and from where; how a run is moved is `resplit`'s to know
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.launch import DeviceLostError, Run, RunOptions, StepLine, run
-from bigbrain_fx.plan import Plan, read_plan, to_json
+from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.resplit import Resplit, resplit
 from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
 from bigbrain_fx.runtime.commits import write_shard as commit_shard
@@ -32,26 +34,43 @@ OnEvent = Callable[[Event], None]
 class _Rescued:
     """Commits what a run held in memory when it ended; `step` is -1 until then."""
 
+    bundle: Path
     plan: Plan
     folder: Path
     step: int = -1
+    failure: str = ""
 
     def take(self, step: int, files: Mapping[str, int]) -> None:
         """Write the snapshots of all devices as one commit.
+
+        A disk that cannot take them is no end: there may be an older commit.
 
         Args:
             step: of all of them.
             files: device -> file descriptor of its image.
         """
+        try:
+            self._write(files)
+        except OSError as error:
+            self.failure = f"{error.strerror}: {error.filename or self.folder}"
+            self.remove()
+        else:
+            self.step = step
+
+    def remove(self) -> None:
+        """Remove the commit; its numbers are elsewhere, or not to be had."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, files: Mapping[str, int]) -> None:
         self.folder.mkdir(parents=True)
-        about = {"plan": self.plan.key, "graph": graph_hash(to_json(self.plan))}
+        plan = (self.bundle / "plan.json").read_bytes()
+        about = {"plan": hashlib.sha256(plan).hexdigest()[:16], "graph": graph_hash(plan)}
         generation, shards, facts = open_generation(self.folder), [], {}
         for device, file in files.items():
             with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
                 facts = dict(read_layout(image).facts)
                 shards.append(commit_shard(self.folder, device, image, generation, about))
         write_record(self.folder, shards, generation, about_of({**facts, **about}))
-        self.step = step
 
 
 def run_elastic(
@@ -89,7 +108,7 @@ def run_elastic(
 
     restarts = 0
     while True:
-        rescued = _Rescued(read_plan(at), _free(Path(bundle), "rescued"))
+        rescued = _Rescued(at, read_plan(at), _free(Path(bundle), "rescued"))
         try:
             done = run(at, left, hear, on_event=on_event, rescue=rescued.take)
         except DeviceLostError as lost:
@@ -109,8 +128,12 @@ def _move(
     cluster = without(rescued.plan.cluster, lost.device)
     commits = _newest(options, rescued)
     if cluster is None or commits is None:
+        if rescued.failure:
+            lost.notes += (f"the snapshot in memory could not be kept: {rescued.failure}",)
         raise lost
-    return resplit(bundle, cluster, out, commits)
+    moved = resplit(bundle, cluster, out, commits)
+    rescued.remove()  # the new bundle has it all
+    return moved
 
 
 def without(cluster: Cluster, device: str) -> Cluster | None:

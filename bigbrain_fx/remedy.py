@@ -14,7 +14,7 @@ from bigbrain_fx.fitting import least_memory, mib
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 
 _PLENTY = 1 << 60
-_TOO_MANY_OPS = 2000  # planning again would take longer than a user waits for a refusal
+_TOO_MANY_OPS = 2000  # planning again and again would take longer than a user waits for a refusal
 
 
 def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
@@ -23,16 +23,16 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
     Raises:
         NoPlanError: nothing fits in memory: the arithmetic per device, and the first of these with
             which a plan was found: more micro-batches, another schedule, another partitioner,
-            recomputing activations, one more device like the last, more memory.
+            recomputing activations, one more device like the last, more memory (of a large graph
+            the memory only).
         InputError: the batch cannot be split as asked.
     """
     try:
         return make_plan(graph, cluster, source, options)
     except NoPlanError as error:
-        found = None
         options = replace(options, effort="fast")  # of `auto`: it is asked several times
-        if len(graph.ops) <= _TOO_MANY_OPS:
-            found = nearest_change(graph, cluster, source, options)
+        look = _memory if len(graph.ops) > _TOO_MANY_OPS else nearest_change
+        found = look(graph, cluster, source, options)
         if found is None:
             raise
         help_ = f"a plan was found with {found}"

@@ -40,6 +40,7 @@ VIEW_LAUNCHES = 1.0
 OPTIMIZER_STATE = 2.0  # Adam keeps two moments
 
 _WIDE_CHANNELS = 64
+_HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,16 @@ class _Clock:
     speed: Speed
     device: Device
 
+    @property
+    def flops_per_s(self) -> float:
+        """The device's rate for what the call computes with."""
+        is_half = self.call.op.outputs != () and self.call.result.dtype in _HALF
+        return (self.device.half_flops_per_s if is_half else None) or self.device.flops_per_s
+
     def forward_s(self) -> float:
         if self.call.op.view_of is not None:
             return self._view_s()
-        compute_s = self.call.flops / (self.device.flops_per_s * self.speed.flops)
+        compute_s = self.call.flops / (self.flops_per_s * self.speed.flops)
         memory_s = self.call.moved_bytes / (self.device.memory_bytes_per_s * self.speed.bytes)
         return max(compute_s, memory_s) + self._noise_s() + self._launches_s(FORWARD_LAUNCHES)
 
@@ -226,7 +233,7 @@ class _Clock:
         return drawn / (self.device.memory_bytes_per_s * DICE.bytes)
 
     def _products_s(self, products: float) -> float:
-        rate = self.device.flops_per_s * self.speed.backward_flops
+        rate = self.flops_per_s * self.speed.backward_flops
         return max(products * self.call.flops / rate, self._pass_s(self.call.moved_bytes))
 
     def _pass_s(self, nbytes: int) -> float:

@@ -72,6 +72,20 @@ def linear(flops: int, **more: object) -> Op:
     return op("v", "aten.linear.default", *args, out=tensor(4, 4), flops=flops, **more)
 
 
+def test_a_product_of_half_width_has_its_own_rate() -> None:
+    fast = replace(CPU, half_flops_per_s=4e9)
+    ops = (op("a", "aten.neg.default"), linear(10**9))
+    half = replace(ops[1], outputs=(replace(ops[1].outputs[0], dtype="bfloat16"),))
+
+    def taken_s(last: Op, device: Device) -> float:
+        graph = graph_of((ops[0], last), (weight("w", 4, 4),))
+        costs = Analytical().estimate(graph, Cluster((device,), Link(0.0, 1e9)))
+        return costs.op_cost("v", "cpu").forward_s
+
+    assert taken_s(half, fast) == pytest.approx(taken_s(ops[1], CPU) / 4, rel=1e-3)
+    assert taken_s(ops[1], fast) == taken_s(half, CPU) == taken_s(ops[1], CPU)
+
+
 def test_a_product_is_bound_by_its_flops() -> None:
     found = cost(op("a", "aten.neg.default"), linear(10**9), params=(weight("w", 4, 4),))
     product_s = 1.0 / PRODUCT.backward_flops

@@ -50,7 +50,7 @@ def test_the_file_of_the_readme() -> None:
     assert parse(ISSUE) == Cluster(
         devices=(
             Device("d0", "a", "cpu", 4 * 2**30, 60e9, 12e9, launch_s=5e-6, threads=1),
-            Device("d1", "b", "cuda", 141 * 10**9, 67e12, 4.8e12),
+            Device("d1", "b", "cuda", 141 * 10**9, 67e12, 4.8e12, half_flops_per_s=989e12),
         ),
         default_link=Link(latency_s=50e-6, bytes_per_s=1e9),
         links=(("d0", "d1", Link(latency_s=100e-6, bytes_per_s=1.25e9)),),
@@ -119,6 +119,15 @@ def test_a_field_overrides_its_preset() -> None:
     device = one('"preset": "h100", "flops": "989TFLOP/s", "memory": "40GiB"')
     assert (device.flops_per_s, device.memory_bytes) == (989e12, 40 * 2**30)
     assert device.memory_bytes_per_s == PRESETS["h100"].memory_bytes_per_s
+
+
+def test_products_of_half_width_have_a_rate_of_their_own() -> None:
+    assert one('"preset": "a100-80"').half_flops_per_s == 312e12
+    assert one('"preset": "a100-80", "half_flops": "250TFLOP/s"').half_flops_per_s == 250e12
+    assert one('"preset": "a100-80", "flops": "15TFLOP/s"').half_flops_per_s is None
+    mine = '"kind": "cpu", "memory": "1GiB", "flops": "1GFLOP/s", "memory_bandwidth": "1GB/s"'
+    assert one(mine).half_flops_per_s is None
+    assert one(f'{mine}, "half_flops": "2GFLOP/s"').half_flops_per_s == 2e9
 
 
 def test_schema_and_comments_are_ignored() -> None:
@@ -217,6 +226,7 @@ def _clusters(draw: st.DrawFn) -> Cluster:
             draw(st.floats(min_value=0.0, max_value=1.0)),
             draw(st.integers(1, 64)),
             draw(_overheads),
+            draw(st.none() | _rates),
         )
         for name in names
     )
@@ -263,7 +273,9 @@ def test_schema_describes_every_field() -> None:
     assert described["required"] == ["devices"]
     assert set(_properties(described)) == {"$schema", "$comment", "devices", "links", "hosts"}
     device = described["$defs"]["DeviceEntry"]
-    fields = "name host kind preset memory flops memory_bandwidth launch threads overheads"
+    fields = (
+        "name host kind preset memory flops half_flops memory_bandwidth launch threads overheads"
+    )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]
     objects = [described, *described["$defs"].values()]

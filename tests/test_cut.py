@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigbrain_fx.core import Edge, Graph, Op, ParamRef, Placement, Ref, Stage, Stages
-from bigbrain_fx.cut import cut, holders, live_ops, owners, roots, trained
+from bigbrain_fx.cut import cut, holders, live_ops, norms_spec, owners, roots, trained
 from bigbrain_fx.units import is_size, units
 from tests import samples
 from tests.synthetic import graph_of, op, random_graph, tensor, weight
@@ -166,6 +167,29 @@ def test_norms_go_between_all_devices_when_clipping() -> None:
     expected = ["norms 0->1", "norms 0->2", "norms 1->0", "norms 1->2"]
     assert sorted(edges(found, "norm")) == expected  # c owns nothing and has nothing to say
     assert edges(stages_of(graph, "abc"), "norm") == []
+
+
+@pytest.mark.parametrize(
+    ("of_v", "of_w", "expected"),
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("float64", "float64", "float64"),
+        ("bfloat16", "float16", "float32"),
+        ("bfloat16", "float64", "float64"),
+        ("complex64", "complex64", "float32"),
+    ],
+)
+def test_norms_have_the_type_that_torch_gives_them(of_v: str, of_w: str, expected: str) -> None:
+    params = [
+        replace(weight(name, 4), spec=tensor(4, dtype=kind))
+        for name, kind in (("v", of_v), ("w", of_w))
+    ]
+    graph = graph_of([linear("p", "x", "v"), linear("q", "p", "w")], params)
+    found = norms_spec(graph, ["v", "w"])
+    assert (found.shape, found.dtype) == ((2,), expected)
+    stacked = [torch.ones(4, dtype=getattr(torch, kind)).norm() for kind in (of_v, of_w)]
+    assert torch.stack(stacked).dtype == getattr(torch, expected)
 
 
 def test_what_nobody_needs_is_dropped() -> None:

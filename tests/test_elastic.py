@@ -64,6 +64,7 @@ def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
     assert [line.step for line in done.steps] == list(range(STEPS))
     assert len([event for event in events if event["event"] == "died"]) == 2
     assert Path(moved["bundle"]) == copy.with_name(f"{copy.name}-elastic-1")
+    assert not list(copy.parent.glob("*rescued*"))
 
     reference = tmp_path / "reference"
     shutil.copytree(bundle, reference, ignore=shutil.ignore_patterns("__pycache__"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -16,17 +18,20 @@ import pytest
 from click.testing import CliRunner
 
 from bigbrain_fx.cluster import to_json
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Host, Link
+from bigbrain_fx.doctor import DeviceProbe, Rates, Survey
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import Command, RunOptions
+from bigbrain_fx.launch import Command, RunError, RunOptions
+from bigbrain_fx.profiles import ProfileStore
 from tests.bundles import split_small
 from tools import emulate
 from tools.emulation import Network, Quota, emulated, missing, network, quotas, wires
 from tools.emulation.groups import PREFIX, find_trees, make_groups, sweep_leftovers
 from tools.emulation.groups import was_out_of_memory as ran_out
-from tools.emulation.quotas import placed
-from tools.emulation.relay import Wire
-from tools.emulation.started import NursedProcess
+from tools.emulation.profiling import profile_devices
+from tools.emulation.quotas import nics, placed
+from tools.emulation.relay import Clock, Wire
+from tools.emulation.started import NursedProcess, awake
 from tools.emulation.watchdog import sweep
 
 MIB = 2**20
@@ -117,6 +122,25 @@ def test_a_wire_carries_one_packet_at_a_time() -> None:
     assert wire.arrival_s(30.0, 100) == 31.75
 
 
+def test_packets_of_one_host_share_its_nic() -> None:
+    """Each wire could carry a packet at once; together they wait for the slower NIC."""
+    nic = Clock(bytes_per_s=50.0)
+    wires = [Wire(1.0, 100.0, [nic]) for _ in range(2)]
+    assert [wire.arrival_s(10.0, 100) for wire in wires] == [13.0, 15.0]
+    assert wires[0].arrival_s(20.0, 100) == 23.0
+    alone = Wire(1.0, 10.0, [nic])
+    assert alone.arrival_s(30.0, 100) == 41.0  # the wire is slower than the NIC
+
+
+def test_nics_are_those_of_hosts_that_say_so() -> None:
+    three = cluster(1, 1, 1)
+    devices = tuple(replace(d, host=h) for d, h in zip(three.devices, "aab", strict=True))
+    shared = replace(three, devices=devices, hosts=(Host("a", nic_bytes_per_s=1e7),))
+    out, into = (("out of a", 1e7),), (("into a", 1e7),)
+    assert nics(shared) == {(0, 2): out, (1, 2): out, (2, 0): into, (2, 1): into}
+    assert nics(three) == {}
+
+
 # --------------------------------------------------------------------------- control groups
 
 
@@ -197,6 +221,18 @@ def test_the_watchdog_outlives_a_killed_owner() -> None:
     assert not any(Path(folder).exists() for folder in folders)
 
 
+@real
+def test_what_keeps_processors_awake_steps_back_for_everything() -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    with awake(cpus) as started:
+        ends = [os.pidfd_open(pid) for pid in started]
+        assert [os.sched_getscheduler(pid) for pid in started] == [os.SCHED_IDLE] * len(cpus)
+        assert [os.sched_getaffinity(pid) for pid in started] == [{cpu} for cpu in cpus]
+    for end in ends:
+        assert select.select([end], (), (), DEADLINE_S)[0]
+        os.close(end)
+
+
 # --------------------------------------------------------------------------- the real thing
 
 PROGRAM = """
@@ -264,11 +300,79 @@ def test_only_the_computing_thread_is_held(net: Network, tmp_path: Path) -> None
 
 
 @real
+def test_ops_are_profiled_on_every_device_at_once(net: Network, tmp_path: Path) -> None:
+    model = ROOT / "models" / "digits.py"
+    stores = profile_devices(net, model, 2, tmp_path / "profiles", rounds=2)
+    rows = {name: ProfileStore(store, read_only=True).rows() for name, store in stores.items()}
+    kinds = {name: [p.signature.key for _, p in found] for name, found in rows.items()}
+    assert kinds["d0"] == kinds["d1"] != []
+    for (_, fast), (_, slow) in zip(rows["d0"], rows["d1"], strict=True):
+        assert fast.samples == 2 * slow.samples  # it is twice as fast
+        assert fast.forward_s > 0.0
+    with pytest.raises(RunError, match="profiling on device d0 ended"):
+        profile_devices(net, tmp_path / "absent.py", 2, tmp_path / "profiles", rounds=2)
+
+
+@real
 def test_a_device_cannot_have_more_than_its_memory(net: Network, tmp_path: Path) -> None:
     process, _ = start(net, tmp_path, "d1", 0, GREEDY)
     assert process.wait(DEADLINE_S) == -signal.SIGKILL
     assert ran_out(net.groups.of["d1"])
     assert not ran_out(net.groups.of["d0"])
+
+
+WHOLE = """
+import json, os, sys
+from pathlib import Path
+from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.launch import Command
+from tools.emulation import emulated
+folder = Path(sys.argv[1])
+(folder / "program.py").write_text("import time; print('here', flush=True); time.sleep(1000)")
+with emulated(read_cluster(folder / "cluster.json")) as net:
+    words = ("python", str(folder / "program.py"))
+    environment = {**os.environ, "RANK": "0"}
+    command = Command("d0", words, folder, environment, folder / "log", reports=True)
+    net.spawn(command).stdout.readline()
+    print(*net.groups.folders, flush=True)
+    sys.stdin.read()
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.isdigit():
+                stat = (path / "stat").read_text()
+                parents[int(path.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found.extend(child for child, parent in parents.items() if parent == one)
+    return found[1:]
+
+
+@real
+def test_nothing_is_left_of_a_killed_emulation(tmp_path: Path) -> None:
+    """Relay, nursery, a device, what keeps processors awake, the watchdog, the groups."""
+    (tmp_path / "cluster.json").write_text(to_json(cluster(2, 1)))
+    with subprocess.Popen(
+        [sys.executable, "-c", WHOLE, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as owner:
+        assert owner.stdout is not None
+        folders = owner.stdout.readline().split()
+        assert folders
+        ends = [os.pidfd_open(pid) for pid in descendants(owner.pid)]
+        assert len(ends) >= 4 + len(os.sched_getaffinity(0))
+        owner.send_signal(signal.SIGKILL)
+        for end in ends:
+            assert select.select([end], (), (), DEADLINE_S)[0]
+            os.close(end)
+    assert not any(Path(folder).exists() for folder in folders)
 
 
 # --------------------------------------------------------------------------- the command
@@ -278,6 +382,17 @@ def test_a_device_cannot_have_more_than_its_memory(net: Network, tmp_path: Path)
 def described(tmp_path: Path) -> str:
     (tmp_path / "cluster.json").write_text(to_json(cluster(2, 1)))
     return str(tmp_path / "cluster.json")
+
+
+def test_what_doctor_finds_is_shown_beside_what_was_described() -> None:
+    rates = [Rates(4e9, 1e10, 1e-6), Rates(2.2e9, 1e10, 1e-6)]
+    probes = (DeviceProbe(f"d{i}", f"h{i}", 1, MIB, rate) for i, rate in enumerate(rates))
+    found = Survey(tuple(probes), (("d0", "d1", Link(0.9e-3, 100e6)),), took_s=1.0)
+    head, speed, latency, rate = emulate.compared(cluster(2, 1), found).splitlines()
+    assert head.split() == ["described", "measured", "error"]
+    assert speed.split() == ["d1/d0", "speed", "0.5", "0.55", "+10.0", "%"]
+    assert latency.split() == ["d0-d1", "1", "0.9", "-10.0", "%", "ms"]
+    assert rate.split() == ["d0-d1", "1000", "800", "-20.0", "%", "Mbit/s"]
 
 
 def test_what_is_missing_is_one_line(described: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +413,19 @@ def test_words_that_make_no_sense(described: str, words: list[str], what: str) -
     done = CliRunner().invoke(emulate.main, [described, *words])
     assert done.exit_code == 2
     assert done.output.startswith(f"error: {what}")
+
+
+def test_groups_that_the_kernel_refuses_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container of version 2 they can be seen, and not be made."""
+
+    def refuse(*_: object) -> None:
+        raise InputError("cannot make a control group: Device or resource busy")
+
+    monkeypatch.setattr(network, "make_groups", refuse)
+    monkeypatch.setattr(network, "_has_capabilities", lambda *numbers: True)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert "cannot make a control group: Device or resource busy" in str(missing())
 
 
 def test_no_root_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

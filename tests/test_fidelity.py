@@ -9,16 +9,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
-from bigbrain_fx.core import OpCost
+from bigbrain_fx.core import OpCost, Overheads
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import costs_of
+from bigbrain_fx.profiles import Machine
+from tests import samples
 from tests.synthetic import chain_graph
 from tools import fidelity
-from tools.emulation import Network
+from tools.emulation import Network, Quota
+from tools.fidelity_bench import shared
 from tools.fidelity_cells import (
     SPLITS,
     WAYS,
@@ -32,6 +37,7 @@ from tools.fidelity_models import MICRO_BATCHES, MODELS, SITES
 from tools.fidelity_reference import FEWEST, Reference
 from tools.fidelity_report import best_source, noise_floor, regret, spearman, summary
 from tools.fidelity_rows import Row, append_row, read_rows
+from tools.fidelity_steady import steady_s
 
 HELD, CALIBRATING = ("llama", "uneven2-1000"), ("gpt", "equal2-1000")
 
@@ -61,17 +67,19 @@ def test_errors_of_held_out_cells_only() -> None:
     rows = [row([2, 2], 2.2), row([4, 4], 3.6, way=WAYS[1]), row([1, 1], 2, CALIBRATING)]
     found = summary(rows, "survey")
     assert (found.cells, found.held_out_cells) == (3, 2)
-    assert found.mape == pytest.approx(0.1)
-    assert found.worst == pytest.approx(0.1)
-    assert found.bias == pytest.approx(0.0)
-    assert found.mape_of_calibrating == pytest.approx(1.0)
+    assert found.mape_raw == pytest.approx(0.1)
+    assert found.worst_raw == pytest.approx(0.1)
+    assert found.bias_raw == pytest.approx(0.0)
+    assert found.factor == pytest.approx(0.5)
+    assert found.mape == pytest.approx(0.5)
+    assert found.mape_of_calibrating == pytest.approx(0.0)
 
 
 def test_the_calibrating_cells_give_one_factor() -> None:
     found = summary([row([1.0], 0.8, CALIBRATING), row([2.0], 1.6)], "survey")
     assert found.factor == pytest.approx(1.25)
-    assert found.mape == pytest.approx(0.2)
-    assert found.mape_calibrated == pytest.approx(0.0)
+    assert found.mape_raw == pytest.approx(0.2)
+    assert found.mape == pytest.approx(0.0)
 
 
 def test_a_pair_is_held_out_when_neither_half_calibrates() -> None:
@@ -270,6 +278,8 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == list(subset(5))
     *rows, total = CliRunner().invoke(fidelity.main, words).stdout.splitlines()
     assert len(rows) == json.loads(total)["cells"] == 5
+    names = {"mape", "worst", "spearman", "regret", "memory_mape", "memory_under"}
+    assert names <= set(json.loads(total))
     assert len(asked) == 5
 
 
@@ -282,6 +292,36 @@ def test_a_report_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "llama/uneven2-1000/gpipe/naive" in result.stdout
     assert "1 cells, 1 of them held out" in result.stdout
     assert "mean error 5.0 %" in result.stdout
+
+
+# --------------------------------------------------------------------------- forecasts
+
+
+def test_steps_in_a_row_take_no_longer_than_one() -> None:
+    for devices in (1, 3):
+        plan = samples.plan("gpt", devices=devices)
+        found_s = steady_s(plan, costs_of(plan))
+        busiest_s = max(entry.busy_s for entry in plan.forecast.devices)
+        assert busiest_s * (1 - 1e-9) <= found_s <= plan.forecast.step_s * (1 + 1e-9)
+        assert devices > 1 or found_s == pytest.approx(plan.forecast.step_s)
+
+
+def test_a_device_is_a_share_of_the_machine_that_was_profiled() -> None:
+    """Its overheads were found as processor time: it has a share of that, too."""
+    described = SITES["uneven2-1000"].cluster
+    own = Overheads(message_s=1e-4, message_bytes_per_s=4e9, instruction_s=2e-5, step_s=3e-4)
+    found = replace(
+        described, devices=tuple(replace(device, overheads=own) for device in described.devices)
+    )
+    quotas = {"d0": Quota(0.5, 4000, 8000, 1), "d1": Quota(0.25, 2000, 8000, 1)}
+    net = cast("Network", SimpleNamespace(cluster=described, quotas=quotas))
+    machine = Machine("cpu", "x", "2", 1, 100e9, 20e9, 4e-6)
+    made = shared(net, found, {"d0": machine, "d1": replace(machine, flops_per_s=80e9)})
+    assert [device.flops_per_s for device in made.devices] == [50e9, 20e9]
+    assert [device.memory_bytes_per_s for device in made.devices] == [10e9, 5e9]
+    assert [device.launch_s for device in made.devices] == [8e-6, 16e-6]
+    assert made.devices[1].overheads == Overheads(4e-4, 1e9, 8e-5, 12e-4)
+    assert made.link("d0", "d1") == described.link("d0", "d1")
 
 
 # --------------------------------------------------------------------------- the reference
@@ -313,8 +353,8 @@ def test_the_best_ground_is_chosen_and_mended_on_cells_that_are_not_reported() -
     assert best_source([*others, *held]) == "share"
     found = summary([*others, *held], "share")
     assert found.factor == pytest.approx(2.0)
-    assert found.mape_calibrated == pytest.approx(0.1)
-    assert found.worst_calibrated == pytest.approx(0.1)
+    assert found.mape == pytest.approx(0.1)
+    assert found.worst == pytest.approx(0.1)
 
 
 def test_a_page_has_every_row_and_its_plot(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -288,3 +289,19 @@ def test_what_was_measured_reads_well() -> None:
         "a whole step 20.00 ms (ratio 0.950)"
     )
     assert str(Measured(4, 91, 26, 0)).endswith("all are in the database")
+
+
+def test_another_hosts_profiles_are_taken_over(
+    done: tuple[Path, Path, Profiled, list[str]], tmp_path: Path
+) -> None:
+    _, theirs, _, _ = done
+    ours = tmp_path / "ours.sqlite"
+    there = len(ProfileStore(theirs, read_only=True).rows())
+    merged = call("profile", "--db", ours, "--merge", theirs)
+    assert (merged.code, merged.out) == (0, f"took over {there} profiles of {theirs}\n")
+    assert len(ProfileStore(ours, read_only=True).rows()) == there
+    again = call("profile", "--db", ours, "--merge", theirs, "--json")
+    assert json.loads(again.out) == {"merged": str(theirs), "profiles": 0}
+    nothing = call("profile", "--db", ours)
+    assert nothing.code == 2
+    assert "expected MODEL, or --merge DATABASE" in nothing.err

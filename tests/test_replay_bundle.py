@@ -12,6 +12,7 @@ import pytest
 
 from bigbrain_fx.launch import RunOptions, free_port, run
 from bigbrain_fx.supervisor import Event
+from bigbrain_fx.verify import verify
 from tests.bundles import cluster, copied, edit, is_running, split_small
 
 DEADLINE_S = 300.0  # a busy machine imports torch for half a minute; a lost link costs a whole one
@@ -122,6 +123,33 @@ def test_a_run_can_be_told_to_replace_processes(bundle: Path, tmp_path: Path) ->
     assert [line.step for line in done.steps] == [0, 1, 2, 3]
     assert done.restarts == 1
     assert '"event": "died"' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> None:
+    """One of an earlier version: the supervisor that is installed here has learnt since."""
+    copy = copied(bundle, tmp_path)
+    edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
+    edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
+    edit(copy / "runtime" / "control.py", "def _do_forget", "def _forget")
+    edit(copy / "runtime" / "member.py", ', knows=["forget"]', "")
+    edit(copy / "runtime" / "control.py", "self.log_bytes = log_limit()", "self.log_bytes = None")
+    (copy / "runtime" / "finite.py").rename(copy / "runtime" / "numbers.py")
+    for path in (copy / "runtime").glob("*.py"):
+        path.write_text(path.read_text().replace("from .finite ", "from .numbers "))
+    edit(copy / "runtime" / "train.py", '    on_nan: str = "stop",\n', "")
+    edit(copy / "runtime" / "train.py", "device.on_nan = on_nan", 'device.on_nan = "ignore"')
+    events = list[Event]()
+    options = RunOptions(7, spares=1, commits=tmp_path / "commits", commit_every=1)
+    done = run(copy, options, on_event=events.append)
+    assert len(done.steps) == 7  # more commits than the board keeps
+    assert [event["device"] for event in events if event["event"] == "died"] == ["d1"]
+    verify(bundle_without_hook(copy)).require_passed()
+
+
+def bundle_without_hook(folder: Path) -> Path:
+    """Verify runs a bundle without a supervisor: nobody may end its processes."""
+    (folder / "killed").touch()
+    return folder
 
 
 def test_a_log_that_is_too_large_costs_a_step_back_of_all(bundle: Path, tmp_path: Path) -> None:

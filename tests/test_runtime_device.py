@@ -108,7 +108,7 @@ def made(cls: type[Device], hub: Hub, training: Training, owner: dict[str, str])
 
 def trained(training: Training, *classes: type[Device], owner: dict[str, str]) -> dict[str, Any]:
     """Train; return losses, the gradients of step 0 and the tensors at the end."""
-    hub = Hub(10.0)
+    hub = Hub()
     devices = {cls.name: made(cls, hub, training, owner) for cls in classes}
     losses: list[Tensor] = []
     gradients: dict[str, Tensor] = {}
@@ -219,7 +219,7 @@ def test_a_step_that_is_scaled_to_nothing_changes_nothing() -> None:
 
 
 def test_devices_that_read_other_data_are_stopped() -> None:
-    hub = Hub(10.0)
+    hub = Hub()
     training = Training(sgd)
     devices = [made(cls, hub, training, {"a": "d0", "b": "d1"}) for cls in (Device0, Device1)]
     devices[1].stream = Stream(batches, 1, {"x": ("x",), "y": ("y",)}, (), 3, torch.device("cpu"))

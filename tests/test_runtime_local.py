@@ -1,4 +1,4 @@
-"""All devices in one process: turns, order, deadlines, and one device's failure ends all."""
+"""All devices in one process: turns, order, dead ends, and one device's failure ends all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THERE, BACK = channel(0, "a", "b"), channel(1, "b", "a")
 
 
 def test_messages_keep_their_order_and_their_strides() -> None:
-    hub = Hub(5.0)
+    hub = Hub()
     transport = LocalTransport(hub)
     sent = [torch.full((3, 2), float(i)).t() for i in range(3)]
 
@@ -37,7 +37,7 @@ def test_messages_keep_their_order_and_their_strides() -> None:
 
 
 def test_a_message_is_a_copy() -> None:
-    hub = Hub(5.0)
+    hub = Hub()
     transport = LocalTransport(hub)
     tensor = torch.zeros(2, 3)
     with hub.turn:
@@ -48,7 +48,7 @@ def test_a_message_is_a_copy() -> None:
 
 def test_devices_take_turns() -> None:
     """Each runs until it waits; no other runs meanwhile."""
-    hub = Hub(5.0)
+    hub = Hub()
     transport = LocalTransport(hub)
     log: list[str] = []
 
@@ -70,14 +70,24 @@ def test_devices_take_turns() -> None:
 
 
 def test_a_message_that_never_comes_is_named() -> None:
-    hub = Hub(0.05)
+    """At once: whoever could send it waits, too, or has ended."""
+    hub = Hub()
     transport = LocalTransport(hub)
-    with pytest.raises(TimeoutError, match=r"0.05 s for activation 'x' from stage 0 \(a\)"):
+    with pytest.raises(RuntimeError, match=r"waits for activation 'x' from stage 0 \(a\)"):
         hub.run({"b": lambda: transport.recv(THERE)})
+    hub = Hub()
+    transport = LocalTransport(hub)
+    both = {"a": lambda: transport.recv(BACK), "b": lambda: transport.recv(THERE)}
+    with pytest.raises(RuntimeError, match="nobody is left to send"):
+        hub.run(both)
+    hub = Hub()
+    transport = LocalTransport(hub)
+    with pytest.raises(RuntimeError, match="nobody is left to send"):
+        hub.run({"a": lambda: torch.zeros(1), "b": lambda: transport.recv(THERE)})
 
 
 def test_one_devices_failure_ends_all() -> None:
-    hub = Hub(60.0)
+    hub = Hub()
     transport = LocalTransport(hub)
 
     def fails() -> torch.Tensor:

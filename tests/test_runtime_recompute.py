@@ -79,7 +79,7 @@ def batches(seed: int) -> Iterator[dict[str, Tensor]]:
 
 def made(cls: type[Device]) -> Device:
     stream = Stream(batches, 0, {"x": ("x",)}, (), MICRO_BATCHES, torch.device("cpu"))
-    device = cls(LocalTransport(Hub(10.0)), stream, 0, torch.device("cpu"))
+    device = cls(LocalTransport(Hub()), stream, 0, torch.device("cpu"))
     device.load(WEIGHTS, {"w": "d0"})
     device.train_with(Training(adamw))
     return device

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
+from bigbrain_fx.runtime import supervised_commits
+from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.supervisor.board import KEPT, Board
 
 
@@ -33,3 +37,17 @@ def test_a_numbered_note_that_is_said_again_drops_nothing() -> None:
         board.post(f"shard/{step}/d0", "missed")
     assert board.post("shard/0/d0", "written") == []
     assert board.notes["shard/0/d0"] == "written"
+
+
+def test_a_commit_whose_note_is_gone_is_not_written_again() -> None:
+    """A replacement that starts far behind would wait for notes that nobody posts again."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        control = Control(ours, 1.0)
+        committer = object.__new__(supervised_commits.SupervisedCommitter)
+        committer.name, committer.control = "d0", control
+        committer.ledger = supervised_commits.Board(control, 1.0)
+        control.board = {"shard/8/d0": '{"sha256": ""}', "shard/9/d1": "", "begin": ""}
+        assert [committer._was_written(step) for step in (2, 7)] == [True, True]
+        control.board = {"shard/8/d1": '{"sha256": ""}'}
+        assert not committer._was_written(7)

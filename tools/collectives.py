@@ -1,6 +1,6 @@
 """Alpha-beta fits of measured collectives, and where two parameters are not enough.
 
-    python -m tools.collectives --data PATH [--pieces 3] [--json]
+    python -m tools.collectives --data PATH [--pieces 3] [--json] [--write docs/collectives.md]
 
 PATH (or BIGBRAIN_PUBLISHED_DATA, or the folder that holds the file) is the text of Alpa's database
 of collective costs, p3.16xlarge: all-gather, all-reduce, all-to-all and reduce-scatter on up to 4
@@ -257,7 +257,8 @@ def located(data: Path | None) -> Path | None:
 @click.option("--data", type=click.Path(path_type=Path), envvar=VARIABLE)
 @click.option("--pieces", default=3, show_default=True, help="Most pieces of a piecewise fit.")
 @click.option("--json", "as_json", is_flag=True, help="One line per series, then one summary.")
-def main(data: Path | None, pieces: int, as_json: bool) -> None:
+@click.option("--write", type=click.Path(path_type=Path), help="Write the tables as a page.")
+def main(data: Path | None, pieces: int, as_json: bool, write: Path | None) -> None:
     """Print errors of alpha-beta fits per topology, per collective and per size of message."""
     path = located(data)
     if path is None:
@@ -269,7 +270,12 @@ def main(data: Path | None, pieces: int, as_json: bool) -> None:
         raise click.ClickException(str(error)) from error
     usable = [series for series in found if sum(series.is_measured) >= FEWEST_MEASURED]
     fits = [fit_series(series, pieces) for series in usable]
-    (_print_json if as_json else _print_tables)(found, fits)
+    if write is not None:
+        write.write_text(PAGE.format(tables="\n".join(tables(found, fits))))
+    if as_json:
+        _print_json(found, fits)
+    else:
+        click.echo("\n".join(tables(found, fits)))
 
 
 def _print_json(found: Sequence[Series], fits: Sequence[Fitted]) -> None:
@@ -295,28 +301,38 @@ def _print_json(found: Sequence[Series], fits: Sequence[Fitted]) -> None:
     click.echo(json.dumps({"summary": total}))
 
 
+PAGE = """# Alpha-beta fits of published collectives
+
+Written by `python -m tools.collectives --data PATH --write docs/collectives.md`; do not edit. The
+measurements are Alpa's (p3.16xlarge, hosts of 8 V100). A point that `make_monotonic` moved, or of
+fewer elements than ranks, is not a measured message; the last column has all points.
+
+```
+{tables}
+```
+"""
+
 _HEAD = "points  measured    MAPE  median   worst  unseen  pieces  all points"
 
 
-def _print_tables(found: Sequence[Series], fits: Sequence[Fitted]) -> None:
+def tables(found: Sequence[Series], fits: Sequence[Fitted]) -> Iterator[str]:
+    """Yield the lines of the tables: errors per topology, per collective, per size."""
     points = sum(len(series.seconds) for series in found)
-    click.echo(f"read {len(found)} series, {points} points; {len(found) - len(fits)} without times")
-    click.echo(
-        "errors are |forecast / measured - 1| in %; unseen and pieces: one line and pieces on"
-        " points that they were not fitted to"
-    )
+    yield f"read {len(found)} series, {points} points; {len(found) - len(fits)} without times"
+    yield "errors are |forecast / measured - 1| in %"
+    yield "unseen and pieces: a line and pieces on points that they were not fitted to"
     for title, key in (
         ("mesh: groups x ranks", lambda s: str(s.topology)),
         ("collective", lambda s: s.collective),
         ("all", lambda s: "all"),
     ):
-        click.echo(f"\n{title:<36}{_HEAD}")
+        yield f"\n{title:<36}{_HEAD}"
         for name, some in by(fits, key).items():
-            click.echo(f"{name:<36}{_row(summary(some))}")
-    click.echo(f"\n{'size of the message':<36}measured  unseen  pieces")
+            yield f"{name:<36}{_row(summary(some))}"
+    yield f"\n{'size of the message':<36}measured  unseen  pieces"
     for name, row in by_size(fits).items():
         shown = f"{100 * row['mape_unseen']:>8.1f}{100 * row['mape_pieces_unseen']:>8.1f}"
-        click.echo(f"{name:<36}{row['measured']:>8}{shown}")
+        yield f"{name:<36}{row['measured']:>8}{shown}"
 
 
 def _row(row: dict[str, float]) -> str:

@@ -42,7 +42,7 @@ def command(*words: str) -> None:
 
 
 def train(bundle: str) -> Run:
-    """Run the bundle with a progress bar; same as `bigbrain-fx run`."""
+    """Run the bundle with a progress bar; as `bigbrain-fx run --no-replay`."""
     console.print(f"\n[bold]$ bigbrain-fx run {bundle} --steps {STEPS}[/]")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"))
     with Progress(*columns, console=console) as progress:

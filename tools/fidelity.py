@@ -3,15 +3,16 @@
     python -m tools.fidelity --out rows.jsonl [--cells 96] [--only gpt/] [--json]
     python -m tools.fidelity --out rows.jsonl --report [--source share] [--write docs/fidelity.md]
 
-Linux and root. Rows are added one by one; a run that was stopped goes on where it was. Ops are
-profiled once, on the bare machine; one emulation is kept for all cells of a cluster. Four
-forecasts of every cell:
+Linux and root. Rows are added one by one; a run that was stopped goes on where it was. One
+emulation is kept for all cells of a cluster. Five forecasts of every cell:
 
-survey       measured ops, scaled to the devices, links and overheads that `doctor` finds there
-share        measured ops over each device's share of a core, the links as described, and the
-             overheads that doctor finds, as processor time: also over the share
+devices      ops profiled on the emulated devices, all at once, before the first cell of a model;
+             links as described, the overheads that doctor finds there
+steady       as devices, but the time between steps in a row (`tools.fidelity_steady`)
+survey       ops profiled on the bare machine, scaled to the devices, links and overheads that
+             `doctor` finds there
+share        the same ops over each device's share of a core, links and overheads as in devices
 analytical   the roofline, on the cluster of `survey`
-steady       as survey, but the time between steps in a row (`tools.fidelity_steady`)
 
 Cells are placed on the cluster as described, so that the same cells come out each time.
 """
@@ -39,7 +40,7 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.launch import RunOptions
-from bigbrain_fx.plan import Options, Plan, make_plan, measured_share, plan_placed
+from bigbrain_fx.plan import Options, Plan, make_plan, measured_share, plan_placed, with_placement
 from bigbrain_fx.plugins import estimator, load, preset
 from tools.emulation import Network, emulated
 from tools.fidelity_bench import (
@@ -47,6 +48,7 @@ from tools.fidelity_bench import (
     Bench,
     Place,
     Say,
+    Sitting,
 )
 from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
 from tools.fidelity_docs import write_page
@@ -88,22 +90,39 @@ def placement(session: CaptureSession, cell: Cell) -> Placement:
     return placed_as(cell.split, concrete, costs, cluster)
 
 
-def plans(session: CaptureSession, cell: Cell, clusters: Mapping[str, Cluster]) -> dict[str, Plan]:
+@dataclass(frozen=True)
+class Foreseen:
+    """Forecasts of a cell, in seconds, by source; and the plan to run."""
+
+    plan: Plan
+    step_s: Mapping[str, float]
+
+
+def foreseen(session: CaptureSession, cell: Cell, place: Place, sitting: Sitting) -> Foreseen:
     """Plan a cell for each source's cluster."""
     where, source = placement(session, cell), source_of(session.facts)
-    found = {}
-    for name, cluster in clusters.items():
-        by = "analytical" if name == "analytical" else "measured"
+
+    def planned(cluster: Cluster, by: str) -> Plan:
         options = Options(cell.split, by, cell.schedule, MICRO_BATCHES)
-        found[name] = plan_placed(session.graph, cluster, source, options, where)
-    return found
+        return plan_placed(session.graph, cluster, source, options, where)
+
+    there = planned(sitting.cluster, "measured")
+    costs = sitting.costs(there)
+    plan = with_placement(there, where, costs)
+    others = {
+        "survey": planned(place.found, "measured"),
+        "share": planned(place.shares, "measured"),
+        "analytical": planned(place.found, "analytical"),
+    }
+    step_s = {"devices": plan.forecast.step_s, "steady": steady_s(plan, costs)}
+    return Foreseen(plan, step_s | {name: p.forecast.step_s for name, p in others.items()})
 
 
 def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memory: bool) -> Row:
     """Forecast a cell, run it, and put both side by side."""
     start_s, session = time.monotonic(), bench.session(cell.model)
-    found = plans(session, cell, place.clusters)
-    plan = found["survey"]
+    found = foreseen(session, cell, place, place.sit(bench, cell.model))
+    plan = found.plan
     with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
         bundle = write_bundle(plan, session, Path(scratch, "bundle"))
         taken = quiet_runs(place.net, bundle, repeats, Path(scratch))
@@ -117,7 +136,7 @@ def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memor
         cell.split,
         step_s=[run.step_s for run in taken],
         reference_s=[run.reference_s for run in taken],
-        forecast_s={n: p.forecast.step_s for n, p in found.items()} | {"steady": steady_s(plan)},
+        forecast_s=found.step_s,
         forecast_reference_s=place.forecast_references(cell.model, bench.references()),
         covered=measured_share(plan) or 0.0,
         forecast_bytes={name: entry.peak_bytes for name, entry in entries.items()},
@@ -170,8 +189,8 @@ def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) ->
     numbered = enumerate(cells)
     for name, group in groupby(numbered, key=lambda entry: entry[1].cluster):
         with emulated(SITES[name].cluster) as net:
-            place = Place.of(net, bench.machine, bench.work / f"{name}.json", repeats.quiet)
-            say(f"{name}: {place.clusters['survey'].devices}")
+            place = Place.of(net, bench.machine, bench.work / name, repeats.quiet)
+            say(f"{name}: {place.found.devices}")
             for number, cell in group:
                 with_memory = repeats.memory > 0 and number % repeats.memory == 0
                 try:

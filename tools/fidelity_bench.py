@@ -13,18 +13,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bigbrain_fx.capture import CaptureSession, capture_file
-from bigbrain_fx.core import Cluster, Device, Overheads
+from bigbrain_fx.core import Cluster, Costs, Device, Overheads
 from bigbrain_fx.doctor import Survey
+from bigbrain_fx.plan import Plan, costs_of
+from bigbrain_fx.plugins import estimator
 from bigbrain_fx.profiler import ProfileOptions, profile
 from bigbrain_fx.profiles import Machine, ProfileStore
 from tools.emulation import Network
+from tools.emulation.profiling import profile_devices
 from tools.fidelity_models import MICRO_BATCHES, MODELS
 from tools.fidelity_reference import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("survey", "share", "analytical", "steady")
+SOURCES = ("devices", "steady", "survey", "share", "analytical")
 MACHINE = "machine"  # whose rates are the medians over the profiles
 SURVEYS = 3  # at most
+ROUNDS = 8  # of the slowest device
 
 Say = Callable[[str], None]
 
@@ -50,7 +54,7 @@ class Bench:
         for name in models:
             rows = MODELS[name].rows // MICRO_BATCHES
             with Reference() as beside:
-                found = profile(self._file(name), self.store, ProfileOptions(rows=(rows,)))
+                found = profile(self.file(name), self.store, ProfileOptions(rows=(rows,)))
             if any(entry.lacking for entry in found.measured):
                 known[name] = beside.seconds
             of_models = [taken_s for key, taken_s in known.items() if key != MACHINE]
@@ -65,7 +69,7 @@ class Bench:
     def session(self, model: str) -> CaptureSession:
         """Capture a model."""
         if model not in self.sessions:
-            captured = capture_file(self._file(model))
+            captured = capture_file(self.file(model))
             self.sessions[model] = self.stack.enter_context(captured)
         return self.sessions[model]
 
@@ -79,33 +83,61 @@ class Bench:
     def _note(self) -> Path:
         return self.store.with_name(self.store.name + ".references.json")
 
-    def _file(self, model: str) -> Path:
+    def file(self, model: str) -> Path:
+        """Write a model's file."""
         path = self.work / f"{model}.py"
         path.write_text(MODELS[model].text(str(ROOT)))
         return path
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
-    """An emulated cluster as forecasts see it: a cluster by source, and the reference then."""
+    """An emulated cluster as forecasts see it.
+
+    Attributes:
+        found: what `doctor` says of it. reference_s: then.
+        machine: the bare one, as profiled.
+        work: for the devices' own profiles.
+        sittings: by model, those profiles; see `sit`.
+    """
 
     net: Network
-    clusters: Mapping[str, Cluster]
+    found: Cluster
     reference_s: float
+    machine: Machine
+    work: Path
+    sittings: dict[str, Sitting] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, net: Network, machine: Machine, keep: Path, quiet: float) -> Place:
-        """Survey a network, again where others used the machine; keep what was found in a file."""
+    def of(cls, net: Network, machine: Machine, work: Path, quiet: float) -> Place:
+        """Survey a network, again where others used the machine; keep what was found in `work`."""
         seen: list[tuple[float, int, Survey, float]] = []
         while len(seen) < SURVEYS and (not seen or min(seen)[0] > quiet):
             with Reference() as beside:
                 survey = net.survey()
             seen.append((beside.busy, len(seen), survey, beside.seconds))
         _, _, survey, taken_s = min(seen)
-        survey.write(keep, force=True)
-        found = survey.cluster
-        clusters = {"survey": found, "share": shared(net, found, machine), "analytical": found}
-        return cls(net, clusters, taken_s)
+        work.mkdir(parents=True, exist_ok=True)
+        survey.write(work / "cluster.json", force=True)
+        return cls(net, survey.cluster, taken_s, machine, work)
+
+    @property
+    def shares(self) -> Cluster:
+        """The cluster as it was ordered, each device a share of the machine that was profiled."""
+        return shared(self.net, self.found, dict.fromkeys(self.net.quotas, self.machine))
+
+    def sit(self, bench: Bench, model: str) -> Sitting:
+        """Profile a model on all devices at once, when its first cell comes."""
+        if model not in self.sittings:
+            rows = MODELS[model].rows // MICRO_BATCHES
+            with Reference() as beside:
+                stores = profile_devices(
+                    self.net, bench.file(model), rows, self.work / model, ROUNDS
+                )
+            machines = {name: _only_machine(store) for name, store in stores.items()}
+            cluster = shared(self.net, self.found, machines)
+            self.sittings[model] = Sitting(stores, cluster, beside.seconds)
+        return self.sittings[model]
 
     def forecast_references(self, model: str, profiled: Mapping[str, float]) -> dict[str, float]:
         """Return what the reference product took when the ground of each forecast was measured.
@@ -115,22 +147,57 @@ class Place:
         """
         of_model = profiled.get(model, self.reference_s)
         drift = of_model / profiled.get(MACHINE, of_model)
-        now = self.reference_s
-        found = {"survey": now * drift, "share": of_model, "analytical": now}
-        return found | {"steady": found["survey"]}
+        now, sat = self.reference_s, self.sittings[model].reference_s
+        found = {"devices": sat, "steady": sat, "share": of_model}
+        return found | {"survey": now * drift, "analytical": now}
 
 
-def shared(net: Network, found: Cluster, machine: Machine) -> Cluster:
+@dataclass(frozen=True)
+class Sitting:
+    """One profile of a model on each device of a cluster.
+
+    Attributes:
+        stores: the database of each device.
+        cluster: its devices have the rates that were found together with the ops.
+        reference_s: of the product meanwhile.
+    """
+
+    stores: Mapping[str, Path]
+    cluster: Cluster
+    reference_s: float
+
+    def costs(self, plan: Plan) -> Costs:
+        """Return what the ops of a plan for `cluster` take, each device's by its own database."""
+        concrete, known = plan.graph.at(plan.rows), costs_of(plan)
+        of = {
+            name: estimator("measured", profiles=str(store)).estimate(concrete, self.cluster)
+            for name, store in self.stores.items()
+        }
+        return replace(
+            known,
+            ops={name: costs.ops[name] for name, costs in of.items()},
+            measured={name: costs.measured[name] for name, costs in of.items()},
+            optimizer_s_per_byte={n: c.optimizer_s_per_byte[n] for n, c in of.items()},
+            optimizer_s_per_tensor={n: c.optimizer_s_per_tensor[n] for n, c in of.items()},
+        )
+
+
+def _only_machine(store: Path) -> Machine:
+    (machine,) = ProfileStore(store, read_only=True).machines()
+    return machine
+
+
+def shared(net: Network, found: Cluster, machines: Mapping[str, Machine]) -> Cluster:
     """Return the cluster as it was ordered: each device a share of the machine that was profiled.
 
     Args:
         net: its quotas are the shares.
         found: what a survey says, for the overheads: seconds of a processor, so over the share.
-        machine: as profiled.
+        machines: as profiled, for each device.
     """
 
     def device(each: Device) -> Device:
-        cores = net.quotas[each.name].cores
+        cores, machine = net.quotas[each.name].cores, machines[each.name]
         return replace(
             each,
             flops_per_s=machine.flops_per_s * cores,

@@ -28,10 +28,11 @@ link for each device, all on one machine), run as its users run it: medians of {
 Cells marked c (a model or cluster that may be looked at to mend the forecast) give one factor for
 each ground of a forecast; all other figures are of the rest, which had no part in it.
 
-- **survey**: measured ops, scaled to the rates and links that `doctor` finds on the cluster
-- **share**: measured ops over each device's share of a core, links as described
+- **devices**: ops profiled on the emulated devices, all at once; links as described
+- **steady**: the same, but the time between steps in a row
+- **survey**: ops profiled on the bare machine, scaled to the rates and links that `doctor` finds
+- **share**: the same ops over each device's share of a core, links as described
 - **analytical**: the roofline, on the cluster of `survey`
-- **steady**: as survey, but the time between steps in a row
 """
 
 
@@ -63,6 +64,7 @@ def _summaries(rows: Sequence[Row], source: str) -> Iterator[str]:
     yield "| ground | factor | mean error | median | worst | as it is | Spearman | regret |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     yield from (_summary_row(name, each) for name, each in found.items())
+    yield f"\n{_shares(rows, source)}"
     yield (
         f"\nRanks and regret: means over {best.ranked_pairs} pairs of model and cluster with every "
         f"split and schedule; what differs by less than the floor counts as equal. Strictly, for "
@@ -77,14 +79,22 @@ def _summaries(rows: Sequence[Row], source: str) -> Iterator[str]:
     )
 
 
+def _shares(rows: Sequence[Row], source: str) -> str:
+    """Say how many cells are how far off."""
+    factor, held = _factor(rows, source), [row for row in rows if is_held_out(row.cell)]
+    errors = [abs(row.error(source, factor)) for row in held]
+    counts = (f"{sum(e <= most for e in errors)} within {most:.0%}" for most in (0.05, 0.1, 0.15))
+    return f"By `{source}`, of {len(held)} held-out cells: {', '.join(counts)}."
+
+
 def _summary_row(name: str, found: Summary) -> str:
     cells = (
         name,
         _number(found.factor),
-        percent(found.mape_calibrated),
-        percent(found.median_calibrated),
-        percent(found.worst_calibrated),
         percent(found.mape),
+        percent(found.median),
+        percent(found.worst),
+        percent(found.mape_raw),
         _number(found.spearman),
         percent(found.regret),
     )

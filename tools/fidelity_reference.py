@@ -69,10 +69,15 @@ def _product_s(x: torch.Tensor) -> float:
 
 
 def processor_times() -> tuple[int, int]:
-    """Return the ticks that all processors have been busy, and all ticks, since the start."""
+    """Return the ticks that all processors have been busy, and all ticks, since the start.
+
+    What has stepped back for all others (nice: `tools/emulation/awake.py`) is not busy.
+    """
     first = Path("/proc/stat").read_text().splitlines()[0]
-    ticks = [int(word) for word in first.split()[1:9]]
-    return sum(ticks) - sum(ticks[3:5]), sum(ticks)  # idle, iowait
+    user, _, *rest = (int(word) for word in first.split()[1:9])
+    system, _, _, *interrupts = rest  # idle, iowait
+    ticks = sum(int(word) for word in first.split()[1:9])
+    return user + system + sum(interrupts), ticks
 
 
 def busy_since(before: tuple[int, int]) -> float:

@@ -17,10 +17,11 @@ CANDIDATES = 12  # fewer plans of one model and cluster are not ranked
 class Summary:
     """What all rows come to; None where there is nothing to tell it from.
 
-    Step times are of held-out cells; `factor` is what the others would have it multiplied by, and
-    `mape_calibrated` the error with it. Ranks and regret are means over the held-out pairs of model
-    and cluster with enough candidates; there, what differs by less than the floor counts as equal,
-    but in `spearman_strict` and `regret_strict`. Memory is of all devices of all rows.
+    Errors of step times are of held-out cells, times `factor`, which the others would have them
+    multiplied by; those that end in `raw` are without it. Ranks and regret are means over the
+    held-out pairs of model and cluster with enough candidates; there, what differs by less than the
+    floor counts as equal, but in `spearman_strict` and `regret_strict`. Memory is of all devices of
+    all rows.
     """
 
     source: str
@@ -30,11 +31,10 @@ class Summary:
     mape: float | None
     median: float | None
     worst: float | None
-    bias: float | None
     factor: float | None
-    mape_calibrated: float | None
-    median_calibrated: float | None
-    worst_calibrated: float | None
+    mape_raw: float | None
+    worst_raw: float | None
+    bias_raw: float | None
     mape_of_calibrating: float | None
     ranked_pairs: int
     spearman: float | None
@@ -54,9 +54,9 @@ def summary(rows: Sequence[Row], source: str) -> Summary:
     held_out = [row for row in rows if is_held_out(row.cell)]
     others = [row for row in rows if not is_held_out(row.cell)]
     floor = noise_floor(rows)
-    errors = [row.error(source) for row in held_out]
     factor = calibration(others, source)
-    fitted = [row.error(source, factor) for row in held_out] if factor else []
+    errors = [row.error(source, factor or 1.0) for row in held_out]
+    raw = [row.error(source) for row in held_out]
     pairs = ranked_pairs(held_out)
     ranks = [_ranks(pair, source) for pair in pairs]
     memory = [error for row in rows for error in row.memory_errors]
@@ -69,12 +69,11 @@ def summary(rows: Sequence[Row], source: str) -> Summary:
         mape=_mean([abs(e) for e in errors]),
         median=statistics.median(map(abs, errors)) if errors else None,
         worst=max(map(abs, errors), default=None),
-        bias=_mean(errors),
         factor=factor,
-        mape_calibrated=_mean([abs(e) for e in fitted]),
-        median_calibrated=statistics.median(map(abs, fitted)) if fitted else None,
-        worst_calibrated=max(map(abs, fitted), default=None),
-        mape_of_calibrating=_mean([abs(row.error(source)) for row in others]),
+        mape_raw=_mean([abs(e) for e in raw]),
+        worst_raw=max(map(abs, raw), default=None),
+        bias_raw=_mean(raw),
+        mape_of_calibrating=_mean([abs(row.error(source, factor or 1.0)) for row in others]),
         ranked_pairs=len(pairs),
         spearman=_mean([spearman(f, m, floor or 0.0) for f, m in ranks]),
         spearman_strict=_mean([spearman(f, m, 0.0) for f, m in ranks]),
@@ -217,10 +216,10 @@ def summary_lines(found: Summary) -> Iterator[str]:
         f"repeat-to-repeat {percent(found.noise_floor)}; forecast by {found.source}"
     )
     yield (
-        f"step time: mean error {percent(found.mape)}, median {percent(found.median)}, worst "
-        f"{percent(found.worst)}, bias {percent(found.bias)}; calibrated by "
-        f"{found.factor or 1.0:.3f}: {percent(found.mape_calibrated)}, worst "
-        f"{percent(found.worst_calibrated)}"
+        f"step time, times {found.factor or 1.0:.3f} by the cells marked c: mean error "
+        f"{percent(found.mape)}, median {percent(found.median)}, worst {percent(found.worst)}; as "
+        f"forecast: {percent(found.mape_raw)}, worst {percent(found.worst_raw)}, bias "
+        f"{percent(found.bias_raw)}"
     )
     if found.spearman is not None and found.spearman_strict is not None:
         yield (

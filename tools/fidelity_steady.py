@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bigbrain_fx.core import Instruction, OptimizerStep, Program
-from bigbrain_fx.plan import Plan, costs_of
+from bigbrain_fx.core import Costs, Instruction, OptimizerStep, Program
+from bigbrain_fx.plan import Plan
 from bigbrain_fx.schedule import StageCosts, stage_costs
 from bigbrain_fx.simulate.clock import execute
 
 STEPS = 4
 
 
-def steady_s(plan: Plan, steps: int = STEPS) -> float:
+def steady_s(plan: Plan, of_ops: Costs, steps: int = STEPS) -> float:
     """Simulate some steps in a row; return what the last one adds, in seconds."""
-    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, costs_of(plan))
+    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, of_ops)
     costs = replace(costs, optimizer_s=_with_beginnings(plan, costs))
     ends_s = [
         execute(_in_a_row(plan, count), plan.stages, costs).step_s for count in (steps - 1, steps)

@@ -1,8 +1,8 @@
 """What autograd keeps and what kernels hold, op by op: each distinct call once, without numbers.
 
-A call runs forward and backward on fake tensors, under `saved_tensors_hooks` and a count of live
-bytes, at two batch sizes; sizes are affine in the batch, so that two points give the text. Calls
-that are equal up to names are measured once: a model of equal layers has few distinct ones.
+A call runs forward and backward on tensors without numbers, under `saved_tensors_hooks` and a count
+of live bytes, at two batch sizes; sizes are affine in the batch, so that two points give the text.
+Calls that are equal up to names are measured once: a model of equal layers has few distinct ones.
 
 It runs nothing of the user's own Python: custom functions, leaves and opaque losses stay unknown.
 """
@@ -30,6 +30,8 @@ _ATEN = ("aten.", "region.")
 _CURVED = ("**", "//", "%", "Max", "Min")
 _CHOOSES = ("scaled_dot_product_attention",)
 """Calls that look at the device to choose a kernel; they run on fake tensors, ten times dearer."""
+_KEEPS = ("lstm",)
+"""Calls whose kernel alone knows what it keeps (oneDNN's workspace): they run on real tensors."""
 _Key: TypeAlias = tuple[object, ...]
 
 
@@ -171,6 +173,8 @@ class _Bench:
             return None
 
     def _mode(self, op: Op) -> AbstractContextManager[object]:
+        if any(f"aten.{name}." in op.target for name in _KEEPS):
+            return torch.device("cpu")
         chooses = any(f"aten.{name}." in op.target for name in _CHOOSES)
         return self.fake if chooses or op.body is not None else torch.device("meta")
 

@@ -102,9 +102,15 @@ def doctor(
 
 
 @cli.command(short_help="Measure a model's ops on this host.")
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option(
     "--db", type=PATH, required=True, help="The profile database; made if it is not there."
+)
+@click.option(
+    "--merge",
+    multiple=True,
+    type=PATH,
+    help="First take over the profiles of this database, of another host, say.",
 )
 @click.option(
     "--rows",
@@ -129,8 +135,9 @@ def doctor(
 @model_options
 @json_option
 def profile(
-    model: str,
+    model: str | None,
     db: Path,
+    merge: tuple[Path, ...],
     rows: str | None,
     threads: int,
     rounds: int,
@@ -142,8 +149,14 @@ def profile(
 ) -> None:
     """Measure the distinct ops of MODEL on this host, for the estimator `measured`.
 
-    What the database has already is not measured again: run it again to go on.
+    What the database has already is not measured again: run it again to go on. With --merge MODEL
+    may be left out.
     """
+    if model is None and not merge:
+        raise click.UsageError("expected MODEL, or --merge DATABASE")
+    _merge(merge, db, as_json)
+    if model is None:
+        return
     from bigbrain_fx.profiler import ProfileOptions
     from bigbrain_fx.profiler import profile as measure
     from bigbrain_fx.show import json_line
@@ -159,3 +172,13 @@ def profile(
         click.echo(json_line(facts) if as_json else str(entry))
     if not as_json:
         click.echo(f"{found.model} on {found.machine}; see {db}")
+
+
+def _merge(others: tuple[Path, ...], db: Path, as_json: bool) -> None:
+    from bigbrain_fx.profiles import ProfileStore
+    from bigbrain_fx.show import json_line
+
+    for other in others:
+        taken = ProfileStore(db).merge(other)
+        facts = {"merged": str(other), "profiles": taken}
+        click.echo(json_line(facts) if as_json else f"took over {taken} profiles of {other}")

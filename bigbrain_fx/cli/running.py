@@ -132,6 +132,11 @@ def run(
         choices |= intervals(plan, mtbf, choices)
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
+        if elastic:
+            raise InputError(
+                "--elastic is for a run on one host, and this plan has several",
+                help="leave it out, or add --local to run all of it here",
+            )
         click.echo(_SEVERAL, err=True)
         if options.spares is not None:
             click.echo(_SECRET, err=True)

@@ -140,6 +140,9 @@ class DeviceEntry(Entry):
     )
     memory: OptionalMemory = _left_out()
     flops: OptionalCompute = _left_out()
+    half_flops: OptionalCompute = _left_out(
+        description="Of products in float16 and bfloat16. Left out: the preset's, or flops."
+    )
     memory_bandwidth: OptionalBandwidth = _left_out()
     launch: Time = Field(default=5e-6, json_schema_extra={"default": "5us"})
     threads: int = Field(

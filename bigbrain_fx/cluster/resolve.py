@@ -100,7 +100,13 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         launch_s=entry.launch,
         threads=entry.threads,
         overheads=_overheads(entry.overheads),
+        half_flops_per_s=entry.half_flops or _half_flops(card, entry),
     )
+
+
+def _half_flops(card: Preset | None, entry: DeviceEntry) -> float | None:
+    """Return a card's; not where `flops` is written, which then is all that is known."""
+    return card.half_flops_per_s if card is not None and entry.flops is None else None
 
 
 def _overheads(entry: OverheadsEntry | None) -> Overheads:
@@ -311,13 +317,14 @@ def _host_json(host: Host) -> dict[str, str]:
 
 
 def _device_json(device: Device) -> dict[str, object]:
-    own = device.overheads
+    own, half = device.overheads, device.half_flops_per_s
     return {
         "name": device.name,
         "host": device.host,
         "kind": device.kind,
         "memory": quantity.memory_text(device.memory_bytes),
         "flops": quantity.rate_text(device.flops_per_s, "FLOP/s"),
+        **({"half_flops": quantity.rate_text(half, "FLOP/s")} if half is not None else {}),
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,

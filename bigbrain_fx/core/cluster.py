@@ -53,6 +53,7 @@ class Device:
     """One device of the cluster; rates are what it sustains, not what its datasheet promises.
 
     `launch_s` is what starting one op costs; `threads` are CPU threads its process computes with.
+    `half_flops_per_s` is the rate of products in float16 and bfloat16; None: `flops_per_s`.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Device:
     launch_s: float = 5e-6
     threads: int = 1
     overheads: Overheads = NO_OVERHEADS
+    half_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

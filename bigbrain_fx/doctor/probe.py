@@ -21,6 +21,7 @@ from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.errors import InputError
 
 _MIB = 2**20
+_LARGE_PRODUCT = 2**25  # rows x inner x columns
 _QUICK_WINDOW_S = 0.25
 _THOROUGH_WINDOW_S = 2.0
 _QUICK_DEADLINE_S = 60.0
@@ -75,7 +76,8 @@ class HostProbe:
         gpus: every GPU seen; empty without CUDA.
         gpu_link: between GPUs 0 and 1; None with fewer.
         load: processes that wanted a core before the probe began (one-minute average).
-        matmul: matrix products of each CPU device by size and dtype; planners get `cpu` only.
+        matmul: matrix products of each CPU device by size and dtype; planners get `cpu`, and of
+            the table the middle rate of large products in bfloat16.
         overheads: what a device's process does beside computing.
     """
 
@@ -98,11 +100,12 @@ class HostProbe:
         """The host as a cluster: devices d0, d1, ... on "localhost", figures to three digits."""
         link = self.link
         if self.kind == "cuda":
-            devices = [self._device(i, gpu.memory_bytes, gpu.rates) for i, gpu in self._used_gpus]
+            devices = [self._of(i, gpu) for i, gpu in self._used_gpus]
             link = self.gpu_link or self.link
         else:
             share_bytes = self.memory_bytes // self.devices
-            devices = [self._device(i, share_bytes, self.cpu) for i in range(self.devices)]
+            own = _half_flops_per_s(self.matmul)
+            devices = [self._device(i, share_bytes, self.cpu, own) for i in range(self.devices)]
         return Cluster(
             tuple(devices), Link(three_digits(link.latency_s), three_digits(link.bytes_per_s))
         )
@@ -111,7 +114,12 @@ class HostProbe:
     def _used_gpus(self) -> Sequence[tuple[int, Gpu]]:
         return list(enumerate(self.gpus[: self.devices]))
 
-    def _device(self, index: int, memory_bytes: int, rates: Rates) -> Device:
+    def _of(self, index: int, gpu: Gpu) -> Device:
+        return self._device(index, gpu.memory_bytes, gpu.rates, _half_flops_per_s(gpu.matmul))
+
+    def _device(
+        self, index: int, memory_bytes: int, rates: Rates, half_flops_per_s: float | None
+    ) -> Device:
         return Device(
             name=f"d{index}",
             host="localhost",
@@ -122,6 +130,7 @@ class HostProbe:
             launch_s=three_digits(rates.launch_s),
             threads=self.threads,
             overheads=self.overheads,
+            half_flops_per_s=None if half_flops_per_s is None else three_digits(half_flops_per_s),
         )
 
     @property
@@ -165,6 +174,13 @@ class HostProbe:
         lines += [f"gpu-gpu   {link_text(self.gpu_link)}"] if self.gpu_link else []
         lines += [f"cluster   {self.devices} {self.kind} device(s), probed in {self.took_s:.1f} s"]
         return "\n".join(itertools.chain(lines, (f"note      {note}" for note in self.notes)))
+
+
+def _half_flops_per_s(table: Sequence[MatmulRate]) -> float | None:
+    """Return the middle rate of bfloat16, small products left out; None if none was measured."""
+    halves = [rate for rate in table if rate.dtype == "bfloat16"]
+    large = [r.flops_per_s for r in halves if r.rows * r.inner * r.columns >= _LARGE_PRODUCT]
+    return statistics.median(large) if large else None
 
 
 def write_cluster(cluster: Cluster, path: str | Path, force: bool = False) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Program, Stages
-from bigbrain_fx.cut import holders, owners
+from bigbrain_fx.cut import holders, norms_spec, owners
 from bigbrain_fx.emit import kept
 from bigbrain_fx.emit.classes import Classes, StageText
 from bigbrain_fx.emit.layout import double_quoted, wrapped
@@ -68,7 +68,7 @@ def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}.\n\n"
         f"    {chain}      {file.schedule}, {file.micro_batches} micro-batches of {file.rows}\n\n"
-        "Written by bigbrain-fx; needs torch only.\n"
+        "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
 
 
@@ -151,7 +151,8 @@ class _Channels:
         """Return the shape and element type of a message, and whether its gradient comes back."""
         if edge.kind == "norm":
             owned = owners(self.file.graph, self.file.stages.stages)[self.device_of[edge.source]]
-            return (len(owned),), "float32", False
+            spec = norms_spec(self.file.graph, owned)
+            return spec.shape, spec.dtype, False
         if edge.kind == "tied":
             spec = self.file.graph.param[edge.value].spec
             return spec.shape, spec.dtype, False

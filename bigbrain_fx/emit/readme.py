@@ -48,7 +48,7 @@ def _files(plan: Plan) -> list[str]:
     step = "and its step" if plan.mode == "train" else "and its part of a batch"
     lines = [
         "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, "
-        f"{step}",
+        f"{step}; a class that several devices need stands in each of their files: change all",
         train_texts.FILES if plan.mode == "train" else infer_texts.FILES,
         "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
         "`timeline.json` (open it in Perfetto)",
@@ -73,11 +73,15 @@ def _row(plan: Plan, device: str) -> str:
 
 
 def _host_commands(plan: Plan) -> list[str]:
-    lines = ["One command per host (put the first host's address for ADDRESS):", "", "```"]
+    """Say what to type on several hosts when nothing but this folder is there."""
+    what = "One command for each device (put the first host's address for ADDRESS)"
+    if plan.mode == "train":
+        what += "; with bigbrain-fx, `bigbrain-fx run .` prints commands that replace what dies"
+    lines = [f"{what}:", "", "```"]
     world = len(plan.stages.devices)
     entry = "train.py --steps 100" if plan.mode == "train" else "infer.py --outputs out"
-    for rank, name in enumerate(plan.stages.devices):
-        host = plan.cluster.device[name].host
-        setting = f"RANK={rank} WORLD_SIZE={world} MASTER_ADDR=ADDRESS MASTER_PORT=29500"
-        lines.append(f"{host}$ {setting} python {entry}")
+    hosts = [plan.cluster.device[name].host for name in plan.stages.devices]
+    for rank, host in enumerate(hosts):
+        ranks = f"RANK={rank} LOCAL_RANK={hosts[:rank].count(host)} WORLD_SIZE={world}"
+        lines.append(f"{host}$ {ranks} MASTER_ADDR=ADDRESS MASTER_PORT=29500 python {entry}")
     return [*lines, "```", ""]

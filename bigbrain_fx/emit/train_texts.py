@@ -60,12 +60,25 @@ def train_commands(plan: Plan) -> list[str]:
     return [f"{command:<57}# {what}" for command, what in explained.items()]
 
 
+_CONTRACT = (
+    "Every device's process calls these for itself: `batches(seed)` must give all of them the same",
+    "batches (the first is compared), and an optimizer sees its own device's parameters only. To",
+    "clip gradients where the model file did not, split the model again: norms are messages.",
+    '"""',
+)
+
+
 def _training_text(plan: Plan, taken: Slice, constants: Mapping[str, str]) -> str:
     source, name = plan.source, source_file(plan).name
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
     title, origin = quiet(plan.graph.name), quiet(name)
-    head = [f'"""How {title} is trained; the functions are copied from {origin}."""', ""]
+    head = [
+        f'"""How {title} is trained; the functions are copied from {origin}.',
+        "",
+        *_CONTRACT,
+        "",
+    ]
     imports = [] if source.has_batches else ["from pathlib import Path"]
     imports += ["", f"from runtime import {', '.join(runtime)}"] if runtime else []
     ours = [] if source.has_batches else own_batches_lines()

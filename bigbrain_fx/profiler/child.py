@@ -32,14 +32,19 @@ _WRITE_EVERY = 5  # rounds: a run that is killed loses no more
 _OPTIMIZER_STEPS = 10
 
 
-def main() -> None:
-    """Profile; report progress and the end, or what went wrong."""
+def main(words: str, begin: Callable[[], None] = lambda: None) -> None:
+    """Profile; report progress and the end, or what went wrong.
+
+    Args:
+        words: what is wanted, as JSON.
+        begin: called once the model is captured, before anything is timed.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        _Profiler(json.loads(sys.argv[1]), replies).run()
+        _Profiler(json.loads(words), replies).run(begin)
     except BigBrainError as error:
         fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
         _say(replies, error={"kind": type(error).__name__, **fields})
@@ -77,9 +82,10 @@ class _Profiler:
 
         return this_machine(self.threads)
 
-    def run(self) -> None:
+    def run(self, begin: Callable[[], None]) -> None:
         """Capture, and measure each number of rows that lacks something; then the optimizer."""
         captured = self._capture()
+        begin()
         self.model = self.session = f"{self.file_stem}.{captured.graph.name}"
         if not self.wanted["training"]:
             self.session += " (inference)"  # it must not replace one that knows the optimizer
@@ -175,6 +181,6 @@ class _Profiler:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
     sys.stderr.flush()
     os._exit(0)  # all is written; taking torch down in order takes a second

@@ -97,7 +97,7 @@ class Recovery:
 def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
     """Choose how often all devices keep a snapshot, and how often they commit.
 
-    Snapshots: the fewest steps with which copying takes at most 2 % of a step on every device, and
+    Snapshots: the fewest steps with which copying takes at most 1 % of a step on every device, and
     logs of two intervals still fit where they are kept. With an MTBF also Young's interval for
     copying against replaying, as long as no replay takes over a second. Commits: Young's
     sqrt(2 * C * MTBF) for the loss of a host, with C the whole writing time, although it is done in

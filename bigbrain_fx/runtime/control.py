@@ -89,7 +89,7 @@ class Control:
         self.epoch = -1
         self.every: int | None = None
         self.stop_at: int | None = None
-        self.log_bytes: int | None = None
+        self.log_bytes = log_limit()
         self.ended = False
         self.on_generation: Callable[[], None] = lambda: None
         self._paused = False
@@ -298,7 +298,6 @@ class Control:
         self.epoch = rest.get("epoch", -1)
         self.every = rest.pop("every", None)
         self.stop_at = rest.pop("stop_at", None)
-        self.log_bytes = rest.pop("log_bytes", None)
         self.duties.append(Duty(device, files=files, **rest))
 
     def _do_generation(self, files: tuple[int, ...], number: int) -> None:
@@ -350,6 +349,28 @@ class Control:
 
     def _do_end(self, files: tuple[int, ...]) -> None:
         self.ended = True
+
+
+def log_limit() -> int | None:
+    """Return how many bytes of sent messages this process may keep; None: nobody has said.
+
+    A supervisor gives a number, or the number of devices that half of what is free on this host is
+    for.
+    """
+    given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
+    if given is not None:
+        return int(given)
+    sharers = os.environ.pop("BIGBRAIN_LOG_SHARERS", None)
+    return None if sharers is None else _available_bytes() // (2 * int(sharers))
+
+
+def _available_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 1 << 30
 
 
 def said(error: BaseException) -> str:

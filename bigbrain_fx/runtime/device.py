@@ -1,4 +1,4 @@
-"""One device at work: what the emitted `step()` calls, one method per kind of instruction.
+"""One device at work: what the emitted `step_once()` calls, one method per kind of instruction.
 
 The emitted file decides what happens when; this file only does it. It knows no schedule.
 
@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from .channel import Channel
 from .data import Stream
 from .finite import NotFiniteError, not_finite
+from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .modules import Stage, active, set_parameter
 from .recompute import Read, Twice
 from .weights import fill
 
 Optimizer = torch.optim.Optimizer
-_NOTHING: Mapping[tuple[str, int], Tensor] = MappingProxyType({})
+_NOTHING: Parts = MappingProxyType({})
 Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
 
 
@@ -225,13 +226,19 @@ class Device:
         return tensor.requires_grad_(channel.requires_grad) if is_leaf else tensor
 
     def send(self, channel: Channel, micro: int, tensor: Tensor) -> None:
-        """Start sending a value or a gradient; within this device it is handed over as it is."""
+        """Start sending a value or a gradient; within this device it is handed over, detached.
+
+        Messages of a channel are in the order in which they are sent: both ends take their
+        micro-batches in one order.
+        """
         if channel.is_local:
             self._kept.setdefault(channel.tag, deque()).append(tensor.detach())
         else:
             self._send(channel, tensor.detach())
 
     def _send(self, channel: Channel, tensor: Tensor) -> None:
+        if tensor.dtype != channel.dtype:
+            raise TypeError(f"{channel} carries {channel.dtype}, found {tensor.dtype}")
         for at_send in self.hooks.on_send:
             at_send(self, channel, tensor)
         self.transport.send(channel, tensor)
@@ -282,10 +289,10 @@ class Device:
         outputs = self._named(stage, result)
         return _Saved(_wanting(values), _wanting(outputs))
 
-    def backward(self, stage: int, micro: int, /, **gradients: Tensor) -> Any:  # noqa: ANN401
+    def backward(self, stage: int, micro: int, /, **sent: Tensor) -> Any:  # noqa: ANN401
         """Run a stage backward; return the gradients of what it received, in the order received.
 
-        `gradients` are those of its results and, relayed from later readers, those of what it
+        `sent` are the gradients of its results and, relayed from later readers, those of what it
         received: they enter as roots, so that they are added in the order of an unsplit backward
         pass. The loss is seeded with 1/M.
         """
@@ -296,15 +303,15 @@ class Device:
         if self.loss is not None and self.loss[0] == stage:
             roots.append(saved.outputs[self.loss[1]])
             seeds.append(torch.full_like(roots[0], 1.0 / self.micro_batches))
-        for name, gradient in gradients.items():
+        for name, gradient in sent.items():
             root = saved.outputs.get(name, saved.leaves.get(name))
             if root is not None:  # None: planned to want a gradient, but the forward detached it
                 roots.append(root)
                 seeds.append(gradient)
         self._backward_of = stage
         inputs = [*saved.leaves.values(), *(self.parameters[name] for name in self.held[stage])]
-        found = _gradients(roots, inputs, seeds)
-        relayed = tuple(_or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
+        found = gradients(roots, inputs, seeds)
+        relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 
     def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
@@ -363,6 +370,8 @@ class Device:
     def optimizer_step(self) -> None:
         """Sum tied gradients, last stage first; clip by the global norm; update the parameters.
 
+        Nothing is updated where a number is not finite and the policy is to skip.
+
         Raises:
             NotFiniteError: a loss or a gradient is not finite, and the policy is to stop.
         """
@@ -371,13 +380,13 @@ class Device:
             return
         if self.optimizer is None:
             return
-        gradients = self._summed()
+        found = self._summed()
         if self.training.clip_norm is not None:
-            self._clip(gradients, self.training.clip_norm)
+            found = clipped(found, self._norms(), self.training.clip_norm)
         if self.step == 0:
-            self.first_gradients = gradients
+            self.first_gradients = found
         for name, parameter in self.parameters.items():
-            parameter.grad = gradients.get(name)
+            parameter.grad = found.get(name)
         if self.training.lr_scale is not None:
             scale = self.training.lr_scale(self.step)
             for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
@@ -395,23 +404,19 @@ class Device:
             self._require_finite(self._now.gradients)
         return True
 
-    def _require_finite(self, gradients: Mapping[tuple[str, int], Tensor] = _NOTHING) -> None:
-        found = self._not_finite(gradients)
+    def _require_finite(self, parts: Parts = _NOTHING) -> None:
+        found = self._not_finite(parts)
         if found is not None:
             raise NotFiniteError(f"{found} (device {self.name})")
 
-    def _not_finite(self, gradients: Mapping[tuple[str, int], Tensor]) -> str | None:
+    def _not_finite(self, parts: Parts) -> str | None:
         stage = self.loss[0] if self.loss else None
-        return not_finite(self.step, stage, self._now.losses, gradients)
+        return not_finite(self.step, stage, self._now.losses, parts)
 
     def _summed(self) -> dict[str, Tensor]:
-        found = {}
-        for name in self.parameters:
-            parts = [self._now.gradients.get((name, stage)) for stage in self._stages_of(name)]
-            total = _total([part for part in parts if part is not None])
-            if total is not None:
-                found[name] = total
-        return found
+        """Return this device's gradients; tied ones with what other devices have sent."""
+        stages_of = {name: self._stages_of(name) for name in self.parameters}
+        return summed(self._now.gradients, stages_of)
 
     def _stages_of(self, name: str) -> list[int]:
         """Return the stages that hold a parameter, on any device, last first."""
@@ -419,52 +424,27 @@ class Device:
         return sorted(self.tied.get(name, here), reverse=True)
 
     def _own_norms(self) -> Tensor:
-        gradients = self._summed()
+        found = self._summed()
         owned = [name for name, owner in self.owner.items() if owner == self.name]
-        norms = [_norm(gradients.get(name), self.parameters[name]) for name in owned]
+        norms = [norm(found.get(name), self.parameters[name]) for name in owned]
         self._now.norms.update(zip(owned, norms, strict=True))
         return torch.stack(norms)
 
-    def _clip(self, gradients: dict[str, Tensor], limit: float) -> None:
-        """Scale gradients as `torch.nn.utils.clip_grad_norm_` does, from norms in model order."""
-        if len(self.names) == 1 or not self._now.norms:
+    def _norms(self) -> list[Tensor]:
+        """Return the norms of all gradients of the model, in its order."""
+        if not self._now.norms:
             self._own_norms()
-        norms = [self._now.norms[name] for name in self.owner]
-        total = torch.linalg.vector_norm(torch.stack(norms))
-        factor = torch.clamp(limit / (total + 1e-6), max=1.0)
-        for name, gradient in gradients.items():
-            gradients[name] = gradient * factor
+        lacking = [owner for name, owner in self.owner.items() if name not in self._now.norms]
+        if lacking:
+            raise RuntimeError(
+                f"clipping needs the norms of device {lacking[0]}, which sends none: "
+                "split the model again with clip_norm in its file"
+            )
+        return [self._now.norms[name] for name in self.owner]
 
 
 def _wanting(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if value.requires_grad}
-
-
-def _gradients(
-    roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
-) -> tuple[Tensor | None, ...]:
-    if not roots or not inputs:
-        return (None,) * len(inputs)
-    return torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
-
-
-def _total(parts: list[Tensor]) -> Tensor | None:
-    total = None
-    for part in parts:
-        total = part if total is None else total + part
-    return total
-
-
-def _norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    if gradient is None:
-        return torch.zeros((), device=parameter.device)
-    norm: Tensor = torch.linalg.vector_norm(gradient)
-    return norm
-
-
-def _or_zeros(gradient: Tensor | None, leaf: Tensor) -> Tensor:
-    """Return zeros where a reader did not use a value after all; the earlier one still waits."""
-    return torch.zeros_like(leaf) if gradient is None else gradient
 
 
 def adamw(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

@@ -256,7 +256,7 @@ def _run(
     options: argparse.Namespace,
     show: _Shown,
 ) -> None:
-    rank = environment_number("RANK", options.rank)
+    rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or inference.threads[rank])
     with blaming_peers():
         _run_joined(inference, rank, batches, places, steps, seed, options, show)

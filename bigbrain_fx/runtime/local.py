@@ -20,11 +20,16 @@ T = TypeVar("T")
 
 
 class Hub:
-    """The mail room of one process: a queue per channel, and a lock by which devices take turns."""
+    """The mail room of one process: a queue per channel, and a lock by which devices take turns.
 
-    def __init__(self, deadline_s: float = 60.0) -> None:
-        self.deadline_s = deadline_s
+    There is no deadline: one may sit in a debugger for as long as one likes. Where all wait, nobody
+    is left to send anything, and that is an error.
+    """
+
+    def __init__(self) -> None:
         self.turn = threading.Condition()
+        self.running = 0
+        self.waiting: dict[int, Callable[[], object]] = {}
         self.queues: dict[int, deque[tuple[Layout, Tensor]]] = {}
         self.digests: dict[str, tuple[str, str]] = {}
         self.votes: dict[int, dict[str, bool]] = {}
@@ -33,6 +38,7 @@ class Hub:
     def run(self, programs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """Run one function per device until all have returned; raise the first error of any."""
         results: dict[str, T] = {}
+        self.running = len(programs)
         threads = [
             threading.Thread(
                 target=self._run_one, args=(name, program, results), name=name, daemon=True
@@ -53,7 +59,30 @@ class Hub:
                 results[name] = program()
             except BaseException as error:
                 self.failed = self.failed or error
+            self.running -= 1
             self.turn.notify_all()
+
+    def wait(self, is_there: Callable[[], object], what: str) -> None:
+        """Let others run until something is there; the caller holds `turn`.
+
+        Raises:
+            RuntimeError: another device failed, or all wait: for `what`, this one.
+        """
+        me = threading.get_ident()
+        self.waiting[me] = is_there
+        self.turn.notify_all()  # this may have been the last that could send
+        self.turn.wait_for(lambda: is_there() or self.failed or self._is_stuck())
+        is_stuck = not is_there() and self._is_stuck()
+        del self.waiting[me]
+        if self.failed is not None:
+            raise RuntimeError("another device of this process failed") from self.failed
+        if is_stuck:
+            raise RuntimeError(f"nobody is left to send: this device waits for {what}")
+
+    def _is_stuck(self) -> bool:
+        return len(self.waiting) >= self.running and not any(
+            is_there() for is_there in self.waiting.values()
+        )
 
 
 class LocalTransport:
@@ -76,14 +105,11 @@ class LocalTransport:
         """Wait for the channel's next message.
 
         Raises:
-            TimeoutError: none came within the deadline; names the channel.
+            RuntimeError: another device failed, or none is left to send one; names the channel.
         """
         queue = self.hub.queues.setdefault(channel.tag, deque())
-        arrived = self.hub.turn.wait_for(lambda: queue or self.hub.failed, self.hub.deadline_s)
-        if self.hub.failed is not None:
-            raise RuntimeError("another device of this process failed") from self.hub.failed
-        if not arrived:
-            raise TimeoutError(f"waited {self.hub.deadline_s:g} s for {channel}")
+        if not queue:
+            self.hub.wait(lambda: queue, str(channel))
         layout, flat = queue.popleft()
         return unpack(flat, layout)
 
@@ -101,9 +127,8 @@ class LocalTransport:
         votes[device] = yes
         self.hub.votes.pop(step - 2, None)  # all have read it: they have voted on the next
         self.hub.turn.notify_all()
-        self.hub.turn.wait_for(lambda: len(votes) == len(names) or self.hub.failed)
-        if self.hub.failed is not None:
-            raise RuntimeError("another device of this process failed") from self.hub.failed
+        if len(votes) < len(names):
+            self.hub.wait(lambda: len(votes) == len(names), f"votes on step {step}")
         return all(votes.values())
 
     def finish(self) -> None:

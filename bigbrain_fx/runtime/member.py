@@ -43,7 +43,7 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    control.say("hello", pid=os.getpid(), plan=bundle.plan)
+    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=["forget"])
     try:
         duty = control.next_duty()
         if duty.device is None:

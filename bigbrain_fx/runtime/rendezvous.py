@@ -34,8 +34,8 @@ LAUNCHERS = tuple(
     for names in (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),  # before PMI: srun sets some of those
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     )
 )
 FORM_S = 10.0  # longest time in which connections of a generation are made
@@ -204,7 +204,7 @@ def environment_number(name: str, default: int | None) -> int:
     `name` is as torchrun has it; Open MPI, MPICH and Slurm have names of their own.
     """
     of_launcher = next((names for names in LAUNCHERS if names["RANK"] in os.environ), {})
-    text = os.environ.get(of_launcher.get(name, name))
+    text = os.environ.get(name, os.environ.get(of_launcher.get(name, name)))
     if text is None and default is None:
         raise SystemExit(
             f"{name} is not set: start with torchrun, mpirun, srun, `bigbrain-fx run`, or give "

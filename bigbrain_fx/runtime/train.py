@@ -67,7 +67,7 @@ def main(bundle: Bundle) -> None:
     if control is not None:
         serve(bundle, options, commits, seed, control)
         return
-    rank = environment_number("RANK", options.rank)
+    rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or bundle.threads[rank])
     with blaming_peers():
         store = join(bundle.plan, bundle.kinds, rank, options.deadline)

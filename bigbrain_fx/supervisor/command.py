@@ -121,6 +121,8 @@ def _address_of(connection: Secured) -> dict[str, str]:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    if not port.isdecimal():
+        raise StrangerError(f"expected HOST:PORT after --listen or --join, found {text!r}")
     return host or "127.0.0.1", int(port)
 
 

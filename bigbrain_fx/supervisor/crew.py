@@ -18,7 +18,7 @@ from .events import EventLog
 from .hanging import Pulse
 from .job import Job
 from .line import Orders, Said, hear, line_pair
-from .processes import CONTROL, Member, Order, Start, end_now, end_of
+from .processes import CONTROL, LOG_BYTES, LOG_SHARERS, Member, Order, Start, end_now, end_of
 
 
 class Crew:
@@ -140,6 +140,7 @@ class Crew:
         log = self.job.logs / f"{own}.log"
         environment = {
             **self.job.environment,
+            **self._log_limit(host),
             CONTROL: "0",
             "BIGBRAIN_BEAT_S": str(self.job.beat_s),
         }
@@ -154,6 +155,13 @@ class Crew:
         self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
         self.report("started", device=name, pid=process.pid)
         return member
+
+    def _log_limit(self, host: str) -> dict[str, str]:
+        """Say how much a process may keep of sent messages, or with how many it shares a host."""
+        if self.job.log_bytes is not None:
+            return {LOG_BYTES: str(self.job.log_bytes)}
+        alike = [name for name in self.job.devices if self.job.host_of(name) == host]
+        return {LOG_SHARERS: str(max(1, len(alike)))}
 
     def _ended(self, member: Member) -> None:
         code = member.process.poll()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .interval import available_bytes
-
 
 @dataclass
 class Dropped:
@@ -38,8 +36,3 @@ class Dropped:
             return False
         self.step = -1
         return True
-
-
-def log_share(devices: int) -> int:
-    """Return what each device's messages may take of the memory that is free, half of it in all."""
-    return available_bytes() // (2 * devices)

@@ -10,13 +10,13 @@ What it decides is in the files that it imports; this one hears, and passes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from .agreed import Agreed
 from .behind import Behind, CaughtUp
 from .crew import Crew
-from .dropped import Dropped, log_share
+from .dropped import Dropped
 from .events import EventLog
 from .interval import Cost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
@@ -60,8 +60,6 @@ class Supervisor:
         self.agreed = Agreed(frozenset(job.devices))
         self.snapshots = Snapshots(job.devices, job.every)
         self.dropped = Dropped()
-        share = log_share(len(job.devices))
-        self.log_bytes = share if job.log_bytes is None else job.log_bytes
         self.behind = Behind()
         self.stopping = Stopping()
         self.judge = Judge(job.restarts, job.window_s)
@@ -182,7 +180,6 @@ class Supervisor:
             epoch=self.snapshots.epoch,
             every=self.snapshots.every,
             stop_at=self.stopping.at,
-            log_bytes=self.log_bytes,
             slots=slots.steps,
             files=slots.files,
         )
@@ -246,9 +243,13 @@ class Supervisor:
         member.pulse.heard = time.monotonic()
         act(member, **said)
 
-    def _hear_hello(self, member: Member, pid: int, plan: str) -> None:
-        """Hear that it has imported its program; from now on its heart beats."""
+    def _hear_hello(self, member: Member, pid: int, plan: str, knows: Sequence[str] = ()) -> None:
+        """Hear that it has imported its program; from now on its heart beats.
+
+        A bundle's program may be older than this: `knows` has the orders that came later.
+        """
         member.greeted = True
+        member.knows = frozenset(knows)
 
     def _hear_beat(
         self, member: Member, n: int, step: int, waiting: tuple[str, str] | None
@@ -268,8 +269,9 @@ class Supervisor:
     def _hear_post(self, member: Member, key: str, text: str) -> None:
         dropped = self.agreed.board.post(key, text)
         self.crew.tell("post", key=key, text=text)
-        if dropped:
-            self.crew.tell("forget", keys=dropped)
+        for other in self.crew.at_work() if dropped else ():
+            if "forget" in other.knows:
+                self.crew.order(other, "forget", keys=dropped)
 
     def _hear_vote(self, member: Member, step: int, yes: bool) -> None:
         decision = self.agreed.vote(str(member.device), step, yes)
@@ -315,6 +317,8 @@ class Supervisor:
         self.crew.report("snapshot", step=newest, every=self.snapshots.every)
 
     def _hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
+        if member.recalled:  # an old word of one that starts again anyway
+            return
         if self.dropped.drop(step):
             self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
 

@@ -16,6 +16,8 @@ from .line import Orders
 
 CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
 ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it
+LOG_BYTES = "BIGBRAIN_LOG_BYTES"  # the most that it keeps of sent messages; or else
+LOG_SHARERS = "BIGBRAIN_LOG_SHARERS"  # among how many devices its host's free memory is divided
 END_S = 10.0  # longest wait for a process that was killed
 
 
@@ -87,6 +89,7 @@ class Member:
         step, done: the step that it was last in, and the last one that it has finished.
         failure: the error that it told, and its exit code.
         recalled: it was ended so that all devices start again.
+        knows: the orders that it takes, of those that older bundles do not.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Member:
     failure: tuple[str, int] | None = None
     warned: int = -1
     recalled: bool = False
+    knows: frozenset[str] = frozenset()
 
     def kill(self) -> None:
         """End it, also while it is stopped."""

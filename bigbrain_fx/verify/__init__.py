@@ -121,7 +121,7 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
         first_gradients=scratch / "gradients",
         threads=1,
         logs=scratch / "logs",
-        on_nan="ignore",
+        on_nan="ignore" if (bundle / "runtime" / "finite.py").exists() else None,
     )
     done = run(bundle, options)
     paths = {"tensors": str(options.save), "gradients": str(options.first_gradients)}

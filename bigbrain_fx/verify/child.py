@@ -7,6 +7,7 @@ that "answer" names. It knows the bundle as any user does: it imports its train.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -331,9 +332,9 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
         losses[step] = torch.tensor(loss)
 
     runtime = importlib.import_module("runtime.train")
-    devices = runtime.run_in_process(
-        bundle.BUNDLE, steps, seed, report, after_step, on_nan="ignore"
-    )
+    known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
+    policy = {"on_nan": "ignore"} if "on_nan" in known else {}
+    devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step, **policy)
     trace.losses.extend(losses[step].float() for step in sorted(losses))
     for device in devices.values():
         trace.tensors.update(device.state())

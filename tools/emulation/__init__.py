@@ -5,8 +5,10 @@
         found = net.survey()                         # what doctor measures of these devices
 
 `quotas` says how fast each device may be, `groups` holds it there, `relay` carries the packets,
-`nursery` starts the processes, `watchdog` tidies up after a killed owner, and `network` is all of
-these. relay, nursery, echo and watchdog are programs of their own that import nothing of ours.
+`nursery` starts the processes, `awake` keeps processors from sleeping between quotas, `watchdog`
+tidies up after a killed owner, and `network` is all of these; `profiling` profiles a model on every
+device. relay, nursery, echo, awake and watchdog are programs of their own that import nothing of
+ours.
 """
 
 from tools.emulation.network import Network, emulated, missing

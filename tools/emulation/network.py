@@ -25,9 +25,18 @@ from tools.emulation.groups import (
     sweep_leftovers,
     was_out_of_memory,
 )
-from tools.emulation.quotas import Places, Quota, placed, quotas, wires
+from tools.emulation.quotas import Places, Quota, nics, placed, quotas, wires
 from tools.emulation.relay import INTERFACE, address
-from tools.emulation.started import HERE, NursedProcess, Nursery, Relay, nursed, watched, wired
+from tools.emulation.started import (
+    HERE,
+    NursedProcess,
+    Nursery,
+    Relay,
+    awake,
+    nursed,
+    watched,
+    wired,
+)
 
 _PASSES = 2
 _ECHOES_S, _FEWEST_ECHOES, _ECHO_DEADLINE_S = 0.5, 20, 60.0
@@ -139,12 +148,10 @@ def missing() -> str | None:
         return "emulating a cluster needs root (network namespaces and control groups)"
     if not Path("/dev/net/tun").exists():
         return "emulating a cluster needs /dev/net/tun (`modprobe tun`)"
-    try:
-        trees = find_trees()
+    try:  # whether the kernel allows it in this container, nothing else tells
+        make_groups(find_trees(), {"trial": Quota(0.5, 4000, 8000, 2**26)}).remove()
     except InputError as error:
         return f"emulating a cluster needs control groups: {error.what}"
-    if not (os.access(trees.cpu, os.W_OK) and os.access(trees.memory, os.W_OK)):
-        return f"emulating a cluster needs to write to {trees.cpu} and {trees.memory}"
     return None
 
 
@@ -163,7 +170,8 @@ def emulated(
     """Emulate a cluster on this machine until the block ends; nothing of it is left then.
 
     Devices compute in proportion to their `flops_per_s`, within their `memory_bytes`, and each
-    direction of each pair is a wire with the link's latency and rate. The latency is that of a
+    direction of each pair is a wire with the link's latency and rate; a host's NIC, where the file
+    says what it carries, is shared by all messages out of it, and into it. The latency is that of a
     message of gloo: what gloo, the kernel and the relay add is measured first, and taken off.
     Should this process be killed, everything ends with it; a watchdog removes the control groups,
     and so does the next start.
@@ -189,11 +197,13 @@ def emulated(
         groups = make_groups(trees, allowed)
         stack.enter_context(watched(groups.folders))
         stack.callback(groups.remove)
-        relay = stack.enter_context(wired(len(names), lines))
+        processors = sorted(os.sched_getaffinity(0))
+        stack.enter_context(awake(processors))
+        relay = stack.enter_context(wired(len(names), lines, nics(cluster)))
         nursery = stack.enter_context(nursed())
         paths = dict(zip(names, relay.namespaces, strict=True))
         threads = {device.name: device.threads for device in cluster.devices}
-        cpus = placed(allowed, threads, sorted(os.sched_getaffinity(0)))
+        cpus = placed(allowed, threads, processors)
         network = Network(cluster, allowed, paths, cpus, groups, nursery)
         if lines:
             _take_off(relay, network, lines)

@@ -125,6 +125,18 @@ def wires(cluster: Cluster, clamp: bool = False) -> list[tuple[int, int, Link]]:
     ]
 
 
+def nics(cluster: Cluster) -> dict[tuple[int, int], tuple[tuple[str, float], ...]]:
+    """Return, for pairs by place, what their messages share with others: see `Cluster.nics`."""
+    names = [device.name for device in cluster.devices]
+    found = {
+        (i, j): cluster.nics(a, b)
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+        if i != j
+    }
+    return {pair: passed for pair, passed in found.items() if passed}
+
+
 def _emulable(a: str, b: str, link: Link, clamp: bool) -> Link:
     bytes_per_s = min(link.bytes_per_s, FASTEST_BYTES_PER_S)
     latency_s = max(link.latency_s, SHORTEST_LATENCY_S)

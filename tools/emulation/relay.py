@@ -8,6 +8,9 @@ Each direction of each pair is a wire of its own and carries one packet at a tim
 
     start = max(read, free);  free = start + bytes / rate;  delivered = free + latency
 
+A host's NIC, where it is scarce, is one more such clock for all packets out of the host, and one
+for all into it; a packet is delivered when all its clocks are through with it.
+
 Namespaces and interfaces have no names on the host and last as long as a process uses them, so
 nothing of them can be left behind. The first line on stdin is the configuration; a later one gives
 `lead_s`, how much sooner to deliver for what the way through the kernel and here takes; the end of
@@ -49,14 +52,28 @@ WINDOWS = {"tcp_rmem": "4096 4194304 16777216", "tcp_wmem": "4096 4194304 167772
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Wire:
-    """One direction between two devices: seconds late, seconds a byte, and when it is free."""
+class Clock:
+    """What carries one packet at a time: seconds a byte, and when it is free."""
 
-    __slots__ = ("described_s", "free_s", "latency_s", "s_per_byte")
+    __slots__ = ("free_s", "s_per_byte")
 
-    def __init__(self, latency_s: float, bytes_per_s: float) -> None:
-        self.described_s = self.latency_s = latency_s
+    def __init__(self, bytes_per_s: float) -> None:
         self.s_per_byte, self.free_s = 1.0 / bytes_per_s, 0.0
+
+    def through_s(self, now_s: float, nbytes: int) -> float:
+        """Take a packet that was sent now; return when it is through."""
+        self.free_s = max(now_s, self.free_s) + nbytes * self.s_per_byte
+        return self.free_s
+
+
+class Wire:
+    """One direction between two devices: seconds late, and what all its packets pass."""
+
+    __slots__ = ("clocks", "described_s", "latency_s")
+
+    def __init__(self, latency_s: float, bytes_per_s: float, nics: Sequence[Clock] = ()) -> None:
+        self.described_s = self.latency_s = latency_s
+        self.clocks = (Clock(bytes_per_s), *nics)
 
     def lead(self, lead_s: float) -> None:
         """Deliver so much sooner than described."""
@@ -64,8 +81,7 @@ class Wire:
 
     def arrival_s(self, now_s: float, nbytes: int) -> float:
         """Take a packet that was sent now; return when it arrives."""
-        self.free_s = max(now_s, self.free_s) + nbytes * self.s_per_byte
-        return self.free_s + self.latency_s
+        return max(clock.through_s(now_s, nbytes) for clock in self.clocks) + self.latency_s
 
 
 def address(index: int) -> str:
@@ -83,8 +99,9 @@ def main() -> None:
         spaces.append(_namespace())
         tuns.append(_interface(index))
     wires: list[list[Wire | None]] = [[None] * count for _ in range(count)]
-    for a, b, latency_s, bytes_per_s in config["wires"]:
-        wires[a][b] = Wire(latency_s, bytes_per_s)
+    nics = {name: Clock(bytes_per_s) for name, bytes_per_s in config["nics"].items()}
+    for a, b, latency_s, bytes_per_s, passed in config["wires"]:
+        wires[a][b] = Wire(latency_s, bytes_per_s, [nics[name] for name in passed])
     print(json.dumps({"pid": os.getpid(), "namespaces": spaces}), flush=True)
     carry(tuns, wires, control)
 

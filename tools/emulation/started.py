@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from typing import IO, Any
 from bigbrain_fx.core import Link
 from bigbrain_fx.errors import InputError
 
+Nics = Mapping[tuple[int, int], Sequence[tuple[str, float]]]
 HERE = Path(__file__).resolve().parent
 START_S = 120.0  # importing torch on a busy machine
 GRACE_S = 5.0
@@ -41,6 +42,29 @@ def watched(folders: Sequence[Path]) -> Iterator[int]:
         process.stdin.close()
 
 
+@contextmanager
+def awake(cpus: Sequence[int]) -> Iterator[list[int]]:
+    """Keep these processors from falling asleep: see `awake.py`; give the processes' ids.
+
+    Raises:
+        InputError: the kernel does not allow it.
+    """
+    with ExitStack() as stack:
+        started = []
+        for cpu in cpus:
+            words = [sys.executable, "-I", "-S", str(HERE / "awake.py"), str(cpu)]
+            process = stack.enter_context(
+                subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise InputError("cannot keep the processors awake: see the lines above")
+        yield [process.pid for process in started]
+
+
 @dataclass(frozen=True)
 class Relay:
     """The process that carries the packets; `namespaces` has the path of each device's network."""
@@ -54,17 +78,25 @@ class Relay:
 
 
 @contextmanager
-def wired(devices: int, wires: Sequence[tuple[int, int, Link]]) -> Iterator[Relay]:
+def wired(
+    devices: int, wires: Sequence[tuple[int, int, Link]], nics: Nics | None = None
+) -> Iterator[Relay]:
     """Run the relay.
 
     Args:
         devices: how many.
         wires: (sender, receiver, link), by number of device.
+        nics: (sender, receiver) -> (name, bytes per second) of what its messages share with others.
 
     Raises:
         InputError: the kernel gives no namespace or interface.
     """
-    rows = [(a, b, link.latency_s, link.bytes_per_s) for a, b, link in wires]
+    nics = nics or {}
+    rows = [
+        (a, b, link.latency_s, link.bytes_per_s, [name for name, _ in nics.get((a, b), ())])
+        for a, b, link in wires
+    ]
+    rates = {name: rate for passed in nics.values() for name, rate in passed}
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(HERE / "relay.py")],
         stdin=subprocess.PIPE,
@@ -73,7 +105,7 @@ def wired(devices: int, wires: Sequence[tuple[int, int, Link]]) -> Iterator[Rela
     )
     try:
         assert process.stdout is not None
-        _tell(process, {"devices": devices, "wires": rows})
+        _tell(process, {"devices": devices, "wires": rows, "nics": rates})
         line = process.stdout.readline()
         if not line:
             raise InputError(f"cannot emulate a network: {_last_line(process)}")

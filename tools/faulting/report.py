@@ -125,9 +125,10 @@ def _numbered(text: str) -> dict[int, str]:
 INTRODUCTION = """# Replay on failure: what was measured
 
 A process that dies is replaced; the others keep theirs, and what comes out is the same bit for bit.
-Every figure on this page comes from one command (with `--row N` only that row is measured anew):
+Every figure comes from one command, as a whole, or a row or a section at a time (others stay):
 
-    python -m tools.faults --write docs/replay.md
+    python -m tools.faults --write docs/replay.md [--row N] [--chaos 50] [--against-torchrun]
+                                                  [--overhead --rounds 16]
 
 Each row is a run of a GPT with dropout, a tied weight and clipping, on four devices, with a real
 fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets. Faults strike
@@ -135,5 +136,8 @@ at counted instructions. Times are seconds from the strike, the longest of the r
 noticed, until all devices were connected again, until the device was where it had been; *again* is
 how many finished steps it did again (snapshots in memory every 2 steps). *Same bits* compares the
 SHA-256 of parameters, optimizer state, buffers and positions with a run in one process where
-nothing happened; *survivors*: nobody else's process was replaced or did a forward twice. A row that
-is not built counts as failed."""
+nothing happened; *survivors*: nobody else's process was replaced or did a forward twice. *bound*
+is the limit and, after the colon, what came out; T_hang and T_op are `--hang`, here 5 s (60 by
+default); *cold* is a process that no spare had prepared. A row that is not built counts as failed;
+row 24 is skipped on every machine, as runs over nccl are not supervised. How many steps lie between
+snapshots in memory is chosen by what copying took in that run, so it differs between sections."""

@@ -2,7 +2,7 @@
 
     d0 --> [d1]      1f1b, 8 micro-batches of 2
 
-Written by bigbrain-fx; needs torch only.
+Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     [d0] --> d1      1f1b, 4 micro-batches of 4
 
-Written by bigbrain-fx; needs torch only.
+Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
 import torch

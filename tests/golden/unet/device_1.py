@@ -2,7 +2,7 @@
 
     d0 --> [d1] --> d2      gpipe, 4 micro-batches of 2
 
-Written by bigbrain-fx; needs torch only.
+Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
 import torch

@@ -1,0 +1,71 @@
+"""The gradients of one step: made, added up over stages, measured and clipped. It knows no device.
+
+Sums are taken in the order of an unsplit backward pass, so that the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
+
+
+def gradients(
+    roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of each input; None for one that nothing depends on.
+
+    Those of parameters are what their hooks leave of them: see `Device._adder`.
+    """
+    if not roots or not inputs:
+        return (None,) * len(inputs)
+    return torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+
+
+def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return zeros where a reader did not use a value after all; the earlier one still waits."""
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def summed(parts: Parts, stages_of: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Return the gradient of each parameter that has one.
+
+    Args:
+        parts: of this device's stages and, of tied parameters, of others'.
+        stages_of: parameter -> the stages that hold it, last first: autograd's order.
+    """
+    found = {}
+    for name, stages in stages_of.items():
+        total = None
+        for part in (parts.get((name, stage)) for stage in stages):
+            if part is not None:
+                total = part if total is None else total + part
+        if total is not None:
+            found[name] = total
+    return found
+
+
+def norm(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    """Return a gradient's norm; zero if there is none."""
+    if gradient is None:
+        return torch.zeros((), device=parameter.device)
+    found: Tensor = torch.linalg.vector_norm(gradient)
+    return found
+
+
+def clipped(
+    found: Mapping[str, Tensor], norms: Sequence[Tensor], limit: float
+) -> dict[str, Tensor]:
+    """Scale gradients as `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        found: this device's gradients.
+        norms: of all devices' gradients, in the order of the model.
+        limit: of all of them together.
+    """
+    whole = torch.linalg.vector_norm(torch.stack(list(norms)))
+    factor = torch.clamp(limit / (whole + 1e-6), max=1.0)
+    return {name: gradient * factor for name, gradient in found.items()}

@@ -35,7 +35,7 @@ from tools.fidelity_cells import (
 )
 from tools.fidelity_models import MICRO_BATCHES, MODELS, SITES
 from tools.fidelity_reference import FEWEST, Reference
-from tools.fidelity_report import best_source, noise_floor, regret, spearman, summary
+from tools.fidelity_report import best_source, candidates, noise_floor, regret, spearman, summary
 from tools.fidelity_rows import Row, append_row, read_rows
 from tools.fidelity_steady import steady_s
 
@@ -128,6 +128,20 @@ def test_spearman(
 def test_groups_do_not_chain() -> None:
     """Each is within the floor of the next, but the last is far from the first."""
     assert spearman((4, 3, 2, 1), (100, 102, 104, 106), 0.03) < 0
+
+
+def test_splits_that_are_one_plan_are_one_candidate() -> None:
+    """Repeats of one plan differ; to prefer one of them is no mistake."""
+    first, same, third = ((WAYS[0], 1.0), (WAYS[1], 1.0), (WAYS[2], 1.2))
+    rows = [
+        row(m, f, way=way)
+        for m, (way, f) in zip(([1.2], [1.0], [1.1]), (first, same, third), strict=True)
+    ]
+    assert [len(some) for some in candidates(rows)] == [2, 1]
+    assert candidates([rows[0], replace(rows[1], schedule="1f1b")]) == [
+        [rows[0]],
+        [replace(rows[1], schedule="1f1b")],
+    ]
 
 
 def test_regret() -> None:
@@ -231,6 +245,17 @@ def test_rows_come_back_and_a_cut_off_line_is_replaced(tmp_path: Path) -> None:
     assert read_rows(path) == [rows[0]]
     append_row(path, rows[1])
     assert read_rows(path) == rows
+    again = replace(rows[0], took_s=7.0)
+    append_row(path, again)
+    assert read_rows(path) == [again, *rows[1:]]  # measured anew
+
+
+def test_cells_that_repeat_badly_are_measured_again() -> None:
+    rows = [row([1.0, 1.0], 1), row([1.0, 1.5], 1, way=WAYS[1])]
+    cells = [one.cell for one in rows]
+    assert fidelity.lacking(cells, rows) == []
+    assert fidelity.lacking(cells, rows, again=0.1) == [rows[1].cell]
+    assert fidelity.lacking(cells, rows[:1], again=0.1) == [rows[1].cell]
 
 
 def test_runs_are_repeated_where_others_used_the_machine(

@@ -206,6 +206,13 @@ def test_one_device_clips_without_asking_anyone() -> None:
         assert torch.equal(found["tensors"][name], tensor)
 
 
+def test_clipping_without_the_others_norms_is_refused() -> None:
+    """Set in training.py after the split: nobody was told to send them."""
+    training = Training(sgd, clip_norm=0.25)
+    with pytest.raises(RuntimeError, match="clipping needs the norms of device d1"):
+        trained(training, Alone, owner={"a": "d0", "b": "d1"})
+
+
 def test_clipping_changes_what_it_should() -> None:
     """The limit of the test above is one that matters."""
     gradients = plainly(Training(sgd))["gradients"].values()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import bigbrain_fx
 from bigbrain_fx.errors import InputError, VerificationError
 from bigbrain_fx.verify import Verification, verify
-from tests.bundles import copied, edit, split_small
+from tests.bundles import MODEL, cluster, copied, edit, split_small
 from tests.command_line import call
 
 LIMIT_S = 120.0
@@ -132,3 +132,14 @@ def test_a_module_in_memory_has_no_file_to_ask(bundle: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="split from a module in memory") as error:
         verify(tmp_path)
     assert "--model" in str(error.value.help)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float64"])
+def test_clipping_a_model_of_another_type(kind: str, tmp_path: Path) -> None:
+    """Norms are messages, too: they have the type of their gradients."""
+    made_so = f"    return Net().to(torch.{kind})"
+    (tmp_path / "letters.py").write_text(MODEL.replace("    return Net()", made_so))
+    options = bigbrain_fx.Options("naive", schedule="1f1b", micro_batches=4)
+    made = bigbrain_fx.split(tmp_path / "letters.py", cluster(), tmp_path / "bundle", options)
+    assert f"torch.{kind})" in (made.bundle / "device_0.py").read_text()
+    verify(made.bundle).require_passed()

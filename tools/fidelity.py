@@ -20,6 +20,7 @@ Cells are placed on the cluster as described, so that the same cells come out ea
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -54,7 +55,14 @@ from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
 from tools.fidelity_docs import write_page
 from tools.fidelity_models import MICRO_BATCHES, SITES
 from tools.fidelity_reference import Reference
-from tools.fidelity_report import HEADER, best_source, row_line, summary, summary_lines
+from tools.fidelity_report import (
+    HEADER,
+    best_source,
+    noise_floor,
+    row_line,
+    summary,
+    summary_lines,
+)
 from tools.fidelity_rows import Row, append_row, read_rows
 from tools.fidelity_steady import steady_s
 from tools.live_bytes import resident_bytes, tracked_bytes
@@ -177,9 +185,12 @@ def run_once(net: Network, bundle: Path, steps: int, logs: Path) -> Taken:
 # --------------------------------------------------------------------------- all cells
 
 
-def lacking(cells: Sequence[Cell], rows: Sequence[Row]) -> Sequence[Cell]:
-    """Return the cells that have no row yet."""
-    done = {row.cell for row in rows}
+def lacking(
+    cells: Sequence[Cell], rows: Sequence[Row], again: float | None = None
+) -> Sequence[Cell]:
+    """Return the cells that have no row yet, or whose repeats differ by more than `again`."""
+    most = math.inf if again is None else again
+    done = {row.cell for row in rows if (noise_floor([row]) or 0.0) <= most}
     return [cell for cell in cells if cell not in done]
 
 
@@ -208,6 +219,7 @@ def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) ->
 @click.option("--steps", default=5, show_default=True, help="Of each run, besides its first.")
 @click.option("--memory", default=3, show_default=True, help="Track each n-th cell's; 0: none.")
 @click.option("--quiet", default=0.65, show_default=True, help="Repeat runs of a busier machine.")
+@click.option("--again", type=float, help="Measure cells anew whose repeats differ by more: 0.1.")
 @click.option("--profiles", type=PATH, help="The profile database.  [default: beside --out]")
 @click.option("--source", type=click.Choice(SOURCES), help="[default: best on cells marked c]")
 @click.option("--write", type=PATH, help="Write a page with every row and a plot.")
@@ -222,6 +234,7 @@ def main(
     steps: int,
     memory: int,
     quiet: float,
+    again: float | None,
     profiles: Path | None,
     source: str | None,
     write: Path | None,
@@ -230,7 +243,7 @@ def main(
 ) -> None:
     """Measure what lacks, then show every row and what all come to; exit code 5: cells failed."""
     wanted = [c for c in subset(count, seed) if not only or any(t in str(c) for t in only)]
-    missing = [] if only_report else lacking(wanted, read_rows(out))
+    missing = [] if only_report else lacking(wanted, read_rows(out), again)
     if missing:
         _measure_into(out, missing, profiles, Repeats(runs, steps, memory, quiet))
     rows = read_rows(out)

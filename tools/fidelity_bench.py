@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bigbrain_fx.capture import CaptureSession, capture_file
+from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Costs, Device, Overheads
 from bigbrain_fx.doctor import Survey
 from bigbrain_fx.plan import Plan, costs_of
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("devices", "steady", "survey", "share", "analytical")
 MACHINE = "machine"  # whose rates are the medians over the profiles
 SURVEYS = 3  # at most
+SURVEY = "survey"  # in the notes of a place; the others are of models
 ROUNDS = 8  # of the slowest device
 
 Say = Callable[[str], None]
@@ -90,27 +92,47 @@ class Bench:
         return path
 
 
+@dataclass(frozen=True)
+class _Notes:
+    """Seconds of the reference product by what was measured meanwhile, in a file of JSON."""
+
+    path: Path
+
+    def of(self, what: str) -> float | None:
+        found: dict[str, float] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        return found.get(what)
+
+    def keep(self, what: str, seconds: float) -> None:
+        found = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.path.write_text(json.dumps(found | {what: seconds}, indent=1))
+
+
 @dataclass
 class Place:
     """An emulated cluster as forecasts see it.
 
+    What was measured once stays in `work`, so that cells that are measured later, or anew, have the
+    forecasts of their pair: remove the folder to begin again.
+
     Attributes:
-        found: what `doctor` says of it. reference_s: then.
+        found: what `doctor` says of it.
         machine: the bare one, as profiled.
-        work: for the devices' own profiles.
+        work: for that, for the devices' own profiles, and for the reference products beside them.
         sittings: by model, those profiles; see `sit`.
     """
 
     net: Network
     found: Cluster
-    reference_s: float
     machine: Machine
     work: Path
     sittings: dict[str, Sitting] = field(default_factory=dict)
 
     @classmethod
     def of(cls, net: Network, machine: Machine, work: Path, quiet: float) -> Place:
-        """Survey a network, again where others used the machine; keep what was found in `work`."""
+        """Survey a network, again where others used the machine."""
+        file, notes = work / "cluster.json", _Notes(work / "references.json")
+        if file.exists() and notes.of(SURVEY) is not None:
+            return cls(net, read_cluster(file), machine, work)
         seen: list[tuple[float, int, Survey, float]] = []
         while len(seen) < SURVEYS and (not seen or min(seen)[0] > quiet):
             with Reference() as beside:
@@ -118,8 +140,14 @@ class Place:
             seen.append((beside.busy, len(seen), survey, beside.seconds))
         _, _, survey, taken_s = min(seen)
         work.mkdir(parents=True, exist_ok=True)
-        survey.write(work / "cluster.json", force=True)
-        return cls(net, survey.cluster, taken_s, machine, work)
+        survey.write(file, force=True)
+        notes.keep(SURVEY, taken_s)
+        return cls(net, survey.cluster, machine, work)
+
+    @property
+    def notes(self) -> _Notes:
+        """What the reference product took beside each measurement here."""
+        return _Notes(self.work / "references.json")
 
     @property
     def shares(self) -> Cluster:
@@ -129,14 +157,21 @@ class Place:
     def sit(self, bench: Bench, model: str) -> Sitting:
         """Profile a model on all devices at once, when its first cell comes."""
         if model not in self.sittings:
-            rows = MODELS[model].rows // MICRO_BATCHES
-            with Reference() as beside:
-                stores = profile_devices(
-                    self.net, bench.file(model), rows, self.work / model, ROUNDS
-                )
+            taken_s = self.notes.of(model)
+            stores = {name: self.work / model / f"{name}.sqlite" for name in self.net.quotas}
+            if taken_s is None or not all(store.exists() for store in stores.values()):
+                rows = MODELS[model].rows // MICRO_BATCHES
+                with Reference() as beside:
+                    stores = dict(
+                        profile_devices(
+                            self.net, bench.file(model), rows, self.work / model, ROUNDS
+                        )
+                    )
+                taken_s = beside.seconds
+                self.notes.keep(model, taken_s)
             machines = {name: _only_machine(store) for name, store in stores.items()}
             cluster = shared(self.net, self.found, machines)
-            self.sittings[model] = Sitting(stores, cluster, beside.seconds)
+            self.sittings[model] = Sitting(stores, cluster, taken_s)
         return self.sittings[model]
 
     def forecast_references(self, model: str, profiled: Mapping[str, float]) -> dict[str, float]:
@@ -145,9 +180,9 @@ class Place:
         A profile is scaled by rates that are the medians over all profiles: how the machine had
         changed from then to its own is taken into account.
         """
-        of_model = profiled.get(model, self.reference_s)
+        now, sat = self.notes.of(SURVEY) or 0.0, self.sittings[model].reference_s
+        of_model = profiled.get(model, now)
         drift = of_model / profiled.get(MACHINE, of_model)
-        now, sat = self.reference_s, self.sittings[model].reference_s
         found = {"devices": sat, "steady": sat, "share": of_model}
         return found | {"survey": now * drift, "analytical": now}
 

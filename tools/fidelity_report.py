@@ -132,8 +132,23 @@ def ranked_pairs(rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
     return [pair for pair in found.values() if len(pair) >= CANDIDATES]
 
 
-def _ranks(rows: Sequence[Row], source: str) -> tuple[Sequence[float], Sequence[float]]:
-    return [row.forecast(source) for row in rows], [row.measured for row in rows]
+def candidates(pair: Sequence[Row]) -> Sequence[Sequence[Row]]:
+    """Put the rows together that are one plan: two splits may come out as the same.
+
+    They have one schedule, and one forecast by every ground.
+    """
+    found: dict[tuple[object, ...], list[Row]] = {}
+    for row in pair:
+        same = (row.cell.schedule, *(round(s, 9) for s in row.forecast_s.values()))
+        found.setdefault(same, []).append(row)
+    return list(found.values())
+
+
+def _ranks(pair: Sequence[Row], source: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return what was forecast and measured of each candidate: the median of all its runs."""
+    found = candidates(pair)
+    measured = [statistics.median([run for row in rows for run in row.runs]) for rows in found]
+    return [rows[0].forecast(source) for rows in found], measured
 
 
 def spearman(forecast: Sequence[float], measured: Sequence[float], floor: float) -> float:

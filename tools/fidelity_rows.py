@@ -85,7 +85,9 @@ class Row:
 
 
 def read_rows(path: Path) -> Sequence[Row]:
-    """Read the rows of a file; none where there is no file. A line that was cut off is left out.
+    """Read the rows of a file, the last one of each cell; none where there is no file.
+
+    A line that was cut off is left out.
 
     Raises:
         InputError: a whole line is no row.
@@ -93,7 +95,8 @@ def read_rows(path: Path) -> Sequence[Row]:
     if not path.is_file():
         return []
     *lines, _ = path.read_text().split("\n")
-    return [_row(path, number, line) for number, line in enumerate(lines, 1) if line]
+    found = (_row(path, number, line) for number, line in enumerate(lines, 1) if line)
+    return list({row.cell: row for row in found}.values())
 
 
 def _row(path: Path, number: int, line: str) -> Row:

@@ -284,7 +284,7 @@ def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, 
     losses = [
         f"step {step}: {float(want):.9g} and {float(found):.9g}"
         for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
-        if not equal(found, want)
+        if not equal(found.double(), want.double())  # a bundle tells its loss as a number
     ]
     gradients = [
         f"gradient of {n}"
@@ -329,13 +329,13 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
             trace.gradients.update({name: gradient.clone() for name, gradient in found.items()})
 
     def report(step: int, loss: float, _: float) -> None:
-        losses[step] = torch.tensor(loss)
+        losses[step] = torch.tensor(loss, dtype=torch.float64)
 
     runtime = importlib.import_module("runtime.train")
     known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
     policy = {"on_nan": "ignore"} if "on_nan" in known else {}
     devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step, **policy)
-    trace.losses.extend(losses[step].float() for step in sorted(losses))
+    trace.losses.extend(losses[step] for step in sorted(losses))
     for device in devices.values():
         trace.tensors.update(device.state())
     return trace
@@ -343,7 +343,7 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
 
 def trace_of_processes(losses: Sequence[float], gradients: Path, tensors: Path) -> Trace:
     """Read what the processes of a real run left: losses by step, two folders of safetensors."""
-    trace = Trace(losses=[torch.tensor(loss) for loss in losses])
+    trace = Trace(losses=[torch.tensor(loss, dtype=torch.float64) for loss in losses])
     for path in sorted(gradients.glob("*.safetensors")):
         trace.gradients.update(load_file(path))
     for path in sorted(tensors.glob("*.safetensors")):

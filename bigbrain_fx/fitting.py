@@ -29,7 +29,7 @@ class Process:
 
 
 PROCESS: Mapping[str, Process] = {
-    "cpu": Process(share=1.2, context_bytes=24 << 20),
+    "cpu": Process(share=1.2, context_bytes=40 << 20),
     "cuda": Process(share=1.1, context_bytes=600 << 20),
 }
 """CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in

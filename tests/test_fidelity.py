@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from bigbrain_fx.core import OpCost, Overheads
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.fitting import PROCESS
 from bigbrain_fx.plan import costs_of
 from bigbrain_fx.profiles import Machine
 from tests import samples
@@ -162,8 +163,7 @@ def test_memory_of_all_devices() -> None:
         row([1.0], 1),
         forecast_bytes={"d0": 103, "d1": 98},
         tracked_bytes={"d0": 100, "d1": 100},
-        reserved_bytes={"d0": 120, "d1": 90},
-        resident_bytes={"d0": 110, "d1": 110},
+        resident_bytes={"d0": 110, "d1": PROCESS["cpu"].context_bytes + 118},
     )
     found = summary([measured], "survey")
     assert found.memory_devices == 2

@@ -61,8 +61,8 @@ def _summaries(rows: Sequence[Row], source: str) -> Iterator[str]:
         f"{percent(max(GOAL, GOAL_OF_FLOOR * (best.noise_floor or 0)))}, for the worst "
         f"{percent(WORST)}. By the cells marked c, `{source}` is the best ground.\n"
     )
-    yield "| ground | factor | mean error | median | worst | as it is | Spearman | regret |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| ground | factor | mean error | median | worst | as it is | worst | Spearman | regret |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     yield from (_summary_row(name, each) for name, each in found.items())
     yield f"\n{_shares(rows, source)}"
     yield (
@@ -95,6 +95,7 @@ def _summary_row(name: str, found: Summary) -> str:
         percent(found.median),
         percent(found.worst),
         percent(found.mape_raw),
+        percent(found.worst_raw),
         _number(found.spearman),
         percent(found.regret),
     )

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bigbrain_fx.fitting import PROCESS
 from tools.fidelity_cells import is_held_out
 from tools.fidelity_rows import Row
 
@@ -60,7 +61,7 @@ def summary(rows: Sequence[Row], source: str) -> Summary:
     pairs = ranked_pairs(held_out)
     ranks = [_ranks(pair, source) for pair in pairs]
     memory = [error for row in rows for error in row.memory_errors]
-    resident = [(n, row.reserved_bytes[d]) for row in rows for d, n in row.resident_bytes.items()]
+    resident = [(n, reserved(row, d)) for row in rows for d, n in row.resident_bytes.items()]
     return Summary(
         source=source,
         cells=len(rows),
@@ -86,6 +87,12 @@ def summary(rows: Sequence[Row], source: str) -> Summary:
         resident_devices=len(resident),
         resident_over_reserved=sum(found > reserved for found, reserved in resident),
     )
+
+
+def reserved(row: Row, device: str) -> int:
+    """Return what a plan is refused by today, for a device (all are CPUs) of a row."""
+    process = PROCESS["cpu"]
+    return int(row.forecast_bytes[device] * process.share) + process.context_bytes
 
 
 def noise_floor(rows: Sequence[Row]) -> float | None:

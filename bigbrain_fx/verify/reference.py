@@ -146,7 +146,7 @@ def train_reference(
     base = [group["lr"] for group in chosen.param_groups]
     for step in range(steps):
         loss, gradients = reference.gradients(batches(step), seed, step)
-        trace.losses.append(loss)
+        trace.losses.append(loss.double())  # a bundle tells its loss as a number
         for name, parameter in reference.parameters.items():
             parameter.grad = gradients.get(name)
         if clip_norm is not None:

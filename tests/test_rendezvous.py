@@ -6,6 +6,8 @@ import pytest
 
 from bigbrain_fx.runtime.control import log_limit
 from bigbrain_fx.runtime.rendezvous import LAUNCHERS, environment_number
+from bigbrain_fx.supervisor import processes
+from bigbrain_fx.supervisor.processes import LOG_BYTES, LOG_SHARERS
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +50,10 @@ def test_nobody_has_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_much_of_sent_messages_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number, or a part of what is free on this very host; said once."""
-    monkeypatch.setenv("BIGBRAIN_LOG_SHARERS", "2")
-    quarter = log_limit()
-    assert quarter is not None
-    monkeypatch.setenv("BIGBRAIN_LOG_SHARERS", "2000")
-    thousandth = log_limit()
-    assert thousandth is not None
-    assert 0 < thousandth < quarter / 500
-    monkeypatch.setenv("BIGBRAIN_LOG_BYTES", "1000")
+    """A number, or a part of what is free on the very host that starts a process; said once."""
+    quarter, part = (int(processes.log_limit({LOG_SHARERS: n})[LOG_BYTES]) for n in ("2", "2000"))
+    assert 0 < part < quarter / 500
+    assert processes.log_limit({LOG_BYTES: "1000"}) == {}
+    monkeypatch.setenv(LOG_BYTES, "1000")
     assert log_limit() == 1000
     assert log_limit() is None

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from .data import Spec, Stream
-from .device import Device, Training, Transport
+from .device import Device, Training
 from .hooks import Hooks
 from .tensor_file import write_tensors
+from .transport import Transport
 from .weights import OwnWeights
 
 

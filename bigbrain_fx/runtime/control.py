@@ -352,25 +352,9 @@ class Control:
 
 
 def log_limit() -> int | None:
-    """Return how many bytes of sent messages this process may keep; None: nobody has said.
-
-    A supervisor gives a number, or the number of devices that half of what is free on this host is
-    for.
-    """
+    """Return how many bytes of sent messages this process may keep; None: nobody has said."""
     given = os.environ.pop("BIGBRAIN_LOG_BYTES", None)
-    if given is not None:
-        return int(given)
-    sharers = os.environ.pop("BIGBRAIN_LOG_SHARERS", None)
-    return None if sharers is None else _available_bytes() // (2 * int(sharers))
-
-
-def _available_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            rows = dict(line.split(":", 1) for line in file)
-        return int(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 30
+    return None if given is None else int(given)
 
 
 def said(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,34 +26,12 @@ from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .modules import Stage, active, set_parameter
 from .recompute import Read, Twice
+from .transport import Transport
 from .weights import fill
 
 Optimizer = torch.optim.Optimizer
 _NOTHING: Parts = MappingProxyType({})
 Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
-
-
-class Transport(Protocol):
-    """How messages travel between devices."""
-
-    def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
-        """Expect so many messages on each incoming channel."""
-
-    def send(self, channel: Channel, tensor: Tensor) -> None:
-        """Start sending."""
-
-    def recv(self, channel: Channel) -> Tensor:
-        """Wait for the next message."""
-
-    def agree(self, what: str, digest: str, device: str) -> None:
-        """Compare a digest with the other devices'."""
-
-    def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
-        """Tell all devices, `names`, what this one says of a step; return whether all say yes."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all sends have left."""
 
 
 @dataclass(frozen=True)

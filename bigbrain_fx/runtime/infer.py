@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .data import BatchError, Spec
-from .device import Device, Transport
+from .device import Device
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
@@ -29,6 +29,7 @@ from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
 from .tensor_file import write_tensors
+from .transport import Transport
 from .weights import OwnWeights
 
 BAD_INPUT = 2  # exit code; as argparse's

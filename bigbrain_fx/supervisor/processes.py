@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .hanging import Pulse
+from .interval import available_bytes
 from .line import Orders
 
 CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
@@ -68,11 +69,20 @@ def popen(given: Order) -> Process:
         return subprocess.Popen(
             given.words,
             cwd=given.folder,
-            env=given.environment,
+            env={**given.environment, **log_limit(given.environment)},
             stdin=given.line,
             stdout=log,
             stderr=log,
         )
+
+
+def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a process may keep of sent messages, where only the number of sharers is said.
+
+    Half of what is free is for all of them, on the host that starts the process: this one.
+    """
+    sharers = environment.get(LOG_SHARERS)
+    return {} if sharers is None else {LOG_BYTES: str(available_bytes() // (2 * int(sharers)))}
 
 
 @dataclass

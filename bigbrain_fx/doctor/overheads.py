@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.transport import Transport
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.transport import Transport
 
 _SMALL, _LARGE = 2**10, 2**18  # elements: 4 KiB, where the message counts, and 1 MiB
 _BATCH = 8  # messages that are timed together: a process's clock is coarse

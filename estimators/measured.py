@@ -175,7 +175,10 @@ def _found(
 
 
 def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) -> Machine | None:
-    """Return the machine most like a device: of its kind and threads, then of rates next to its."""
+    """Return the machine most like a device: of its kind, then of rates next to its.
+
+    A CPU with as many threads is nearer than any other; a GPU's ops do not depend on its host's.
+    """
 
     def unlike(machine: Machine) -> tuple[bool, float, str]:
         ratios = (
@@ -183,7 +186,8 @@ def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) 
             device.memory_bytes_per_s / machine.memory_bytes_per_s,
         )
         far = sum(abs(math.log(ratio)) for ratio in ratios)
-        return machine.threads != device.threads, far, machine.key
+        other_threads = device.kind == "cpu" and machine.threads != device.threads
+        return other_threads, far, machine.key
 
     return min((m for m in tables if m.kind == device.kind), key=unlike, default=None)
 

@@ -148,7 +148,7 @@ def test_verify_fails_with_exit_code_5(bundle: Path, tmp_path: Path) -> None:
 def test_doctor_writes_a_cluster_that_can_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: Path
 ) -> None:
-    def probe(threads: int, devices: int, quick: bool) -> HostProbe:
+    def probe(threads: int, devices: int, quick: bool, kind: str | None) -> HostProbe:
         return _probed(threads, devices)
 
     monkeypatch.setattr(doctor, "probe", probe)
@@ -168,7 +168,7 @@ def test_doctor_writes_a_cluster_that_can_be_used(
 
 def _probed(threads: int, devices: int) -> HostProbe:
     rates, link = Rates(1e10, 1e10, 1e-6), Link(1e-5, 1e9)
-    return HostProbe("cpu", devices, threads, 2, 2**31, rates, link, (), None, took_s=0.1)
+    return HostProbe("cpu", devices, threads, 2, 2**31, rates, link, (), (), took_s=0.1)
 
 
 # --------------------------------------------------------------------------- conventions

@@ -29,7 +29,7 @@ from bigbrain_fx.doctor.measure import beyond_latency_bytes_per_s, per_call_s
 from bigbrain_fx.errors import InputError
 
 GIB = 2**30
-FLEET = Fleet(("d0", "d1"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)
+FLEET = Fleet(("d0", "d1"), ("cpu", "cpu"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)
 
 CPU = HostProbe(
     kind="cpu",
@@ -40,14 +40,14 @@ CPU = HostProbe(
     cpu=Rates(61.2345e9, 11.987e9, 2.3456e-6),
     link=Link(48.76e-6, 1.2345e9),
     gpus=(),
-    gpu_link=None,
+    gpu_links=(),
     took_s=7.0,
 )
 GPUS = replace(
     CPU,
     kind="cuda",
     gpus=tuple(Gpu(f"NVIDIA T{i}", (i + 3) * GIB, Rates(8e12, 300e9, 4e-6)) for i in range(3)),
-    gpu_link=Link(9e-6, 11e9),
+    gpu_links=tuple((a, b, Link(9e-6, 11e9)) for a, b in ((0, 1), (0, 2), (1, 2))),
 )
 
 

@@ -105,6 +105,18 @@ def test_the_nearest_machine_is_taken(tmp_path: Path) -> None:
     assert estimated(path, graph, replace(SAME, threads=2)).measured == {"same": ("a", "b")}
 
 
+def test_a_gpus_profile_holds_whatever_its_hosts_threads(tmp_path: Path) -> None:
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    gpu = replace(MACHINE, kind="cuda", processor="a GPU", threads=8)
+    stored(path, graph)  # on the host's CPU, with one thread
+    stored(path, graph, machine=replace(gpu, processor="far", flops_per_s=1.0, threads=1))
+    stored(path, graph, "a", machine=gpu)
+    device = replace(SAME, kind="cuda", threads=1)
+    costs = estimated(path, graph, device)
+    assert costs.measured == {"same": ("a",)}
+    assert costs.op_cost("a", "same").forward_s == pytest.approx(1e-3, rel=1e-12)
+
+
 def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BIGBRAIN_PROFILES", raising=False)
     with pytest.raises(InputError, match="needs a profile database") as caught:

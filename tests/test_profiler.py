@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,17 +17,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.capture import Captured, capture, run_graph
+from bigbrain_fx.core import Op
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.profiler import Measured, Profiled, ProfileOptions, profile
-from bigbrain_fx.profiler.context import Overheads, clock, overheads, timed_step, whole_step_s
+from bigbrain_fx.profiler.context import Overheads, overheads, timed_step, whole_step_s
 from bigbrain_fx.profiler.machine import processor_name
 from bigbrain_fx.profiler.optimizer import LARGE, optimizer_times
 from bigbrain_fx.profiler.rounds import Rounds, relative_spread, trimmed_mean
+from bigbrain_fx.profiler.stopwatch import ClockStopwatch, stopwatch
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import OpProfile, ProfileStore, signatures
 from tests.command_line import call, write_model
 
 ROWS = 4
+CPU = torch.device("cpu")
 NOTHING = Overheads(0.0, 0.0)
 
 
@@ -54,13 +61,13 @@ def captured() -> Captured:
 
 def subject_of(captured: Captured, rows: int = ROWS) -> Subject:
     graph = captured.graph.at(rows)
-    return Subject(graph, captured.tensors, captured.inputs(rows), captured.functions)
+    return Subject(graph, captured.tensors, captured.inputs(rows), captured.functions, CPU)
 
 
-def ticks() -> Callable[[], float]:
+def ticks() -> ClockStopwatch:
     """Count calls: an interval is as long as the looks at the clock within it."""
     count = itertools.count()
-    return lambda: float(next(count))
+    return ClockStopwatch(lambda: float(next(count)))
 
 
 # ------------------------------------------------------------------------------- charging
@@ -83,6 +90,24 @@ def test_without_gradients_of_parameters_nothing_is_added_up(captured: Captured)
     for op, signature in signatures(subject.graph):
         values = [t for t in signature.tensors if t.wants_grad and not t.is_parameter]
         assert (timed.nodes_s.get(id(op), 0.0) > 0) == bool(values), op.name
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_watched_run_keeps_nothing(captured: Captured, frozen: bool) -> None:
+    subject, held = subject_of(captured), list[weakref.ref[Tensor]]()
+    forward = subject.forward
+
+    def watched(watch: Callable[[Op, object], None], frozen: bool) -> Tensor | None:
+        def ran(op: Op, value: object) -> None:
+            watch(op, value)
+            held.append(weakref.ref(value)) if isinstance(value, Tensor) else None
+
+        return forward(ran, frozen)
+
+    subject.forward = watched  # type: ignore[assignment,method-assign]  # as `_Run` calls it
+    timed_step(subject, ticks(), NOTHING, frozen)
+    assert held
+    assert not [value for value in held if value() is not None]
 
 
 def test_what_measuring_costs_is_taken_off(captured: Captured) -> None:
@@ -109,7 +134,7 @@ def test_a_subject_adds_up_the_gradients_of_the_model(captured: Captured) -> Non
 def test_inference_has_forwards_only(captured: Captured) -> None:
     graph = capture(Net(), {"x": torch.arange(8) % 7}, training=False)
     subject = subject_of(graph, rows=2)
-    rounds = Rounds(subject, clock(1))
+    rounds = Rounds(subject, stopwatch(CPU, 1))
     rounds.again()
     profiles = rounds.profiles()
     assert profiles
@@ -119,7 +144,7 @@ def test_inference_has_forwards_only(captured: Captured) -> None:
 
 def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
     subject = subject_of(captured)
-    rounds = Rounds(subject, clock(1))
+    rounds = Rounds(subject, stopwatch(CPU, 1))
     rounds.warm_up()
     for _ in range(3):
         rounds.again()
@@ -129,7 +154,7 @@ def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
     assert rounds.ops_s == pytest.approx(
         sum(found[s.key].total_s for _, s in signatures(subject.graph))
     )
-    assert whole_step_s(subject, clock(1)) > 0
+    assert whole_step_s(subject, stopwatch(CPU, 1)) > 0
     linear = next(p for p in found.values() if p.signature.target == "aten.linear.default")
     assert linear.flops == 2 * ROWS * 6 * 6
     assert linear.backward_weight_s > 0
@@ -138,7 +163,7 @@ def test_rounds_make_a_profile_of_every_signature(captured: Captured) -> None:
 
 
 def test_measuring_costs_something() -> None:
-    found = overheads(clock(1))
+    found = overheads(stopwatch(CPU, 1))
     assert 0 < found.tick_s < 1e-3
     assert 0 <= found.hook_s < 1e-3
 
@@ -214,7 +239,7 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Profiled, list[str]]:
     folder = tmp_path_factory.mktemp("profile")
     model, said = write_model(folder), list[str]()
-    options = ProfileOptions(rows=(2, 4), rounds=2, time_limit_s=120.0)
+    options = ProfileOptions(rows=(2, 4), rounds=2, time_limit_s=120.0, device="cpu")
     return (
         model,
         folder / "p.sqlite",
@@ -252,7 +277,19 @@ def test_a_second_run_goes_on_where_the_first_one_was(
 ) -> None:
     model, path, first, _ = done
     before = {profile for _, profile in ProfileStore(path).rows()}
-    ran = call("profile", model, "--db", path, "--rows", "2,8", "--rounds", "2", "--json")
+    ran = call(
+        "profile",
+        model,
+        "--db",
+        path,
+        "--rows",
+        "2,8",
+        "--rounds",
+        "2",
+        "--device",
+        "cpu",
+        "--json",
+    )
     assert ran.code == 0, ran.err
     two, eight = ran.objects
     assert (two["rows"], two["lacking"], two["agreement"]) == (2, 0, None)
@@ -260,6 +297,28 @@ def test_a_second_run_goes_on_where_the_first_one_was(
     assert eight["lacking"] > 0
     after = {profile for _, profile in ProfileStore(path).rows()}
     assert before < after  # sizes are part of a signature: nothing was measured twice
+
+
+def test_a_run_that_is_killed_keeps_what_it_wrote(
+    done: tuple[Path, Path, Profiled, list[str]], tmp_path: Path
+) -> None:
+    """Killed in the sixth round of very many; the database has that of the first and the sixth."""
+    model, store = done[0], tmp_path / "ops.sqlite"
+    wanted = {"location": f"{model}:model", "store": str(store), "rows": [2], "threads": 1}
+    wanted |= {"rounds": 100_000, "seed": 0, "training": True, "device": "cpu"}
+    words = [sys.executable, "-m", "bigbrain_fx.profiler.child"]
+    with subprocess.Popen(
+        [*words, json.dumps({**wanted, "assume": {}, "leaves": []})],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if json.loads(line).get("round") == 6:
+                child.kill()
+    assert child.returncode == -signal.SIGKILL
+    again = profile(model, store, ProfileOptions(rows=(2,), rounds=6, device="cpu"))
+    assert [entry.lacking for entry in again.measured] == [0]
 
 
 def test_a_foreign_file_is_refused_before_the_model_runs(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
-"""Which number a process has: the launchers' variables, and who wins where several speak."""
+"""Which number a process has: launchers' variables, who wins where several speak; its report."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
 
 from bigbrain_fx.runtime.control import log_limit
-from bigbrain_fx.runtime.rendezvous import LAUNCHERS, environment_number
+from bigbrain_fx.runtime.rendezvous import LAUNCHERS, environment_number, own_gpu, write_report
 from bigbrain_fx.supervisor import processes
 from bigbrain_fx.supervisor.processes import LOG_BYTES, LOG_SHARERS
 
@@ -15,6 +19,22 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in LAUNCHERS:
         for name in names.values():
             monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rank", "local_rank", "gpu"),
+    [
+        (["cuda"] * 4, 2, 2, 2),
+        (["cuda"] * 4, 3, 1, 1),  # the second host's second
+        (["cpu", "cuda"], 1, 1, 0),
+        (["cuda", "cpu", "cuda", "cpu", "cpu", "cuda"], 5, 2, 0),
+        (["cuda", "cpu", "cuda"], 2, 2, 1),
+    ],
+)
+def test_a_process_takes_the_gpu_that_is_its_own(
+    kinds: list[str], rank: int, local_rank: int, gpu: int
+) -> None:
+    assert own_gpu(kinds, rank, local_rank) == gpu
 
 
 @pytest.mark.parametrize("names", LAUNCHERS, ids=lambda names: str(names["RANK"]))
@@ -57,3 +77,16 @@ def test_how_much_of_sent_messages_may_be_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(LOG_BYTES, "1000")
     assert log_limit() == 1000
     assert log_limit() is None
+
+
+def test_a_report_says_what_tensors_took_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_report("d0", tmp_path)
+    assert json.loads((tmp_path / "d0.json").read_text()).keys() == {"device", "max_rss_bytes"}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 4321)
+    write_report("d1", tmp_path)
+    said = json.loads((tmp_path / "d1.json").read_text())
+    assert (said["device"], said["max_allocated_bytes"]) == ("d1", 4321)
+    assert said["max_rss_bytes"] > 0

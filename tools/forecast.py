@@ -86,7 +86,7 @@ def main(steps: int, db: Path | None, as_json: bool) -> None:
         path.write_text(MODEL)
         store = (db or Path(scratch) / "profiles.sqlite").resolve()
         os.environ["BIGBRAIN_PROFILES"] = str(store)
-        profiled = profile(path, store, ProfileOptions(rows=(ROWS // MICRO_BATCHES,)))
+        profiled = profile(path, store, ProfileOptions(rows=(ROWS // MICRO_BATCHES,), device="cpu"))
         found = probe(devices=2, kind="cpu")
         if not as_json:
             click.echo(f"{found}\n" + "\n".join(map(str, profiled.measured)))

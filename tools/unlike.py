@@ -122,7 +122,7 @@ class Models:
             path = self.work / f"{name}.py"
             path.write_text(_sized(name))
             store = Path(os.environ["BIGBRAIN_PROFILES"])
-            profile(path, store, ProfileOptions(rows=(ROWS[name] // MICRO_BATCHES,)))
+            profile(path, store, ProfileOptions(rows=(ROWS[name] // MICRO_BATCHES,), device="cpu"))
             self.sessions[name] = self.stack.enter_context(capture_file(path))
         return self.sessions[name]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -76,16 +76,28 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     show_default=True,
     help="Threads of each CPU device.",
 )
+@click.option(
+    "--kind",
+    type=click.Choice(["cpu", "cuda"]),
+    help="What the devices are [default: GPUs where there are enough of them, else the CPU].",
+)
 @click.option("--thorough", is_flag=True, help="Measure longer.")
 @force_file_option
 @json_option
 def doctor(
-    out: Path | None, devices: int, threads: int, thorough: bool, force: bool, as_json: bool
+    out: Path | None,
+    devices: int,
+    threads: int,
+    kind: Literal["cpu", "cuda"] | None,
+    thorough: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback.
+    """Probe this host: memory, matrix-multiply rate, memory bandwidth, loopback, GPUs.
 
-    With --json the cluster has one field more, "measured": matrix products by size and dtype, and
-    every other figure before it was rounded.
+    GPUs are measured all at once, by a process each, and so is the link of every pair; with --kind
+    cpu they are left alone. With --json the cluster has one field more, "measured": matrix products
+    by size and dtype, and every other figure before it was rounded.
     """
     from bigbrain_fx.cluster import to_json as cluster_json
     from bigbrain_fx.doctor import probe
@@ -93,7 +105,7 @@ def doctor(
     if out is not None:
         require_absent(out, force)
     with working("probing this host"):
-        found = probe(threads=threads, devices=devices, quick=not thorough)
+        found = probe(threads=threads, devices=devices, quick=not thorough, kind=kind)
     described = json.loads(cluster_json(found.cluster))
     click.echo(json.dumps({**described, "measured": found.measured}) if as_json else str(found))
     if out is not None:
@@ -125,6 +137,12 @@ def doctor(
     help="Threads to compute with.",
 )
 @click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="cpu, cuda, cuda:1, or auto: the first GPU if there is one, else the CPU.",
+)
+@click.option(
     "--rounds",
     type=COUNT,
     default=20,
@@ -140,6 +158,7 @@ def profile(
     merge: tuple[Path, ...],
     rows: str | None,
     threads: int,
+    device: str,
     rounds: int,
     time_limit: float,
     mode: str | None,
@@ -147,7 +166,7 @@ def profile(
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
-    """Measure the distinct ops of MODEL on this host, for the estimator `measured`.
+    """Measure the distinct ops of MODEL on a device of this host, for the estimator `measured`.
 
     What the database has already is not measured again: run it again to go on. With --merge MODEL
     may be left out.
@@ -162,7 +181,13 @@ def profile(
     from bigbrain_fx.show import json_line
 
     options = ProfileOptions(
-        read_rows(rows), threads, rounds, seed, mode != "eval", time_limit_s=time_limit
+        read_rows(rows),
+        threads,
+        rounds,
+        seed,
+        mode != "eval",
+        time_limit_s=time_limit,
+        device=device,
     )
     with working(f"profiling {model}") as show:
         found = measure(located(model, choices), db, options, show)

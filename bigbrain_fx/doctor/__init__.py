@@ -1,11 +1,14 @@
-"""Probe this host: memory, cores, rates, loopback; the result becomes a cluster.json.
+"""Probe this host: memory, cores, rates, loopback, GPUs; the result becomes a cluster.json.
 
-`probe` describes this host as equal devices; `survey` measures devices that differ, and the link of
-every pair. This room knows nothing of models. Only its child processes import torch.
+`probe` describes this host as equal devices or as its GPUs; `survey` measures devices that differ,
+and the link of every pair. This room knows nothing of models. Only its child processes import
+torch.
 """
 
+from bigbrain_fx.doctor.figures import MatmulRate, Rates
 from bigbrain_fx.doctor.fleet import ProbeError
-from bigbrain_fx.doctor.probe import Gpu, HostProbe, MatmulRate, Rates, probe
+from bigbrain_fx.doctor.host import Gpu, HostProbe
+from bigbrain_fx.doctor.probe import probe
 from bigbrain_fx.doctor.survey import DeviceProbe, Survey, survey
 
 __all__ = [

@@ -6,6 +6,7 @@ This room knows processes; what they measure is theirs to know.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.doctor.figures import Kind
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.launch import Command, Process, Spawn, free_port, popen
 
@@ -24,6 +26,11 @@ WORKER = (sys.executable, "-m", "bigbrain_fx.doctor.worker")
 _PACKAGES = Path(__file__).resolve().parents[2]
 _POLL_S = 0.05
 _TAIL_LINES = 8
+_START_S = 60.0  # until the slowest process has imported torch and joined
+_CUDA_START_S = 120.0  # and has loaded CUDA's libraries
+_CONNECT_S = 10.0  # in which two GPUs connect over nccl: once, and once for each channel
+_MEASUREMENTS = 40  # windows that one device's own figures take at most, in slow motion
+_LINK_WINDOWS = 16  # and those of one link
 
 
 class ProbeError(BigBrainError):
@@ -37,26 +44,42 @@ class Fleet:
     """What processes to start, what they measure, and for how long.
 
     Attributes:
-        names: of the devices, by rank; two at least, for the link.
+        names: of the devices, by rank; two at least, where a link is to be measured.
+        kinds: "cpu" or "cuda", of each.
         threads: CPU threads of each.
         busy: how many compute at once; the others only wait.
         linked: the links between the first so many are measured, pair by pair.
         window_s: seconds that one measurement takes.
         deadline_s: after this the fleet is ended.
-        gpus: measure GPUs too, where there are any.
+        hosts: of each; empty where all are on one.
+        gpus: rank 0 tells how many GPUs its host has.
         table: measure matrix products by size and dtype too.
         shared_cores: the devices leave no core of their host idle.
     """
 
     names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     threads: tuple[int, ...]
     busy: int
     linked: int
     window_s: float
     deadline_s: float
+    hosts: tuple[str, ...] = ()
     gpus: bool = False
     table: bool = False
     shared_cores: bool = False
+
+    def local_rank(self, rank: int) -> int:
+        """Return a device's number among those of its host, which chooses a GPU: as in a bundle."""
+        return self.hosts[:rank].count(self.hosts[rank]) if self.hosts else rank
+
+
+def patience_s(kinds: Sequence[Kind], window_s: float) -> float:
+    """Return how long a fleet that measures all its links may take: a deadline, no forecast."""
+    pairs, has_gpus = math.comb(len(kinds), 2), "cuda" in kinds
+    link_s = _LINK_WINDOWS * window_s + (_CONNECT_S if has_gpus else 0.0)
+    start_s = _CUDA_START_S if has_gpus else _START_S
+    return start_s + _MEASUREMENTS * window_s + pairs * link_s
 
 
 def run(
@@ -81,7 +104,7 @@ def run(
         for rank in range(len(fleet.names)):
             children.append(spawn(_command(fleet, rank, port, folder, worker)))
             stack.callback(_end, children[-1])
-        _wait(children, folder, time.monotonic() + fleet.deadline_s)
+        _wait(fleet, children, folder)
         return [
             json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
             for rank in range(len(fleet.names))
@@ -91,7 +114,7 @@ def run(
 def _command(fleet: Fleet, rank: int, port: int, folder: Path, worker: Sequence[str]) -> Command:
     numbers = {
         "rank": rank,
-        "world": len(fleet.names),
+        "kinds": ",".join(fleet.kinds),
         "busy": fleet.busy,
         "linked": fleet.linked,
         "threads": fleet.threads[rank],
@@ -123,17 +146,20 @@ def _environment(fleet: Fleet, rank: int, port: int) -> dict[str, str]:
         **kept,
         "PYTHONPATH": path,
         "RANK": str(rank),
+        "LOCAL_RANK": str(fleet.local_rank(rank)),
         "WORLD_SIZE": str(len(fleet.names)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",  # GPUs of one host only find each other there
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
 
 
-def _wait(children: Sequence[Process], folder: Path, deadline: float) -> None:
+def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
     """Wait for all; the first that fails ends the wait, since the others would wait for it."""
+    deadline = time.monotonic() + fleet.deadline_s
     waiting = dict(enumerate(children))
     while waiting:
         for rank, child in list(waiting.items()):
@@ -142,21 +168,23 @@ def _wait(children: Sequence[Process], folder: Path, deadline: float) -> None:
             except subprocess.TimeoutExpired:
                 continue
             if code:
-                raise _failure(f"the probe's process {rank} ended with code {code}", folder, rank)
+                raise _failure(fleet, f"ended with code {code}", folder, rank)
             del waiting[rank]
         if waiting and time.monotonic() > deadline:
-            rank = min(waiting)
-            raise _failure(f"the probe's process {rank} did not end in time", folder, rank)
+            raise _failure(fleet, "did not end in time", folder, min(waiting))
 
 
-def _failure(what: str, folder: Path, rank: int) -> ProbeError:
+def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> ProbeError:
     text = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
+    is_gpu = fleet.kinds[rank] == "cuda"
+    process = f"process of GPU {fleet.local_rank(rank)}" if is_gpu else f"process {rank}"
+    spared = "`--kind cpu` leaves GPUs alone; " if is_gpu else ""
     return ProbeError(
-        what,
+        f"the probe's {process} {what}",
         notes=tuple(lines[-_TAIL_LINES:]),
         help="is the loopback interface `lo` up, and is there memory for the processes? "
-        "`bigbrain-fx init` writes a cluster.json to fill in by hand",
+        f"{spared}`bigbrain-fx init` writes a cluster.json to fill in by hand",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,12 @@ CPU_TABLE = (*CPU_SHAPES, (8, 512, 512), (64, 64, 64))
 GPU_TABLE = (*GPU_SHAPES, (64, 1024, 1024), (512, 512, 512))
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = {"cpu": CPU_SHAPES, "cuda": GPU_SHAPES}
+TABLES = {"cpu": CPU_TABLE, "cuda": GPU_TABLE}
+DTYPES = {"cpu": CPU_DTYPES, "cuda": GPU_DTYPES}
 _COPY_BYTES = 64 * 2**20  # beyond most caches
 _WEIGHTS_BYTES = 16 * 2**20  # weights come from memory, as they do when a model's layers take turns
-_MESSAGE_BYTES = (2**18, 2**20, 2**22)
+_MESSAGE_BYTES = {"cpu": (2**18, 2**20, 2**22), "cuda": (2**22, 2**24, 2**26)}
 _SAMPLES = 5
 _WARM_UP = 3  # the first few messages of a size open buffers
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 500
@@ -68,7 +72,9 @@ def matmul_flops_per_s(
     count = min(64, max(2, _WEIGHTS_BYTES // (dtype.itemsize * inner * columns)))
     x = torch.randn(rows, inner, device=device, dtype=dtype)
     weights = [torch.randn(columns, inner, device=device, dtype=dtype) for _ in range(count)]
-    taken_s = per_call_s(lambda i: torch.mm(x, weights[i % count].t()), window_s, _sync(device))
+    taken_s = per_call_s(
+        lambda i: torch.mm(x, weights[i % count].t()), window_s, partial(synchronise, device)
+    )
     return 2.0 * rows * inner * columns / taken_s
 
 
@@ -76,13 +82,17 @@ def copy_bytes_per_s(window_s: float, device: torch.device) -> float:
     """Measure a large copy; bytes read and bytes written both count, as they do for an op."""
     source = torch.ones(_COPY_BYTES // 4, device=device)
     target = torch.empty_like(source).fill_(0.0)  # touched, so that no page is new
-    return 2.0 * _COPY_BYTES / per_call_s(lambda _: target.copy_(source), window_s, _sync(device))
+    return (
+        2.0
+        * _COPY_BYTES
+        / per_call_s(lambda _: target.copy_(source), window_s, partial(synchronise, device))
+    )
 
 
 def launch_s(window_s: float, device: torch.device) -> float:
     """Measure what an op costs that has nothing to do, recorded for backward as in training."""
     x = torch.ones(8, device=device, requires_grad=True)
-    return per_call_s(lambda _: x + 1.0, window_s, _sync(device))
+    return per_call_s(lambda _: x + 1.0, window_s, partial(synchronise, device))
 
 
 def matmul_table(
@@ -105,22 +115,28 @@ def matmul_table(
     ]
 
 
-def ping_pong(peer: int, leads: bool, window_s: float) -> tuple[float, float]:
+def ping_pong(peer: int, leads: bool, window_s: float, wire: torch.device) -> tuple[float, float]:
     """Send messages to and fro between this rank and `peer`; both call this, and one leads.
 
     Larger messages are left out where they would take much longer than `window_s`.
 
+    Args:
+        peer: the other rank.
+        leads: whether this rank sends first.
+        window_s: seconds that each size takes, about.
+        wire: where the backend takes messages from: for nccl the GPU, for gloo host memory.
+
     Returns:
         latency_s of an empty-handed message, and bytes_per_s of what larger ones take beyond that.
     """
-    latency_s = _one_way_s(peer, leads, 4, window_s)
+    latency_s = _one_way_s(peer, leads, 4, window_s, wire)
     rates: list[float] = []
-    for nbytes in _MESSAGE_BYTES:
+    for nbytes in _MESSAGE_BYTES[wire.type]:
         round_s = 2 * (latency_s + nbytes / rates[-1]) if rates else 0.0
         too_long = (_WARM_UP + _FEWEST_ROUNDS) * round_s > 4 * window_s
-        if agreed(peer, leads, int(not too_long)) == 0:
+        if agreed(peer, leads, int(not too_long), wire) == 0:
             break
-        taken_s = _one_way_s(peer, leads, nbytes, window_s / 2)
+        taken_s = _one_way_s(peer, leads, nbytes, window_s / 2, wire)
         rates.append(beyond_latency_bytes_per_s(nbytes, taken_s, latency_s))
     return latency_s, statistics.median(rates)
 
@@ -134,11 +150,12 @@ def beyond_latency_bytes_per_s(nbytes: int, taken_s: float, latency_s: float) ->
     return nbytes / max(taken_s - latency_s, taken_s / 2)
 
 
-def _one_way_s(peer: int, leads: bool, nbytes: int, window_s: float) -> float:
-    message = torch.zeros(nbytes // 4)
+def _one_way_s(peer: int, leads: bool, nbytes: int, window_s: float, wire: torch.device) -> float:
+    message = torch.zeros(nbytes // 4, device=wire)
+    # The first message of two ranks connects them, which over nccl takes long.
     warm_s = [_round_s(peer, leads, message) for _ in range(_WARM_UP)]
     fitting = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, round(window_s / warm_s[-1])))
-    rounds = agreed(peer, leads, fitting)
+    rounds = agreed(peer, leads, fitting, wire)
     _round_s(peer, leads, message)  # the ends have not begun it together
     taken_s = [_round_s(peer, leads, message) / 2 for _ in range(rounds)]
     return statistics.quantiles(taken_s, n=4)[0]  # disturbance only adds: the link's own is low
@@ -152,12 +169,13 @@ def _round_s(peer: int, leads: bool, message: torch.Tensor) -> float:
     else:
         dist.recv(message, peer)
         dist.send(message, peer)
+    synchronise(message.device)  # over nccl nothing has left or come yet, only been asked for
     return time.perf_counter() - start
 
 
-def agreed(peer: int, leads: bool, number: int) -> int:
+def agreed(peer: int, leads: bool, number: int, wire: torch.device) -> int:
     """Return the leader's number at both ends."""
-    told = torch.tensor([number])
+    told = torch.tensor([number], device=wire)
     if leads:
         dist.send(told, peer)
     else:
@@ -165,25 +183,11 @@ def agreed(peer: int, leads: bool, number: int) -> int:
     return int(told)
 
 
-def gpu_link(window_s: float) -> tuple[float, float]:
-    """Measure copies between GPUs 0 and 1: latency_s and bytes_per_s."""
-    one, two = torch.device("cuda:0"), torch.device("cuda:1")
+def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has done what this thread asked of it; a CPU has.
 
-    def copy_s(nbytes: int) -> float:
-        source = torch.zeros(nbytes // 4, device=one)
-        target = torch.zeros(nbytes // 4, device=two)
-
-        def sync() -> None:
-            torch.cuda.synchronize(one)
-            torch.cuda.synchronize(two)
-
-        return per_call_s(lambda _: target.copy_(source), window_s, sync)
-
-    latency_s = copy_s(4)
-    return latency_s, beyond_latency_bytes_per_s(_COPY_BYTES, copy_s(_COPY_BYTES), latency_s)
-
-
-def _sync(device: torch.device) -> Callable[[], object]:
+    Only of the current stream: that of nccl may hold a receive posted ahead, which the whole device
+    (`torch.cuda.synchronize`) would wait for, while its sender waits for us.
+    """
     if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
+        torch.cuda.current_stream(device).synchronize()

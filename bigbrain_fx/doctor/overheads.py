@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from bigbrain_fx.doctor.measure import synchronise
 from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
@@ -24,20 +25,28 @@ _ROWS = 16 * 8
 _STEPS = 15
 
 Clock = Callable[[], float]
+Ways = tuple[Channel, Channel]
+"""There and back between two devices."""
 
 
 def message_costs(
-    transport: Transport, names: tuple[str, str], leads: bool, rounds: int, shared_cores: bool
+    transport: Transport,
+    names: tuple[str, str],
+    leads: bool,
+    rounds: int,
+    shared_cores: bool,
+    device: torch.device,
 ) -> tuple[float, float]:
     """Send and receive in turn with a peer; both call this, and one leads.
 
     Args:
-        transport: of this process.
+        transport: of this process; of those over nccl one that was made with `channels`.
         names: of the two devices, the leader's first.
         leads: whether this is the leader.
         rounds: how often.
         shared_cores: whether devices leave no core idle: then what gloo's own threads do for a
             message is time that the device cannot compute in.
+        device: where the messages' tensors are.
 
     Returns:
         Seconds that one message takes of this process, and how many bytes a second of larger ones
@@ -45,8 +54,7 @@ def message_costs(
     """
     now: Clock = time.process_time if shared_cores else time.thread_time
     small_s, large_s = (
-        _handled_s(transport, _channels(names, tag, numel), leads, rounds, now)
-        for tag, numel in ((900, _SMALL), (902, _LARGE))
+        _handled_s(transport, ways, leads, rounds, now, device) for ways in channels(names)
     )
     beyond_s = max(large_s - small_s, large_s / 10)  # a noisy clock must not make bytes free
     return small_s, 4 * (_LARGE - _SMALL) / beyond_s
@@ -57,7 +65,15 @@ def round_s(link: Mapping[str, float]) -> float:
     return 2 * _BATCH * (link["latency_s"] + 4 * _LARGE / link["bytes_per_s"])
 
 
-def _channels(names: tuple[str, str], tag: int, numel: int) -> tuple[Channel, Channel]:
+def channels(names: tuple[str, str]) -> tuple[Ways, Ways]:
+    """Return what `message_costs` sends on: small messages there and back, and large ones.
+
+    Over nccl each is a group of two processes, made with the transport.
+    """
+    return _ways(names, 900, _SMALL), _ways(names, 902, _LARGE)
+
+
+def _ways(names: tuple[str, str], tag: int, numel: int) -> Ways:
     leader, peer = names
     there = Channel(tag, "activation", "x", 0, 1, leader, peer, (numel,), torch.float32)
     back = Channel(tag + 1, "activation", "x", 1, 0, peer, leader, (numel,), torch.float32)
@@ -65,12 +81,18 @@ def _channels(names: tuple[str, str], tag: int, numel: int) -> tuple[Channel, Ch
 
 
 def _handled_s(
-    transport: Transport, channels: tuple[Channel, Channel], leads: bool, rounds: int, now: Clock
+    transport: Transport,
+    ways: Ways,
+    leads: bool,
+    rounds: int,
+    now: Clock,
+    device: torch.device,
 ) -> float:
-    there, back = channels
+    there, back = ways
     transport.begin_step(((back if leads else there, rounds * _BATCH),))
-    message, taken_s = torch.zeros(there.shape), []
+    message, taken_s = torch.zeros(there.shape, device=device), []
     for _ in range(rounds):
+        synchronise(device)  # the time is this process's own: a GPU's queue must not be full
         start_s = now()
         for _ in range(_BATCH):
             if leads:
@@ -81,6 +103,7 @@ def _handled_s(
                 transport.send(back, message)
         taken_s.append((now() - start_s) / (2 * _BATCH))
     transport.finish()
+    synchronise(device)
     return statistics.median(taken_s[1:] or taken_s)  # the first carries the header
 
 
@@ -121,27 +144,27 @@ def _batches(seed: int) -> Iterator[dict[str, Tensor]]:
         yield batch
 
 
-def instruction_costs() -> tuple[float, float]:
-    """Run the smallest of stages in the runtime.
+def instruction_costs(device: torch.device) -> tuple[float, float]:
+    """Run the smallest of stages in the runtime, on a device.
 
     Returns:
         Seconds around each forward or backward of a stage, and once a step; the ops themselves and
         their part of autograd's walk are not in them.
     """
-    many_s, one_s = _step_s(_Many), _step_s(_Alone)
+    many_s, one_s = _step_s(_Many, device), _step_s(_Alone, device)
     each_s = (many_s - one_s) / (_MICRO_BATCHES - 1)
-    around_s = max(0.0, (each_s - _ops_s()) / 2)
+    around_s = max(0.0, (each_s - _ops_s(device)) / 2)
     return around_s, max(0.0, one_s - each_s)
 
 
-def _step_s(cls: type[Device]) -> float:
-    cpu = torch.device("cpu")
-    stream = Stream(_batches, 0, {"x": ("x",)}, (), cls.micro_batches, cpu)
-    device = cls(LocalTransport(Hub()), stream, 0, cpu)
+def _step_s(cls: type[Device], where: torch.device) -> float:
+    stream = Stream(_batches, 0, {"x": ("x",)}, (), cls.micro_batches, where)
+    device = cls(LocalTransport(Hub()), stream, 0, where)
     device.load({"w": torch.ones(8)}, {"w": cls.name})
     device.train_with(Training(adamw))
     taken_s = []
     for step in range(_STEPS):
+        synchronise(where)
         start_s = time.thread_time()
         with device.transport.hub.turn:  # type: ignore[attr-defined]  # it is a LocalTransport
             device.run_step(step)
@@ -149,11 +172,13 @@ def _step_s(cls: type[Device]) -> float:
     return statistics.median(taken_s[3:])
 
 
-def _ops_s() -> float:
+def _ops_s(where: torch.device) -> float:
     """Time the same ops without the runtime, as profiles have them."""
-    x, w, seed = torch.ones(8, 8), torch.ones(8, requires_grad=True), torch.ones(())
-    total, taken_s = torch.zeros(8), []
+    x, seed = torch.ones(8, 8, device=where), torch.ones((), device=where)
+    w = torch.ones(8, requires_grad=True, device=where)
+    total, taken_s = torch.zeros(8, device=where), []
     for _ in range(_STEPS * 4):
+        synchronise(where)
         start_s = time.thread_time()
         loss = (x * w).sum()
         total.add_(torch.autograd.grad([loss], [w], [seed])[0])

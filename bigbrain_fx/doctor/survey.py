@@ -13,22 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.doctor.fleet import Fleet, run
-from bigbrain_fx.doctor.probe import (
-    Rates,
-    link_between,
-    link_text,
-    overheads_of,
-    rates_of,
-    three_digits,
-    write_cluster,
-)
+from bigbrain_fx.doctor.clusters import device_of, linked, write_cluster
+from bigbrain_fx.doctor.figures import Kind, Rates, link_between, link_text, overheads_of, rates_of
+from bigbrain_fx.doctor.fleet import Fleet, patience_s, run
 from bigbrain_fx.launch import Spawn, popen
-
-_MIB = 2**20
-_START_S = 60.0  # until the slowest process has imported torch and joined
-_MEASUREMENTS = 40  # windows that one device's own figures take at most, in slow motion
-_LINK_WINDOWS = 16  # and those of one link
 
 
 @dataclass(frozen=True)
@@ -41,6 +29,7 @@ class DeviceProbe:
     memory_bytes: int
     rates: Rates
     overheads: Overheads = field(default_factory=Overheads)
+    kind: Kind = "cpu"
 
 
 @dataclass(frozen=True)
@@ -59,12 +48,7 @@ class Survey:
     @property
     def cluster(self) -> Cluster:
         """The cluster as found, figures to three digits; the default link is the slowest."""
-        links = tuple(
-            (a, b, Link(three_digits(link.latency_s), three_digits(link.bytes_per_s)))
-            for a, b, link in self.links
-        )
-        slowest = min((link for *_, link in links), key=lambda link: link.bytes_per_s)
-        return Cluster(tuple(map(_device, self.devices)), slowest, links)
+        return linked(tuple(map(_device, self.devices)), self.links)
 
     def write(self, path: str | Path, force: bool = False) -> None:
         """Write the cluster file: see `write_cluster`."""
@@ -83,8 +67,12 @@ class Survey:
 def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float = 1.0) -> Survey:
     """Measure devices while all of them compute, then the link of every pair, one after another.
 
+    Links are measured over what a bundle of these devices uses: nccl where all of them are GPUs,
+    else gloo.
+
     Args:
-        devices: CPU devices, two at least; names, hosts and threads count, their rates do not.
+        devices: two at least; names, hosts, kinds and threads count, their rates do not. A GPU is
+            the one with the device's number among the devices of its host, as in a bundle.
         spawn: starts a process on the device that its command names.
         window_s: seconds that one measurement takes; of many periods, where a quota holds devices.
 
@@ -93,14 +81,17 @@ def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float =
     """
     start, count = time.monotonic(), len(devices)
     pairs = list(itertools.combinations(range(count), 2))
+    kinds = tuple(device.kind for device in devices)
     results = run(
         Fleet(
             names=tuple(device.name for device in devices),
+            kinds=kinds,
             threads=tuple(device.threads for device in devices),
             busy=count,
             linked=count,
             window_s=window_s,
-            deadline_s=_START_S + window_s * (_MEASUREMENTS + _LINK_WINDOWS * len(pairs)),
+            deadline_s=patience_s(kinds, window_s),
+            hosts=tuple(device.host for device in devices),
         ),
         spawn=spawn,
     )
@@ -110,8 +101,9 @@ def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float =
             d.host,
             d.threads,
             int(result["memory_bytes"]),
-            rates_of(result),
+            rates_of([result]),
             overheads_of([result]),
+            d.kind,
         )
         for d, result in zip(devices, results, strict=True)
     )
@@ -120,14 +112,12 @@ def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float =
 
 
 def _device(probe: DeviceProbe) -> Device:
-    return Device(
-        name=probe.name,
-        host=probe.host,
-        kind="cpu",
-        memory_bytes=probe.memory_bytes // _MIB * _MIB,
-        flops_per_s=three_digits(probe.rates.flops_per_s),
-        memory_bytes_per_s=three_digits(probe.rates.memory_bytes_per_s),
-        launch_s=three_digits(probe.rates.launch_s),
-        threads=probe.threads,
-        overheads=probe.overheads,
+    return device_of(
+        probe.name,
+        probe.host,
+        probe.kind,
+        probe.threads,
+        probe.memory_bytes,
+        probe.rates,
+        probe.overheads,
     )

@@ -1,6 +1,8 @@
 """One process of the probe: meet the others, measure in step with them, write what was seen.
 
 Run as `python -m bigbrain_fx.doctor.worker`; the parent is `fleet`. It prints nothing but faults.
+What a CPU and a GPU do differently: `_memory`, `_meet`, `measure.synchronise`, and what is on the
+wire.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import faulthandler
 import itertools
 import json
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,7 @@ import torch.distributed as dist
 from bigbrain_fx.doctor import measure, overheads
 from bigbrain_fx.doctor.limits import usable_memory_bytes
 from bigbrain_fx.runtime.network import NetworkTransport
-from bigbrain_fx.runtime.rendezvous import join
+from bigbrain_fx.runtime.rendezvous import join, leave_together, own_device
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -27,6 +30,18 @@ if TYPE_CHECKING:
 Result = dict[str, object]
 
 _ROUNDS = 3  # of which the middle counts
+_MOST_SHAPES = max(map(len, measure.SHAPES.values()))
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this process computes, and where its backend takes messages from."""
+
+    kind: str
+    device: torch.device
+    wire: torch.device
+    store: Store
 
 
 def main() -> None:
@@ -36,24 +51,25 @@ def main() -> None:
     faulthandler.dump_traceback_later(options.deadline_s, exit=True)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    kinds = ["cpu"] * options.world  # over gloo
-    store = join("doctor", kinds, options.rank, options.deadline_s)
-    result = {"memory_bytes": usable_memory_bytes(), **_measure_cpu(options)}
-    links = result["links"] = _measure_links(options)
-    result["overheads"] = _measure_overheads(options, store, links)
-    if options.gpus and options.rank == 0 and torch.cuda.is_available():
-        result |= _measure_gpus(options.window_s)
+    place = _join(options)
+    result = {**_memory(place.device), **_measure_device(options, place)}
+    links = result["links"] = _measure_links(options, place)
+    result["overheads"] = _measure_overheads(options, place, links)
+    if options.gpus and options.rank == 0:
+        result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     options.out.write_text(json.dumps(result), encoding="utf-8")
-    dist.barrier()  # nobody leaves while another still needs it
+    _meet(place)  # nobody leaves while another still needs it
     dist.destroy_process_group()
+    leave_together(place.store, options.rank, len(options.kinds))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("rank", "world", "busy", "linked", "threads"):
+    for name in ("rank", "busy", "linked", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("window-s", "deadline-s"):
         parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--kinds", type=lambda text: text.split(","), required=True)
     parser.add_argument("--gpus", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--shared-cores", action="store_true")
@@ -61,104 +77,127 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure_cpu(options: argparse.Namespace) -> Result:
+def _join(options: argparse.Namespace) -> _Place:
+    """Join the others as the processes of a bundle do, over nccl or gloo."""
+    kind = options.kinds[options.rank]
+    device = own_device(options.kinds, options.rank)
+    store = join("doctor", options.kinds, options.rank, options.deadline_s)
+    wire = device if dist.get_backend() == "nccl" else _CPU
+    return _Place(kind, device, wire, store)
+
+
+def _meet(place: _Place) -> None:
+    """Wait for all; to nccl that is a message between GPUs, so it must know which is ours."""
+    dist.barrier(device_ids=[place.wire.index] if place.wire.type == "cuda" else None)
+
+
+def _memory(device: torch.device) -> Result:
+    if device.type != "cuda":
+        return {"memory_bytes": usable_memory_bytes()}
+    free_bytes, _ = torch.cuda.mem_get_info(device)  # what the context itself takes is gone already
+    return {"name": torch.cuda.get_device_name(device), "memory_bytes": free_bytes}
+
+
+def _measure_device(options: argparse.Namespace, place: _Place) -> Result:
     """Measure with all busy ranks at once: they share caches, memory and cores, as devices will."""
-    cpu = torch.device("cpu")
     busy = options.rank < options.busy
-    rounds = [_round(busy, options.window_s / 2, cpu) for _ in range(_ROUNDS)]
+    rounds = [_round(busy, options.window_s / 2, place) for _ in range(_ROUNDS)]
     result: Result = {}
     if busy:
         result |= {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
-    dist.barrier()
+    _meet(place)
     if busy and options.table:
-        dtypes, shapes = measure.CPU_DTYPES, measure.CPU_TABLE
-        result["matmul"] = measure.matmul_table(shapes, dtypes, options.window_s / 2, cpu)
-    dist.barrier()
+        dtypes, shapes = measure.DTYPES[place.kind], measure.TABLES[place.kind]
+        result["matmul"] = measure.matmul_table(shapes, dtypes, options.window_s / 2, place.device)
+    _meet(place)
     return result
 
 
-def _round(busy: bool, window_s: float, cpu: torch.device) -> dict[str, float]:
+def _round(busy: bool, window_s: float, place: _Place) -> dict[str, float]:
     """Measure every rate once; the rounds are seconds apart, so that one bad moment is outvoted."""
     found: dict[str, float] = {}
     rates = []
-    for shape in measure.CPU_SHAPES:
-        dist.barrier()
-        if busy:
-            rates.append(measure.matmul_flops_per_s(shape, window_s, cpu))
-    dist.barrier()
+    for shape in _in_step(measure.SHAPES[place.kind]):
+        _meet(place)
+        if busy and shape is not None:
+            rates.append(measure.matmul_flops_per_s(shape, window_s, place.device))
+    _meet(place)
     if busy:
         found["flops_per_s"] = statistics.median(rates)
-        found["memory_bytes_per_s"] = measure.copy_bytes_per_s(2 * window_s, cpu)
-    dist.barrier()
+        found["memory_bytes_per_s"] = measure.copy_bytes_per_s(2 * window_s, place.device)
+    _meet(place)
     if busy:
-        found["launch_s"] = measure.launch_s(window_s, cpu)
+        found["launch_s"] = measure.launch_s(window_s, place.device)
     return found
 
 
-def _measure_links(options: argparse.Namespace) -> list[dict[str, float]]:
+def _in_step(
+    shapes: tuple[tuple[int, int, int], ...],
+) -> tuple[tuple[int, int, int] | None, ...]:
+    """Make shapes as many as every other kind of device has: all meet equally often."""
+    return (*shapes, *(None,) * (_MOST_SHAPES - len(shapes)))
+
+
+def _measure_links(options: argparse.Namespace, place: _Place) -> list[dict[str, float]]:
     """Measure every pair of the linked ranks in turn, while the others are still."""
     links: list[dict[str, float]] = []
     for pair in itertools.combinations(range(options.linked), 2):
-        dist.barrier()
+        _meet(place)
         if options.rank not in pair:
             continue
         leads = options.rank == pair[0]
         peer = pair[1] if leads else pair[0]
-        latency_s, bytes_per_s = measure.ping_pong(peer, leads, options.window_s)
+        latency_s, bytes_per_s = measure.ping_pong(peer, leads, options.window_s, place.wire)
         links.append({"peer": peer, "latency_s": latency_s, "bytes_per_s": bytes_per_s})
-    dist.barrier()
+    _meet(place)
     return links
 
 
 def _measure_overheads(
-    options: argparse.Namespace, store: Store, links: list[dict[str, float]]
+    options: argparse.Namespace, place: _Place, links: list[dict[str, float]]
 ) -> Result:
-    """Measure what messages cost either end, rank 0 with each in turn, and the runtime itself."""
-    instruction_s, step_s = overheads.instruction_costs()
+    """Measure what messages cost either end, rank 0 with each in turn, and the runtime itself.
+
+    Who has no peer leaves messages out.
+    """
+    instruction_s, step_s = overheads.instruction_costs(place.device)
     result: Result = {"instruction_s": instruction_s, "step_s": step_s}
-    ranks = {f"r{rank}": rank for rank in range(options.world)}
-    cpu, most = torch.device("cpu"), max(3, round(20 * options.window_s))
     for peer in range(1, options.linked):
-        dist.barrier()
-        if options.rank not in (0, peer):
-            continue
-        leads = options.rank == 0
-        other = peer if leads else 0
-        (link,) = (entry for entry in links if entry["peer"] == other)
-        fitting = round(2 * options.window_s / overheads.round_s(link))
-        rounds = measure.agreed(other, leads, min(most, max(3, fitting)))
-        # One transport for each pair: a channel's tag belongs to one peer.
-        transport = NetworkTransport(ranks, cpu, options.deadline_s, store)
-        message_s, bytes_per_s = overheads.message_costs(
-            transport, ("r0", f"r{peer}"), leads, rounds, options.shared_cores
-        )
-        result |= {"message_s": message_s, "message_bytes_per_s": bytes_per_s}
-    dist.barrier()
+        _meet(place)
+        names = "r0", f"r{peer}"
+        transport = _transport(options, place, names)
+        if options.rank in (0, peer):
+            other = peer if options.rank == 0 else 0
+            (link,) = (entry for entry in links if entry["peer"] == other)
+            result |= _measure_messages(options, place, names, transport, link)
+    _meet(place)
     return result
 
 
-def _measure_gpus(window_s: float) -> Result:
-    gpus = [_measure_gpu(i, window_s) for i in range(torch.cuda.device_count())]
-    if len(gpus) < 2:
-        return {"gpus": gpus}
-    latency_s, bytes_per_s = measure.gpu_link(window_s)
-    return {"gpus": gpus, "gpu_latency_s": latency_s, "gpu_bytes_per_s": bytes_per_s}
+def _transport(
+    options: argparse.Namespace, place: _Place, names: tuple[str, str]
+) -> NetworkTransport:
+    """Make a transport for a pair, as a channel's tag belongs to one peer; all ranks make it."""
+    ranks = {f"r{rank}": rank for rank in range(len(options.kinds))}
+    used = itertools.chain.from_iterable(overheads.channels(names))
+    return NetworkTransport(ranks, place.device, options.deadline_s, place.store, used)
 
 
-def _measure_gpu(index: int, window_s: float) -> Result:
-    device = torch.device("cuda", index)
-    free_bytes, _ = torch.cuda.mem_get_info(device)  # what the context itself takes is gone already
-    rates = [
-        measure.matmul_flops_per_s(shape, window_s / 2, device) for shape in measure.GPU_SHAPES
-    ]
-    return {
-        "name": torch.cuda.get_device_name(device),
-        "memory_bytes": free_bytes,
-        "flops_per_s": statistics.median(rates),
-        "memory_bytes_per_s": measure.copy_bytes_per_s(window_s, device),
-        "launch_s": measure.launch_s(window_s / 2, device),
-        "matmul": measure.matmul_table(measure.GPU_TABLE, measure.GPU_DTYPES, window_s / 2, device),
-    }
+def _measure_messages(
+    options: argparse.Namespace,
+    place: _Place,
+    names: tuple[str, str],
+    transport: NetworkTransport,
+    link: dict[str, float],
+) -> Result:
+    leads, peer = options.rank == 0, int(link["peer"])
+    most = max(3, round(20 * options.window_s))
+    fitting = round(2 * options.window_s / overheads.round_s(link))
+    rounds = measure.agreed(peer, leads, min(most, max(3, fitting)), place.wire)
+    message_s, bytes_per_s = overheads.message_costs(
+        transport, names, leads, rounds, options.shared_cores, place.device
+    )
+    return {"message_s": message_s, "message_bytes_per_s": bytes_per_s}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, cast
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from bigbrain_fx.capture import Captured
+    from bigbrain_fx.profiler.stopwatch import Stopwatch
     from bigbrain_fx.profiler.subject import Subject
     from bigbrain_fx.profiles import Machine, ProfileStore
 
@@ -57,6 +59,22 @@ def _say(replies: IO[str], **message: object) -> None:
     replies.flush()
 
 
+@contextmanager
+def fitting(model: str, device: torch.device) -> Iterator[None]:
+    """Say in a user's words that a GPU's memory is used up."""
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise InputError(
+            f"a step of {model} does not fit into the memory of {device}",
+            at="--device",
+            notes=(str(error).partition("\n")[0],),
+            help="give fewer --rows, or end what else uses that GPU",
+        ) from error
+
+
 class _Profiler:
     """One model, one machine, one database: one session."""
 
@@ -76,14 +94,34 @@ class _Profiler:
         self.make_optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
     @cached_property
+    def device(self) -> torch.device:
+        """What is measured; a CUDA device becomes the one that this process means by "cuda"."""
+        import torch
+
+        from bigbrain_fx.profiler.machine import chosen_device
+
+        device = chosen_device(str(self.wanted["device"]))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
+
+    @cached_property
     def machine(self) -> Machine:
-        """This host, with the rates of this session."""
+        """That device, with the rates of this session."""
         from bigbrain_fx.profiler.machine import this_machine
 
-        return this_machine(self.threads)
+        return this_machine(self.threads, self.device)
+
+    @cached_property
+    def watch(self) -> Stopwatch:
+        """What measures."""
+        from bigbrain_fx.profiler.stopwatch import stopwatch
+
+        return stopwatch(self.device, self.threads)
 
     def run(self, begin: Callable[[], None]) -> None:
         """Capture, and measure each number of rows that lacks something; then the optimizer."""
+        _ = self.device  # refuse one that is not there before the model is loaded
         captured = self._capture()
         begin()
         self.model = self.session = f"{self.file_stem}.{captured.graph.name}"
@@ -91,9 +129,10 @@ class _Profiler:
             self.session += " (inference)"  # it must not replace one that knows the optimizer
         _say(self.replies, machine=self.machine.key, name=captured.graph.name)
         rows = self._rows(captured)
-        fresh = [self._measure(captured, count) for count in rows]
-        if any(fresh) or not self._knows_optimizer():
-            self._optimizer(self._subject(captured, rows[0]))
+        with fitting(captured.graph.name, self.device):
+            fresh = [self._measure(captured, count) for count in rows]
+            if any(fresh) or not self._knows_optimizer():
+                self._optimizer(self._subject(captured, rows[0]))
 
     def _knows_optimizer(self) -> bool:
         """Whether the last session of this model came to its end."""
@@ -132,11 +171,11 @@ class _Profiler:
         from bigbrain_fx.profiler.subject import Subject
 
         graph = captured.graph.at(rows)
-        return Subject(graph, captured.tensors, captured.inputs(rows), captured.functions)
+        inputs = captured.inputs(rows)
+        return Subject(graph, captured.tensors, inputs, captured.functions, self.device)
 
     def _measure(self, captured: Captured, rows: int) -> bool:
         """Measure a number of rows; return whether anything was lacking."""
-        from bigbrain_fx.profiler.context import clock
         from bigbrain_fx.profiler.rounds import Rounds
         from bigbrain_fx.profiles import signatures
 
@@ -149,7 +188,7 @@ class _Profiler:
         if not lacking:
             _say(self.replies, measured=facts)
             return False
-        rounds = Rounds(self._subject(captured, rows), clock(self.threads))
+        rounds = Rounds(self._subject(captured, rows), self.watch)
         rounds.warm_up()
         for number in range(1, self.rounds + 1):
             rounds.again()
@@ -161,14 +200,13 @@ class _Profiler:
 
     def _optimizer(self, subject: Subject) -> None:
         """Measure the optimizer last: it changes the weights."""
-        from bigbrain_fx.profiler.context import clock
         from bigbrain_fx.profiler.optimizer import optimizer_times
         from bigbrain_fx.profiles import fit_optimizer
 
         if not subject.named:
             return
-        now = clock(self.threads)
-        found = optimizer_times(subject.named, self.make_optimizer, now, _OPTIMIZER_STEPS)
+        make = self.make_optimizer
+        found = optimizer_times(subject.named, make, self.watch, _OPTIMIZER_STEPS)
         a_tensor_s, a_byte_s = fit_optimizer(found.steps)
         machine = replace(
             self.machine, optimizer_s_per_tensor=a_tensor_s, optimizer_s_per_byte=a_byte_s

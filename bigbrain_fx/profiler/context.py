@@ -13,33 +13,21 @@ This file times; it knows no files and no machines.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from bigbrain_fx.core import Op
+from bigbrain_fx.profiler.stopwatch import Mark, Stopwatch
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import signatures
 
-Clock: TypeAlias = Callable[[], float]
-
 _CHAIN = 100  # nodes in the chain that tells what a hook costs
 _CHAINS = 5
-
-
-def clock(threads: int) -> Clock:
-    """Return the clock to measure with.
-
-    One thread's own processor time does not count what other processes take, nor a control group's
-    quota; several threads have only the wall's time.
-    """
-    return time.thread_time if threads == 1 else time.perf_counter
 
 
 @dataclass
@@ -63,61 +51,67 @@ class Overheads:
     hook_s: float
 
 
-def whole_step_s(subject: Subject, now: Clock) -> float:
+def whole_step_s(subject: Subject, watch: Stopwatch) -> float:
     """Time one run forward and backward, with nobody watching."""
-    start_s = now()
+    begin = watch.mark()
     loss = subject.forward()
     if loss is not None:
         subject.backward(loss, subject.trained)
-    return now() - start_s
+    end = watch.mark()
+    watch.settle()
+    return watch.between_s(begin, end)
 
 
-def timed_step(subject: Subject, now: Clock, costs: Overheads, frozen: bool = False) -> Timed:
+def timed_step(subject: Subject, watch: Stopwatch, costs: Overheads, frozen: bool = False) -> Timed:
     """Run once, watched.
 
     Args:
         subject: what to run.
-        now: the clock.
+        watch: to measure with.
         costs: what measuring adds; taken off again.
         frozen: no parameter wants a gradient: the backward makes those of values alone.
     """
-    watch = _Watch(subject, now, costs, frozen)
-    loss = watch.forward()
+    run = _Run(subject, watch, frozen)
+    loss = run.forward()
     if loss is not None and loss.requires_grad:
-        watch.backward(loss)
-    return watch.timed
+        run.backward(loss)
+    watch.settle()
+    run.forget()
+    return run.timed(costs)
 
 
-class _Watch:
-    """Charge each interval to the op that it belongs to; used once."""
+class _Run:
+    """Mark where each op's intervals begin and end, then charge them to it; used once."""
 
-    def __init__(self, subject: Subject, now: Clock, costs: Overheads, frozen: bool) -> None:
-        self.subject, self.now, self.costs, self.frozen = subject, now, costs, frozen
-        self.timed = Timed()
+    def __init__(self, subject: Subject, watch: Stopwatch, frozen: bool) -> None:
+        self.subject, self.watch, self.frozen = subject, watch, frozen
+        self._mark = watch.mark
         self._made: list[tuple[Node, int]] = []
         self._owner: dict[Node, int] = {}
         self._leaves: list[Tensor] = []
-        self._events: list[tuple[float, int, bool]] = []  # when, whose, whether it adds up
+        self._calls: list[tuple[int, Mark, Mark]] = []  # whose, from when, to when
+        self._events: list[tuple[Mark, int, bool]] = []  # when, whose, whether it adds up
+        self._backward: tuple[Mark, Mark] | None = None
         self._reader = _first_readers(subject)
-        self._last_s = 0.0
+        self._last: Mark = None
 
     def forward(self) -> Tensor | None:
         """Run forward, noting values; return the loss."""
-        self._last_s = self.now()
+        self._last = self._mark()
         loss = self.subject.forward(self._ran, self.frozen)
         for node, op in self._made:
             self._own(node, op)
         return loss
 
     def _ran(self, op: Op, value: object) -> None:
-        """Note the time, and as little else as possible: what is done here cools the caches."""
-        self.timed.forward_s[id(op)] += self.now() - self._last_s - self.costs.tick_s
+        """Mark, and do as little else as possible: what is done here cools the caches."""
+        self._calls.append((id(op), self._last, self._mark()))
         for tensor in (value,) if isinstance(value, Tensor) else _tensors(value):
             if self.frozen and op.requires_grad and not tensor.requires_grad:
                 self._sprout(tensor)
             if tensor.grad_fn is not None:
                 self._made.append((tensor.grad_fn, id(op)))
-        self._last_s = self.now()
+        self._last = self._mark()
 
     def _sprout(self, tensor: Tensor) -> None:
         """Let gradients begin at what parameters alone made: an embedding's rows."""
@@ -137,32 +131,50 @@ class _Watch:
 
     def _note(self, op: int) -> Callable[[object], None]:
         def hook(_: object) -> None:
-            self._events.append((self.now(), op, False))
+            self._events.append((self._mark(), op, False))
 
         return hook
 
     def _added(self, param: str) -> None:
-        self._events.append((self.now(), self._reader[param], True))
+        self._events.append((self._mark(), self._reader[param], True))
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward, noting nodes and sums; charge the time between them.
+        """Run backward, marking nodes and sums."""
+        leaves = self._leaves if self.frozen else self.subject.trained
+        begin = self._mark()
+        with self.subject.telling(self._added):
+            self.subject.backward(loss, leaves)
+        self._backward = begin, self._mark()
+
+    def forget(self) -> None:
+        """Let go of autograd's nodes: they hold our hooks, and no collector sees through them."""
+        self._made.clear()
+        self._owner.clear()
+
+    def timed(self, costs: Overheads) -> Timed:
+        """Charge what passed between marks; the stopwatch has settled."""
+        found = Timed()
+        for op, begin, end in self._calls:
+            found.forward_s[op] += self.watch.between_s(begin, end, costs.tick_s)
+        if self._backward is not None:
+            self._charge_backward(found, costs, *self._backward)
+        return found
+
+    def _charge_backward(self, found: Timed, costs: Overheads, begin: Mark, end: Mark) -> None:
+        """Charge the time between events of backward.
 
         Before the first node autograd walks through all of them: that is charged to each alike.
         """
-        leaves = self._leaves if self.frozen else self.subject.trained
-        start_s = self.now()
-        with self.subject.telling(self._added):
-            self.subject.backward(loss, leaves)
-        ends = [when_s for when_s, _, _ in self._events[1:]] + [self.now()]
-        for (begin_s, op, adds), end_s in zip(self._events, ends, strict=True):
+        ends = [when for when, _, _ in self._events[1:]] + [end]
+        for (when, op, adds), until in zip(self._events, ends, strict=True):
             if adds:
-                self.timed.sums_s[op] += end_s - begin_s - self.costs.tick_s
+                found.sums_s[op] += self.watch.between_s(when, until, costs.tick_s)
             else:
-                self.timed.nodes_s[op] += end_s - begin_s - self.costs.hook_s
-        walked_s = (self._events[0][0] if self._events else start_s) - start_s
+                found.nodes_s[op] += self.watch.between_s(when, until, costs.hook_s)
         nodes = [op for _, op, adds in self._events if not adds]
+        walked_s = self.watch.between_s(begin, self._events[0][0]) if nodes else 0.0
         for op in nodes:
-            self.timed.nodes_s[op] += walked_s / len(nodes)
+            found.nodes_s[op] += walked_s / len(nodes)
 
 
 def _first_readers(subject: Subject) -> Mapping[str, int]:
@@ -183,37 +195,40 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def overheads(now: Clock) -> Overheads:
+def overheads(watch: Stopwatch) -> Overheads:
     """Measure what measuring costs, here and now: it differs with how busy the machine is.
 
-    A chain of tiny ops runs with a look at the clock after each and a hook at each of their nodes,
-    and without. To look is more than the clock's own time: what runs after a system call is slower.
+    A chain of tiny ops runs with a mark after each and a hook at each of their nodes, and without.
+    To mark is more than the clock's own time: what runs after a system call is slower.
     """
-    pairs = [(_chain(now, watched=True), _chain(now, watched=False)) for _ in range(_CHAINS)]
+    pairs = [(_chain(watch, watched=True), _chain(watch, watched=False)) for _ in range(_CHAINS)]
     ticks = [(watched[0] - plain[0]) / _CHAIN for watched, plain in pairs]
     hooks = [(watched[1] - plain[1]) / _CHAIN for watched, plain in pairs]
     return Overheads(max(0.0, statistics.median(ticks)), max(0.0, statistics.median(hooks)))
 
 
-def _chain(now: Clock, watched: bool) -> tuple[float, float]:
+def _chain(watch: Stopwatch, watched: bool) -> tuple[float, float]:
     """Return the seconds of forward and of backward of a chain; watched, the sum of intervals."""
-    leaf = torch.ones(4, requires_grad=True)
-    value, events, nodes, forward_s = leaf, [], [], 0.0
-    start_s = last_s = now()
+    mark, leaf = watch.mark, torch.ones(4, device=watch.device, requires_grad=True)
+    value, calls, events, nodes = leaf, [], [], []
+    begin = last = mark()
     for _ in range(_CHAIN):
         value = value * 1.5
         if watched:
-            forward_s += now() - last_s
+            calls.append((0, last, mark()))
             nodes.append(value.grad_fn)
-            last_s = now()
-    forward_s = forward_s if watched else now() - start_s
+            last = mark()
+    if not watched:
+        calls.append((0, begin, mark()))
 
     def note(_: object) -> None:
-        events.append((now(), 0, False))
+        events.append((mark(), 0, False))
 
     for node in nodes:
         assert node is not None
         node.register_prehook(note)
-    start_s = now()
-    torch.autograd.grad([value], [leaf], [torch.ones(4)])
-    return forward_s, now() - start_s
+    begin = mark()
+    torch.autograd.grad([value], [leaf], [torch.ones(4, device=watch.device)])
+    end = mark()
+    watch.settle()
+    return sum(watch.between_s(*call[1:]) for call in calls), watch.between_s(begin, end)

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.profiler.context import Clock
 from bigbrain_fx.profiler.rounds import WARM_UP, no_garbage_collection, trimmed_mean
+from bigbrain_fx.profiler.stopwatch import Stopwatch
 from bigbrain_fx.profiles import OptimizerStep
 from bigbrain_fx.runtime.device import adamw
 
@@ -41,7 +41,7 @@ class OptimizerTimes:
 
 
 def optimizer_times(
-    leaves: Sequence[tuple[str, Tensor]], make: MakeOptimizer | None, now: Clock, rounds: int
+    leaves: Sequence[tuple[str, Tensor]], make: MakeOptimizer | None, watch: Stopwatch, rounds: int
 ) -> OptimizerTimes:
     """Time steps of an optimizer. It changes the parameters.
 
@@ -49,21 +49,21 @@ def optimizer_times(
         leaves: the model's trained parameters by name, at least one, tied ones once.
         make: the user's `optimizer`; None for AdamW as it comes, which is also taken where the
             user's cannot be timed on the model: it asks for a closure, say.
-        now: the clock.
+        watch: to measure with.
         rounds: steps that count, of each set.
     """
     named = [(name, nn.Parameter(leaf.detach())) for name, leaf in leaves]
     if make is not None:
         with contextlib.suppress(Exception):  # the user's own code
-            return _timed(named, make, now, rounds)
-    return _timed(named, adamw, now, rounds)
+            return _timed(named, make, watch, rounds)
+    return _timed(named, adamw, watch, rounds)
 
 
-def _timed(named: Named, make: MakeOptimizer, now: Clock, rounds: int) -> OptimizerTimes:
+def _timed(named: Named, make: MakeOptimizer, watch: Stopwatch, rounds: int) -> OptimizerTimes:
     name, found = type(make(named)).__name__, []
     for what, some in _sets(named):
         try:
-            found.append(_step(what, some, make, now, rounds))
+            found.append(_step(what, some, make, watch, rounds))
         except Exception:  # the user's own code, on a part of the model, or on other shapes
             if not found:  # the model itself, which comes first
                 raise
@@ -97,18 +97,22 @@ def _filled(shape: Sequence[int], like: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.ones(shape, dtype=like.dtype, device=like.device))
 
 
-def _step(what: str, named: Named, make: MakeOptimizer, now: Clock, rounds: int) -> OptimizerStep:
+def _step(
+    what: str, named: Named, make: MakeOptimizer, watch: Stopwatch, rounds: int
+) -> OptimizerStep:
     """Time steps, gradients given and taken as a device does."""
     optimizer = make(named)
     gradients = [torch.full_like(tensor, 1e-3) for _, tensor in named]
-    taken_s = []
+    spans = []
     with no_garbage_collection():
         for _ in range(rounds + WARM_UP):
-            start_s = now()
+            begin = watch.mark()
             for (_, tensor), gradient in zip(named, gradients, strict=True):
                 tensor.grad = gradient
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            taken_s.append(now() - start_s)
+            spans.append((begin, watch.mark()))
+    watch.settle()
+    taken_s = [watch.between_s(begin, end) for begin, end in spans[WARM_UP:]]
     nbytes = sum(tensor.nbytes for _, tensor in named)
-    return OptimizerStep(what, len(named), nbytes, trimmed_mean(taken_s[WARM_UP:]))
+    return OptimizerStep(what, len(named), nbytes, trimmed_mean(taken_s))

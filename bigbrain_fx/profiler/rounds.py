@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Op
-from bigbrain_fx.profiler.context import Clock, Timed, overheads, timed_step, whole_step_s
+from bigbrain_fx.profiler.context import Timed, overheads, timed_step, whole_step_s
+from bigbrain_fx.profiler.stopwatch import Stopwatch
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import OpProfile, Signature, signatures
 
@@ -30,7 +31,7 @@ class Rounds:
     """
 
     subject: Subject
-    now: Clock
+    watch: Stopwatch
     whole_s: list[float] = field(default_factory=list)
     full: list[Timed] = field(default_factory=list)
     frozen: list[Timed] = field(default_factory=list)
@@ -38,17 +39,17 @@ class Rounds:
     def warm_up(self) -> None:
         """Run a few steps that do not count."""
         for _ in range(WARM_UP):
-            whole_step_s(self.subject, self.now)
+            whole_step_s(self.subject, self.watch)
 
     def again(self) -> None:
         """Take one round: a whole step, a watched one, and a watched one of frozen parameters."""
         with no_garbage_collection():
-            costs = overheads(self.now)
-            whole_step_s(self.subject, self.now)  # not counted: the caches are the chain's
-            self.whole_s.append(whole_step_s(self.subject, self.now))
-            self.full.append(timed_step(self.subject, self.now, costs))
+            costs = overheads(self.watch)
+            whole_step_s(self.subject, self.watch)  # not counted: the caches are the chain's
+            self.whole_s.append(whole_step_s(self.subject, self.watch))
+            self.full.append(timed_step(self.subject, self.watch, costs))
             if self.subject.trained:
-                self.frozen.append(timed_step(self.subject, self.now, costs, frozen=True))
+                self.frozen.append(timed_step(self.subject, self.watch, costs, frozen=True))
 
     def profiles(self) -> tuple[OpProfile, ...]:
         """Return the profile of every signature in the graph, in the order of their first op."""

@@ -76,6 +76,7 @@ class ProfileOptions:
         rows: of a micro-batch, each; the example batch's when empty.
         threads: that the child computes with. rounds: runs of every op, at least.
         training: as in `capture`. time_limit_s: for the whole run.
+        device: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device, else the CPU.
     """
 
     rows: tuple[int, ...] = ()
@@ -86,6 +87,7 @@ class ProfileOptions:
     assume: Mapping[str, bool] | None = None
     leaves: tuple[str, ...] = ()
     time_limit_s: float = 3600.0
+    device: str = "auto"
 
 
 def profile(
@@ -94,7 +96,7 @@ def profile(
     options: ProfileOptions | None = None,
     show: Callable[[str], None] = lambda said: None,
 ) -> Profiled:
-    """Measure the distinct ops of a model on this host, and put them into a database.
+    """Measure the distinct ops of a model on a device of this host, and put them into a database.
 
     What the database has already is not measured again, so that a run that was stopped goes on
     where it was.
@@ -106,7 +108,7 @@ def profile(
         show: called with each step of progress.
 
     Raises:
-        InputError: the model file or the database cannot be used.
+        InputError: the model file or the database cannot be used, or there is no such device.
         CaptureError: torch.export cannot follow the model.
     """
     options = options or ProfileOptions()
@@ -122,6 +124,7 @@ def profile(
         "training": options.training,
         "assume": dict(options.assume or {}),
         "leaves": list(options.leaves),
+        "device": options.device,
     }
     facts: Message = {}
     measured: list[Measured] = []

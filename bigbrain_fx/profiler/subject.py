@@ -16,7 +16,6 @@ from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.randomness import draw_places, place_name
 from bigbrain_fx.runtime.modules import reseed
 
-_CPU = torch.device("cpu")
 _SHARE = 0.125  # the loss's seed: some number of micro-batches, which costs the same for all
 
 
@@ -28,6 +27,7 @@ class Subject:
         tensors: parameters, buffers and constants by name; buffers go on as in training.
         inputs: the batch's tensors by name.
         functions: the user's own Python, by target.
+        device: where it runs; tensors that are elsewhere are copied there.
     """
 
     def __init__(
@@ -36,12 +36,14 @@ class Subject:
         tensors: Mapping[str, Tensor],
         inputs: Mapping[str, Tensor],
         functions: Mapping[str, object],
+        device: torch.device,
     ) -> None:
-        self.graph, self.inputs, self.functions = graph, inputs, functions
+        self.graph, self.functions, self.device = graph, functions, device
+        self.inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         self._places = draw_places(graph)
         self._tell: Callable[[str], None] | None = None
         self._sums: dict[str, Tensor] = {}
-        self._plain = {name: tensor.detach() for name, tensor in tensors.items()}
+        self._plain = _placed(tensors, device)
         leaves = self._make_leaves() if graph.loss else {}
         canonical = {param.name: param.canonical for param in graph.params}
         self._tensors = {
@@ -63,7 +65,7 @@ class Subject:
 
     def _adder(self, name: str, leaf: Tensor) -> Callable[[Tensor], Tensor]:
         """Add up gradients as the runtime does: in memory of their own, while they are warm."""
-        nothing = torch.zeros((), dtype=leaf.dtype).expand_as(leaf)
+        nothing = torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand_as(leaf)
         self._sums[name] = torch.zeros_like(leaf)
 
         def add(gradient: Tensor) -> Tensor:
@@ -99,6 +101,7 @@ class Subject:
                 self.inputs,
                 key=self._keyed,
                 functions=self.functions,
+                device=self.device,
                 watch=watch,
             )
         loss = found[self.graph.loss] if self.graph.loss else None
@@ -109,10 +112,16 @@ class Subject:
 
     @contextmanager
     def _seeded(self, op: Op) -> Iterator[None]:
-        reseed((0, 0, 0), place_name(*self._places[op.name]), _CPU)
+        reseed((0, 0, 0), place_name(*self._places[op.name]), self.device)
         yield
 
     def backward(self, loss: Tensor, leaves: list[Tensor]) -> None:
         """Make the gradients of some leaves, and add up those of parameters."""
         if leaves:
             torch.autograd.grad([loss], leaves, [torch.full_like(loss, _SHARE)], allow_unused=True)
+
+
+def _placed(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Put tensors on a device, out of autograd's sight; a tensor of two names is copied once."""
+    there = {id(tensor): tensor.detach().to(device) for tensor in tensors.values()}
+    return {name: there[id(tensor)] for name, tensor in tensors.items()}

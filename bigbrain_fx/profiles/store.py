@@ -112,6 +112,7 @@ class Machine:
     Attributes:
         kind: "cpu" or "cuda".
         processor: the name that it gives itself.
+        threads: of the process that measured; a GPU's ops do not depend on them.
         quota: share of the time that its threads may run; 1.0 unless emulated.
         optimizer_s_per_byte: seconds of an optimizer's step for each byte of trained parameters.
         optimizer_s_per_tensor: and for each of their tensors. Both are 0.0 if unknown.
@@ -137,8 +138,9 @@ class Machine:
     def key(self) -> str:
         """A stable text; rates, which differ a little each time, are left out."""
         quota = "" if self.quota == 1.0 else f", {self.quota:.3g} of the time"
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{self.kind}: {self.processor}, torch {self.torch_version}, {threads}{quota}"
+        threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}"
+        threads = threads if self.kind == "cpu" else ""
+        return f"{self.kind}: {self.processor}, torch {self.torch_version}{threads}{quota}"
 
 
 @dataclass(frozen=True, slots=True)

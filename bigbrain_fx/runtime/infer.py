@@ -275,9 +275,9 @@ def _run_joined(
 ) -> None:
     store = join(inference.plan, inference.kinds, rank, options.deadline)
     try:
-        where = own_device(inference.kinds[rank])
+        where = own_device(inference.kinds, rank)
         ranks = {cls.name: number for number, cls in enumerate(inference.devices)}
-        remote = [c for c in inference.devices[rank].channels if not c.is_local]
+        remote = [c for cls in inference.devices for c in cls.channels if not c.is_local]
         transport = NetworkTransport(ranks, where, options.deadline, store, remote)
         stream = _stream(inference, batches, places, seed, where)
         device = make_device(inference, rank, transport, stream, seed, where)

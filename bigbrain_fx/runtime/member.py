@@ -114,7 +114,7 @@ def _train(
     assert duty.device is not None
     torch.set_num_threads(options.threads or bundle.threads[duty.rank])
     os.environ["LOCAL_RANK"] = str(duty.local_rank)
-    where = own_device(bundle.kinds[duty.rank])
+    where = own_device(bundle.kinds, duty.rank)
     cls = bundle.devices[duty.rank]
     connect = partial(_connect, bundle, options, duty.rank, where, control)
     transport = ReplayTransport(cls.name, cls.channels, cls.micro_batches, control, connect)

@@ -38,7 +38,7 @@ class _Line:
 
     channel: Channel
     peer: int
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None = None
     layout: Layout | None = None
     header: tuple[Tensor, dist.Work] | None = None
     posted: deque[tuple[Tensor, dist.Work]] = field(default_factory=deque)
@@ -53,8 +53,8 @@ class NetworkTransport:
         device: where tensors live; cuda tensors go through host memory unless the backend is nccl.
         deadline_s: longest wait for any one message.
         store: where devices compare what they must agree on.
-        channels: those of this device. With nccl each gets its group at once, in order of tags:
-            making a group waits for the other end, so all devices must make them in one order.
+        channels: those of all devices. With nccl each gets its group at once, in order of tags:
+            torch numbers groups, so every device must make all of them, in one order.
         mesh: a gloo group of its own, which `abandon` may close, instead of the default group. Its
             messages have checksums: who knows how to connect anew can ask for one again.
     """
@@ -78,8 +78,9 @@ class NetworkTransport:
         self.wire = device if self.is_nccl else torch.device("cpu")
         self.lines: dict[int, _Line] = {}
         self.background = _Background(self.deadline)
-        for channel in sorted(channels, key=lambda channel: channel.tag):
-            self._line(channel)
+        if self.is_nccl:
+            for _, channel in sorted({channel.tag: channel for channel in channels}.items()):
+                self._connect(channel)
 
     def begin_step(self, channels: tuple[tuple[Channel, int], ...]) -> None:
         """Say how many messages each incoming channel will bring; post the first receives."""
@@ -181,12 +182,28 @@ class NetworkTransport:
     def _line(self, channel: Channel) -> _Line:
         line = self.lines.get(channel.tag)
         if line is None:
-            me = dist.get_rank() if self.mesh is None else self.mesh.rank()
-            ends = sorted((self.ranks[channel.sender], self.ranks[channel.receiver]))
-            group = dist.new_group(ends, use_local_synchronization=True) if self.is_nccl else None
-            line = _Line(channel, ends[0] + ends[1] - me, group)
-            self.lines[channel.tag] = line
+            assert not self.is_nccl, f"no group was made for {channel}"
+            line = self.lines[channel.tag] = _Line(channel, self._peer(channel))
         return line
+
+    def _peer(self, channel: Channel) -> int:
+        me = dist.get_rank() if self.mesh is None else self.mesh.rank()
+        return self.ranks[channel.sender] + self.ranks[channel.receiver] - me
+
+    def _connect(self, channel: Channel) -> None:
+        """Give a channel a group of its own; pass a first message if it starts or ends here.
+
+        nccl connects two ends in their first message, and each waits there for the other. In a step
+        it would be too late: two ends that both post a receive first would wait for ever.
+        """
+        sender, receiver = self.ranks[channel.sender], self.ranks[channel.receiver]
+        group = dist.new_group([sender, receiver], timeout=self.deadline)
+        if (me := dist.get_rank()) not in (sender, receiver):
+            return
+        line = self.lines[channel.tag] = _Line(channel, self._peer(channel), group)
+        move = dist.send if me == sender else dist.recv
+        with _to_a_living_peer(channel):
+            move(torch.zeros(1, device=self.wire), line.peer, group=group)
 
     def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
         with _to_a_living_peer(line.channel):

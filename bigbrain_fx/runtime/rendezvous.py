@@ -181,21 +181,32 @@ def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") 
         store.wait([f"{where}/{other}" for other in range(world)])
 
 
-def own_device(kind: str) -> torch.device:
-    """Return where this process computes; of several GPUs the one that LOCAL_RANK says."""
-    if kind != "cuda":
+def own_device(kinds: Sequence[str], rank: int) -> torch.device:
+    """Return where this process computes; see `own_gpu`."""
+    if kinds[rank] != "cuda":
         return torch.device("cpu")
-    device = torch.device("cuda", environment_number("LOCAL_RANK", 0))
+    device = torch.device("cuda", own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     return device
 
 
+def own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> int:
+    """Return the number of a process's GPU: how many GPU processes of its host come before it.
+
+    LOCAL_RANK counts CPU processes, too. Those of a host are taken to have consecutive ranks, as
+    launchers give them.
+    """
+    return list(kinds[max(0, rank - local_rank) : rank]).count("cuda")
+
+
 def write_report(name: str, folder: Path) -> None:
-    """Write what a device's process held at most, as JSON."""
+    """Write what a device's process held at most, as JSON; on a GPU, what its tensors took, too."""
     folder.mkdir(parents=True, exist_ok=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    text = json.dumps({"device": name, "max_rss_bytes": peak})
-    (folder / f"{name}.json").write_text(text + "\n")
+    facts: dict[str, str | int] = {"device": name}
+    facts["max_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch.cuda.is_initialized():  # only where this process computes there: see `own_device`
+        facts["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
+    (folder / f"{name}.json").write_text(json.dumps(facts) + "\n")
 
 
 def environment_number(name: str, default: int | None) -> int:

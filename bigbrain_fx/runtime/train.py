@@ -173,9 +173,9 @@ def _run(
     options: argparse.Namespace,
     commits: CommitOptions | None,
 ) -> None:
-    where = own_device(bundle.kinds[rank])
+    where = own_device(bundle.kinds, rank)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
-    remote = [c for c in bundle.devices[rank].channels if not c.is_local]
+    remote = [c for cls in bundle.devices for c in cls.channels if not c.is_local]
     transport = NetworkTransport(ranks, where, options.deadline, store, remote)
     device = make_device(bundle, rank, transport, seed, where)
     device.on_nan = options.on_nan

@@ -66,6 +66,7 @@ def _wanted(model: Path, store: Path, rows: int, rounds: int) -> Mapping[str, ob
         "training": True,
         "assume": {},
         "leaves": [],
+        "device": "cpu",
     }
 
 

@@ -1,0 +1,173 @@
+"""What was found on a host: a noun that tells itself as a cluster, as JSON and as text.
+
+This room starts nothing and measures nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bigbrain_fx.core import Cluster, Device, Link, Overheads
+from bigbrain_fx.doctor.clusters import device_of, linked, rounded, write_cluster
+from bigbrain_fx.doctor.figures import (
+    Kind,
+    MatmulRate,
+    Rates,
+    are_alike,
+    half_flops_per_s,
+    link_text,
+    overheads_text,
+    slowest,
+    table_lines,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of the host, as its own process found it while all GPUs computed.
+
+    Attributes:
+        memory_bytes: what was free once that process had its context.
+        overheads: of that process; of a host's only GPU, messages cost what CPU processes found.
+    """
+
+    name: str
+    memory_bytes: int
+    rates: Rates
+    matmul: tuple[MatmulRate, ...] = ()
+    overheads: Overheads = field(default_factory=Overheads)
+
+
+@dataclass(frozen=True)
+class HostProbe:
+    """What was measured on this host; `cluster` is what planners get, `print` shows it.
+
+    Attributes:
+        devices: how many devices the cluster has.
+        threads: CPU threads of each.
+        cpu: what each of `devices` processes sustained while all of them computed.
+        link: between two processes, over loopback.
+        gpus: every GPU seen; empty without CUDA.
+        gpu_links: (number, number, link) of every pair of GPUs, between their processes.
+        load: processes that wanted a core before the probe began (one-minute average).
+        matmul: matrix products of each CPU device by size and dtype; planners get `cpu`, and of
+            the table the middle rate of large products in bfloat16.
+        overheads: what a CPU device's process does beside computing.
+    """
+
+    kind: Kind
+    devices: int
+    threads: int
+    cores: int
+    memory_bytes: int
+    cpu: Rates
+    link: Link
+    gpus: tuple[Gpu, ...]
+    gpu_links: tuple[tuple[int, int, Link], ...]
+    took_s: float
+    load: float = 0.0
+    matmul: tuple[MatmulRate, ...] = ()
+    overheads: Overheads = field(default_factory=Overheads)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The host as a cluster: devices d0, d1, ... on "localhost", figures to three digits.
+
+        GPUs have the link of every pair where the pairs differ; the default is the slowest. A host
+        that has one GPU has no pair to measure: the default is then the loopback.
+        """
+        if self.kind == "cuda":
+            return self._cluster_of_gpus()
+        share_bytes, half = self.memory_bytes // self.devices, half_flops_per_s(self.matmul)
+        devices = tuple(
+            self._device(i, share_bytes, self.cpu, self.overheads, half)
+            for i in range(self.devices)
+        )
+        return Cluster(devices, rounded(self.link))
+
+    def _cluster_of_gpus(self) -> Cluster:
+        devices = tuple(
+            self._device(
+                i, gpu.memory_bytes, gpu.rates, gpu.overheads, half_flops_per_s(gpu.matmul)
+            )
+            for i, gpu in enumerate(self.gpus[: self.devices])
+        )
+        used = [entry for entry in self.gpu_links if max(entry[:2]) < self.devices]
+        found = [link for *_, link in used]
+        if are_alike(found):
+            return Cluster(devices, rounded(slowest(found or [self.link])))
+        return linked(devices, [(f"d{a}", f"d{b}", link) for a, b, link in used])
+
+    def _device(
+        self,
+        index: int,
+        memory_bytes: int,
+        rates: Rates,
+        overheads: Overheads,
+        half: float | None,
+    ) -> Device:
+        return device_of(
+            f"d{index}",
+            "localhost",
+            self.kind,
+            self.threads,
+            memory_bytes,
+            rates,
+            overheads,
+            half,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should know before trusting the figures."""
+        notes = []
+        wanted = self.devices * self.threads
+        if self.kind == "cpu" and wanted > self.cores:
+            notes.append(f"{wanted} threads share {self.cores} cores: each gets what it got here")
+        if self.load > self.cores / 2:
+            notes.append(
+                f"the host was busy (load {self.load:.1f} on {self.cores} cores): "
+                "probe again when it is quiet"
+            )
+        return tuple(notes)
+
+    @property
+    def measured(self) -> dict[str, object]:
+        """Everything that was measured, for JSON; `cluster` has less, and to three digits."""
+        return asdict(self)
+
+    def write(self, path: str | Path, force: bool = False) -> None:
+        """Write the cluster file: see `write_cluster`."""
+        write_cluster(self.cluster, path, force)
+
+    def __str__(self) -> str:
+        memory = f"{self.memory_bytes / 2**30:.1f} GiB"
+        plural = "process" if self.devices == 1 else "processes at once"
+        lines = [
+            f"host      {self.cores} cores, {memory} of memory for use",
+            f"cpu       {self.cpu}",
+            f"          each of {self.devices} {plural}, {self.threads} thread(s) each",
+            f"loopback  {link_text(self.link)}",
+            f"overheads {overheads_text(self.overheads)}",
+            *table_lines(self.matmul),
+            *self._gpu_lines(),
+            *self._gpu_link_lines(),
+            f"cluster   {self.devices} {self.kind} device(s), probed in {self.took_s:.1f} s",
+        ]
+        return "\n".join(itertools.chain(lines, (f"note      {note}" for note in self.notes)))
+
+    def _gpu_lines(self) -> Iterator[str]:
+        for i, gpu in enumerate(self.gpus):
+            free = f"{gpu.memory_bytes / 2**30:.1f} GiB free"
+            yield f"{f'gpu {i}':<10}{gpu.name}, {free}, {gpu.rates}"
+            yield f"overheads {overheads_text(gpu.overheads)}"
+            yield from table_lines(gpu.matmul)
+
+    def _gpu_link_lines(self) -> list[str]:
+        found = [link for *_, link in self.gpu_links]
+        if found and are_alike(found):
+            return [f"gpu-gpu   {link_text(slowest(found))}"]
+        return [f"{f'gpu {a}-{b}':<10}{link_text(link)}" for a, b, link in self.gpu_links]

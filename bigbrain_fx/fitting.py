@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Device, DeviceForecast, Forecast, Graph, Stages
 from bigbrain_fx.errors import NoPlanError
+from bigbrain_fx.schedule import library_bytes, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ PROCESS: Mapping[str, Process] = {
     "cuda": Process(share=1.1, context_bytes=600 << 20),
 }
 """CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in
-`tools.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: context, cuBLAS workspace and
-allocator, a guess that no GPU has tested.
+`tools.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: the context, and segments that
+the allocator cannot reuse, a guess that no GPU has tested; cuBLAS's workspace is among the tensors.
 """
 
 
-def with_data(forecast: Forecast, graph: Graph, stages: Stages, micro_batches: int) -> Forecast:
+def with_data(
+    forecast: Forecast, graph: Graph, stages: Stages, micro_batches: int, cluster: Cluster
+) -> Forecast:
     """Return a forecast that counts the batch, too: every device splits all of it.
 
     What the user's `batches` holds itself, a data set, say, nobody can foresee.
@@ -48,20 +51,27 @@ def with_data(forecast: Forecast, graph: Graph, stages: Stages, micro_batches: i
         graph: concrete, for one micro-batch.
         stages: what they read of the batch.
         micro_batches: of a step.
+        cluster: has the forecast's devices.
     """
-    data = data_bytes(graph, stages, micro_batches)
-    devices = (
-        replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + data)
-        for entry in forecast.devices
-    )
-    return replace(forecast, devices=tuple(devices))
+
+    def counted(entry: DeviceForecast) -> DeviceForecast:
+        kind = cluster.device[entry.device].kind
+        data = data_bytes(graph, stages, micro_batches, kind)
+        return replace(entry, data_bytes=data, peak_bytes=entry.peak_bytes + data)
+
+    return replace(forecast, devices=tuple(map(counted, forecast.devices)))
 
 
-def data_bytes(graph: Graph, stages: Stages | None, micro_batches: int) -> int:
-    """Return the bytes of a batch's micro-batches; of all its entries where no stages are given."""
+def data_bytes(graph: Graph, stages: Stages | None, micro_batches: int, kind: str) -> int:
+    """Return the bytes of a batch on a kind of device: each micro-batch is a tensor of its own.
+
+    Of all its entries where no stages are given, else of those that they read.
+    """
     used = None if stages is None else {name for s in stages.stages for name in s.inputs}
     entries = [entry for entry in graph.inputs if used is None or entry.name in used]
-    return sum(entry.spec.nbytes * (micro_batches if entry.batched else 1) for entry in entries)
+    counts = [micro_batches if entry.batched else 1 for entry in entries]
+    each = [rounded(entry.spec.nbytes, kind) for entry in entries]
+    return sum(count * nbytes for count, nbytes in zip(counts, each, strict=True))
 
 
 def needed_bytes(entry: DeviceForecast, device: Device) -> int:
@@ -71,31 +81,40 @@ def needed_bytes(entry: DeviceForecast, device: Device) -> int:
 
 
 def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
-    """Return the cluster with the memory that is left for tensors, the batch taken off.
+    """Return the cluster with the memory that is left for a plan's tensors.
+
+    The batch is taken off, and what cuBLAS takes.
 
     Args:
         cluster: as the user described it.
         graph: concrete, for one micro-batch.
         micro_batches: of a step.
     """
-    data = data_bytes(graph, None, micro_batches)
 
-    def left(device: Device) -> Device:
+    def smaller(device: Device) -> Device:
         process = PROCESS[device.kind]
+        data = data_bytes(graph, None, micro_batches, device.kind)
         tensors = int((device.memory_bytes - process.context_bytes) / process.share)
-        return replace(device, memory_bytes=max(1, tensors - data))
+        left = tensors - data - _libraries_bytes(device, graph)
+        return replace(device, memory_bytes=max(1, left))
 
-    return replace(cluster, devices=tuple(map(left, cluster.devices)))
+    return replace(cluster, devices=tuple(map(smaller, cluster.devices)))
 
 
 def beside_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> tuple[str, ...]:
     """Return what `for_tensors` takes off, a line for each kind of device."""
-    data = mib(data_bytes(graph, None, micro_batches))
+    kinds = sorted({(d.kind, _libraries_bytes(d, graph)) for d in cluster.devices})
     return tuple(
         f"of the memory of a {kind} device {mib(PROCESS[kind].context_bytes)} are the process's, "
-        f"{data} the batch's, and the rest holds {1 / PROCESS[kind].share:.0%} tensors"
-        for kind in sorted({device.kind for device in cluster.devices})
+        f"{mib(data_bytes(graph, None, micro_batches, kind))} the batch's, "
+        + (f"{mib(libraries)} cuBLAS's, " if libraries else "")
+        + f"and the rest holds {1 / PROCESS[kind].share:.0%} tensors"
+        for kind, libraries in kinds
     )
+
+
+def _libraries_bytes(device: Device, graph: Graph) -> int:
+    return library_bytes(device, graph.ops, graph.loss is not None)
 
 
 def require_fits(forecast: Forecast, cluster: Cluster) -> None:
@@ -120,8 +139,12 @@ def least_memory(forecast: Forecast, cluster: Cluster, graph: Graph, micro_batch
 
     A planner reserves for the worst order of events; a fifth on top covers what that adds.
     """
-    needs = (needed_bytes(entry, cluster.device[entry.device]) for entry in forecast.devices)
-    return int(1.2 * (max(needs) + data_bytes(graph, None, micro_batches)))
+    devices = ((entry, cluster.device[entry.device]) for entry in forecast.devices)
+    needs = (
+        needed_bytes(entry, device) + data_bytes(graph, None, micro_batches, device.kind)
+        for entry, device in devices
+    )
+    return int(1.2 * max(needs))
 
 
 def _lacks(entry: DeviceForecast, device: Device) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigbrain_fx.launch import Run
 from bigbrain_fx.runtime.data import BatchError, Stream
 from tests.command_line import (
     CHOICES,
@@ -68,6 +69,18 @@ def test_bad_numbers(bundle: Path, words: tuple[str, str]) -> None:
     done = call("run", bundle, *words)
     assert done.code == 2
     assert f"Invalid value for '{words[0]}'" in done.err
+
+
+def test_what_tensors_took_of_a_gpu_is_told(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> Run:
+        held = {"d0": 3 << 20, "d1": 5 << 20}
+        return Run((), {"d0": 1 << 20}, Path("logs"), max_allocated_bytes=held)
+
+    monkeypatch.setattr("bigbrain_fx.launch.run", run)
+    done = call("run", bundle, "--steps", "1")
+    assert done.out == (
+        "tensors on the GPU, at most: d0 3 MiB, d1 5 MiB\nresident memory d0 1 MiB; logs in logs\n"
+    )
 
 
 def test_a_plan_alone_cannot_be_run(bundle: Path, tmp_path: Path) -> None:

@@ -331,12 +331,12 @@ def test_what_a_host_shares() -> None:
     assert [d.memory_bytes_per_s for d in found.devices] == [12e9, 36e9, 12e9]
 
 
-def test_devices_share_their_hosts_memory_by_what_they_would_take() -> None:
-    for total, expected in [("16GB/s", [4e9, 12e9, 12e9]), ("48GB/s", [12e9, 36e9, 12e9])]:
-        hosts = f'[{{"name": "a", "memory_bandwidth": "{total}"}}]'
-        found = parse(TWO_HOSTS.replace("HOSTS", hosts))
-        assert [d.memory_bytes_per_s for d in found.devices] == pytest.approx(expected)
-        assert parse(to_json(found)) == found
+def test_devices_keep_their_own_rates_where_hosts_share_memory_and_cores() -> None:
+    hosts = '[{"name": "a", "memory_bandwidth": "16GB/s", "cores": 2}, {"name": "b", "cores": 1}]'
+    found = parse(TWO_HOSTS.replace("HOSTS", hosts))
+    assert [d.memory_bytes_per_s for d in found.devices] == [12e9, 36e9, 12e9]
+    assert found.hosts == (Host("a", None, 16e9, 2), Host("b", cores=1))
+    assert parse(to_json(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -345,6 +345,7 @@ def test_devices_share_their_hosts_memory_by_what_they_would_take() -> None:
         ('[{"name": "c"}]', "no device is on a host 'c'", "hosts[0].name"),
         ('[{"name": "a"}, {"name": "a"}]', "duplicate of hosts[0].name", "hosts[1].name"),
         ('[{"name": "a", "nic": "10Gb/s"}]', "", "hosts[0].nic"),
+        ('[{"name": "a", "cores": 0}]', "", "hosts[0].cores"),
     ],
 )
 def test_hosts_that_are_not_right(hosts: str, what: str, at: str) -> None:

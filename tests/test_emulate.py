@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import select
 import signal
 import subprocess
@@ -382,6 +383,25 @@ def test_nothing_is_left_of_a_killed_emulation(tmp_path: Path) -> None:
 def described(tmp_path: Path) -> str:
     (tmp_path / "cluster.json").write_text(to_json(cluster(2, 1)))
     return str(tmp_path / "cluster.json")
+
+
+@real
+def test_a_bundle_is_run_by_the_command(described: str, tmp_path: Path) -> None:
+    bundle = split_small(tmp_path, cluster(2, 1))
+    words = ["-m", "tools.emulate", described, "--", str(bundle), "--steps", "2"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    head, *steps, last = done.stdout.splitlines()
+    assert re.fullmatch(r"cores: d0 0\.\d+, d1 0\.\d+", head)
+    assert [line.split()[:3] for line in steps] == [["step", "0", "loss"], ["step", "1", "loss"]]
+    assert re.fullmatch(r"peak memory: d0 \d+ MiB, d1 \d+ MiB \(of which .* torch\)", last)
 
 
 def test_what_doctor_finds_is_shown_beside_what_was_described() -> None:

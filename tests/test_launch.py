@@ -26,6 +26,7 @@ from bigbrain_fx.launch import (
     require_free,
     run,
 )
+from bigbrain_fx.launch.program import allocated, peaks
 from bigbrain_fx.plan import read_plan
 from tests.bundles import cluster, copied, edit, is_running, split_small
 
@@ -66,6 +67,7 @@ def test_a_run_reports_every_step(bundle: Path, tmp_path: Path) -> None:
     assert all(line.step_s > 0 for line in done.steps)
     assert done.max_rss_bytes.keys() == {"d0", "d1"}
     assert min(done.max_rss_bytes.values()) > 50 * 2**20  # torch alone
+    assert done.max_allocated_bytes == {}  # no GPU computed
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "d0.safetensors",
         "d1.safetensors",
@@ -216,3 +218,11 @@ def test_commands_for_several_hosts(tmp_path: Path) -> None:
     moved = commands(plan, RunOptions(7, seed=3, port=4000, save=Path("my out")))
     assert "MASTER_PORT=4000 python train.py --steps 7 --seed 3" in moved[1][1]
     assert moved[1][1].endswith("--save 'my out'")
+
+
+def test_a_run_tells_what_tensors_took_of_each_gpu(bundle: Path, tmp_path: Path) -> None:
+    reports = {"d0": {"max_rss_bytes": 5}, "d1": {"max_rss_bytes": 6, "max_allocated_bytes": 7}}
+    for name, facts in reports.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"device": name, **facts}))
+    assert allocated(read_plan(bundle), tmp_path) == {"d1": 7}
+    assert peaks(read_plan(bundle), tmp_path) == {"d0": 5, "d1": 6}

@@ -25,9 +25,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -134,26 +135,46 @@ def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memor
     with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
         bundle = write_bundle(plan, session, Path(scratch, "bundle"))
         taken = quiet_runs(place.net, bundle, repeats, Path(scratch))
-        tracked = tracked_bytes(bundle, Path(scratch, "tracked")) if with_memory else {}
-        resident = resident_bytes(bundle, Path(scratch, "resident")) if with_memory else {}
+        row = Row(
+            cell.model,
+            cell.cluster,
+            cell.schedule,
+            cell.split,
+            step_s=[run.step_s for run in taken],
+            reference_s=[run.reference_s for run in taken],
+            forecast_s=found.step_s,
+            forecast_reference_s=place.forecast_references(cell.model, bench.references()),
+            covered=measured_share(plan) or 0.0,
+            busy=[round(run.busy, 3) for run in taken],
+        )
+        if with_memory:
+            row = remembered(row, place.net, plan, bundle, Path(scratch))
+    return replace(row, took_s=round(time.monotonic() - start_s, 1))
+
+
+def remembered(row: Row, net: Network, plan: Plan, bundle: Path, scratch: Path) -> Row:
+    """Measure the memory of a cell's bundle.
+
+    Live tensors are tracked on the emulated devices: how many messages are under way at once
+    depends on links and speeds. Resident memory is that of processes of this machine's own.
+    """
     entries = {entry.device: entry for entry in plan.forecast.devices}
-    return Row(
-        cell.model,
-        cell.cluster,
-        cell.schedule,
-        cell.split,
-        step_s=[run.step_s for run in taken],
-        reference_s=[run.reference_s for run in taken],
-        forecast_s=found.step_s,
-        forecast_reference_s=place.forecast_references(cell.model, bench.references()),
-        covered=measured_share(plan) or 0.0,
+    return replace(
+        row,
         forecast_bytes={name: entry.peak_bytes for name, entry in entries.items()},
-        tracked_bytes=dict(tracked),
+        tracked_bytes=dict(tracked_bytes(bundle, scratch / "tracked", net.spawn)),
         reserved_bytes={n: needed_bytes(e, plan.cluster.device[n]) for n, e in entries.items()},
-        resident_bytes=dict(resident),
-        busy=[round(run.busy, 3) for run in taken],
-        took_s=round(time.monotonic() - start_s, 1),
+        resident_bytes=dict(resident_bytes(bundle, scratch / "resident")),
     )
+
+
+def memory_anew(place: Place, bench: Bench, row: Row) -> Row:
+    """Measure the memory of a row again, and nothing else."""
+    session, cell = bench.session(row.model), row.cell
+    plan = foreseen(session, cell, place, place.sit(bench, cell.model)).plan
+    with tempfile.TemporaryDirectory(prefix="fidelity-") as scratch:
+        bundle = write_bundle(plan, session, Path(scratch, "bundle"))
+        return remembered(row, place.net, plan, bundle, Path(scratch))
 
 
 @dataclass(frozen=True)
@@ -194,18 +215,38 @@ def lacking(
     return [cell for cell in cells if cell not in done]
 
 
-def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) -> Iterator[Row]:
+Way = Callable[[Place, Cell], Row]
+
+
+def in_full(cells: Sequence[Cell], bench: Bench, repeats: Repeats) -> Way:
+    """Return how to measure cells: times of all, memory of each n-th."""
+    number = {cell: i for i, cell in enumerate(cells)}
+
+    def way(place: Place, cell: Cell) -> Row:
+        with_memory = repeats.memory > 0 and number[cell] % repeats.memory == 0
+        return measure(place, bench, cell, repeats, with_memory)
+
+    return way
+
+
+def memory_of(rows: Sequence[Row], bench: Bench) -> Way:
+    """Return how to measure the memory of rows anew."""
+    known = {row.cell: row for row in rows}
+    return lambda place, cell: memory_anew(place, bench, known[cell])
+
+
+def measured(
+    cells: Sequence[Cell], bench: Bench, quiet: float, say: Say, way: Way
+) -> Iterator[Row]:
     """Measure cells cluster by cluster; a cell that fails is said and left out."""
     bench.profile(sorted({cell.model for cell in cells}), say)
-    numbered = enumerate(cells)
-    for name, group in groupby(numbered, key=lambda entry: entry[1].cluster):
+    for name, group in groupby(cells, key=lambda cell: cell.cluster):
         with emulated(SITES[name].cluster) as net:
-            place = Place.of(net, bench.machine, bench.work / name, repeats.quiet)
+            place = Place.of(net, bench.machine, bench.work / name, quiet)
             say(f"{name}: {place.found.devices}")
-            for number, cell in group:
-                with_memory = repeats.memory > 0 and number % repeats.memory == 0
+            for cell in group:
                 try:
-                    yield measure(place, bench, cell, repeats, with_memory)
+                    yield way(place, cell)
                 except BigBrainError as error:
                     say(f"{cell} failed: {error}")
 
@@ -220,6 +261,7 @@ def measured(cells: Sequence[Cell], bench: Bench, repeats: Repeats, say: Say) ->
 @click.option("--memory", default=3, show_default=True, help="Track each n-th cell's; 0: none.")
 @click.option("--quiet", default=0.65, show_default=True, help="Repeat runs of a busier machine.")
 @click.option("--again", type=float, help="Measure cells anew whose repeats differ by more: 0.1.")
+@click.option("--memory-again", is_flag=True, help="Measure only memory, of rows that have it.")
 @click.option("--profiles", type=PATH, help="The profile database.  [default: beside --out]")
 @click.option("--source", type=click.Choice(SOURCES), help="[default: best on cells marked c]")
 @click.option("--write", type=PATH, help="Write a page with every row and a plot.")
@@ -235,6 +277,7 @@ def main(
     memory: int,
     quiet: float,
     again: float | None,
+    memory_again: bool,
     profiles: Path | None,
     source: str | None,
     write: Path | None,
@@ -243,9 +286,15 @@ def main(
 ) -> None:
     """Measure what lacks, then show every row and what all come to; exit code 5: cells failed."""
     wanted = [c for c in subset(count, seed) if not only or any(t in str(c) for t in only)]
-    missing = [] if only_report else lacking(wanted, read_rows(out), again)
-    if missing:
-        _measure_into(out, missing, profiles, Repeats(runs, steps, memory, quiet))
+    known = read_rows(out)
+    missing = [] if only_report else lacking(wanted, known, again)
+    repeats = Repeats(runs, steps, memory, quiet)
+    if memory_again:
+        known = [row for row in known if row.tracked_bytes and row.cell in wanted]
+        cells = [cell for cell in wanted if cell in {row.cell for row in known}]
+        _measure_into(out, cells, profiles, quiet, partial(memory_of, known))
+    elif missing:
+        _measure_into(out, missing, profiles, quiet, partial(in_full, missing, repeats=repeats))
     rows = read_rows(out)
     if not rows:
         raise click.ClickException(f"no row was measured: {out}")
@@ -263,7 +312,11 @@ def main(
 
 
 def _measure_into(
-    out: Path, cells: Sequence[Cell], profiles: Path | None, repeats: Repeats
+    out: Path,
+    cells: Sequence[Cell],
+    profiles: Path | None,
+    quiet: float,
+    make_way: Callable[[Bench], Way],
 ) -> None:
     torch.set_num_threads(1)
     load("partitioner")
@@ -274,7 +327,7 @@ def _measure_into(
     os.environ["BIGBRAIN_PROFILES"] = str(store)
     with ExitStack() as stack:
         bench = Bench(work.resolve(), store, stack)
-        for row in measured(cells, bench, repeats, _say):
+        for row in measured(cells, bench, quiet, _say, make_way(bench)):
             append_row(out, row)
             _say(row_line(row, next(iter(row.forecast_s))))
 

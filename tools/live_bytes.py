@@ -58,9 +58,19 @@ class _Meter:
         device.run_step = metered
 
 
-def tracked_bytes(bundle: Path, scratch: Path) -> Mapping[str, int]:
-    """Return the peak of live tensor bytes of each device's process."""
-    return _measured(bundle, scratch, partial(fork, before=partial(_track, scratch)))
+def tracked_bytes(bundle: Path, scratch: Path, spawn: Spawn | None = None) -> Mapping[str, int]:
+    """Return the peak of live tensor bytes of each device's process.
+
+    Args:
+        bundle: to run.
+        scratch: a folder for logs and results.
+        spawn: starts a process on a device; None: a fork of this one.
+    """
+    if spawn is None:
+        return _measured(
+            bundle, scratch, partial(fork, before=partial(_track_forked, scratch.resolve()))
+        )
+    return _measured(bundle, scratch, lambda command: spawn(_as_us("track", scratch, command)))
 
 
 def resident_bytes(bundle: Path, scratch: Path) -> Mapping[str, int]:
@@ -77,11 +87,15 @@ def _measured(bundle: Path, scratch: Path, spawn: Spawn) -> Mapping[str, int]:
     return {name: int(json.loads((scratch / f"{name}.bytes").read_text())) for name in devices}
 
 
-def _track(scratch: Path, command: Command) -> None:
+def _track_forked(scratch: Path, command: Command) -> None:
+    _track(scratch / f"{command.device}.bytes")
+
+
+def _track(path: Path) -> None:
+    """Write the peak of live tensor bytes."""
     live = LiveBytes()
     live.__enter__()  # type: ignore[no-untyped-call]  # to the end of the process
     _leave_out_own_data(live)
-    path = scratch.resolve() / f"{command.device}.bytes"
     _Meter(live.reset_peak, lambda: live.peak, path).install()
 
 
@@ -118,22 +132,32 @@ def _popen_watched(scratch: Path, command: Command) -> Process:
 
     A fork would not do: it would reuse what its parent has freed.
     """
-    words = [sys.executable, "-m", "tools.live_bytes", str(scratch), command.device]
+    return popen(_as_us("watch", scratch, command))
+
+
+def _as_us(how: str, scratch: Path, command: Command) -> Command:
+    """Return the command that runs this module, which runs the program."""
+    words = (sys.executable, "-m", "tools.live_bytes", how, str(scratch.resolve()), command.device)
     environment = {**command.environment, "PYTHONPATH": str(ROOT)}
-    return popen(replace(command, words=(*words, *command.words[1:]), environment=environment))
+    return replace(command, words=(*words, *command.words[1:]), environment=environment)
 
 
-def _watch(scratch: str, device: str, program: str, *arguments: str) -> None:
-    """Be a device's process; write what it takes beyond a warmed one without a model."""
+def _be(how: str, scratch: str, device: str, program: str, *arguments: str) -> None:
+    """Be a device's process: track live tensors, or watch resident memory."""
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path.cwd()))
+    path = Path(scratch, f"{device}.bytes")
+    _watch(path) if how == "watch" else _track(path)
+    runpy.run_path(program, run_name="__main__")
+
+
+def _watch(path: Path) -> None:
+    """Write what the process takes beyond a warmed one without a model."""
     _warm_up()
     importlib.import_module("runtime.malloc").keep_freed_memory()
     baseline = _status("VmRSS")
-    path = Path(scratch, f"{device}.bytes")
     _Meter(lambda: None, lambda: _status("VmHWM") - baseline, path).install()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    runpy.run_path(program, run_name="__main__")
 
 
 def _status(field: str) -> int:
@@ -156,4 +180,4 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    _watch(*sys.argv[1:])
+    _be(*sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +155,18 @@ def run(
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:
         return
-    peaks = ", ".join(f"{name} {n / 2**20:.0f} MiB" for name, n in done.max_rss_bytes.items())
     if done.steps:
         click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
     if done.batches:
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
-    click.echo(f"resident memory {peaks}; logs in {done.logs}")
+    if done.max_allocated_bytes:
+        click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
+    click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")
+
+
+def _sizes(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {nbytes / 2**20:.0f} MiB" for name, nbytes in found.items())
 
 
 def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:

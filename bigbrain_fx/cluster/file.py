@@ -180,14 +180,17 @@ class LinksEntry(Entry):
 
 
 class HostEntry(Entry):
-    """A host whose devices share something scarce."""
+    """A host whose devices share something scarce; their own rates are those of each alone."""
 
     name: HostName
     nic: OptionalBandwidth = _left_out(
         description="Of all messages that leave the host together, and of all that enter it."
     )
     memory_bandwidth: OptionalBandwidth = _left_out(
-        description="Of all its devices together; those that would take more share it."
+        description="Of all its devices together; while more is wanted, they share it."
+    )
+    cores: int | None = _left_out(
+        ge=1, le=4096, description="That the threads of its CPU devices share."
     )
 
 
@@ -200,7 +203,7 @@ class ClusterFile(Entry):
     devices: list[DeviceEntry] = Field(min_length=1, max_length=MAX_DEVICES)
     links: LinksEntry = Field(default_factory=LinksEntry)
     hosts: list[HostEntry] = Field(
-        default=[], description="Hosts whose devices share a NIC or memory bandwidth."
+        default=[], description="Hosts whose devices share a NIC, memory bandwidth or cores."
     )
 
 

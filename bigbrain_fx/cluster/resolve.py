@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,7 +38,6 @@ DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=125e6)
 DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
 
 _Pair = frozenset[str]
-_ROUNDING = 1e-9  # shares that were written to a file and read again add up to the same
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -72,7 +70,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
     _check_names(document, devices)
     hosts = _hosts(document, file.hosts, devices)
     return Cluster(
-        devices=_sharing(devices, hosts),
+        devices=devices,
         default_link=_link(file.links.default) if file.links.default else DEFAULT_LINK,
         links=_links(document, file.links, devices),
         hosts=hosts,
@@ -182,24 +180,7 @@ def _hosts(
                 "keep one of the two",
             )
         first[entry.name] = i
-    return tuple(Host(entry.name, entry.nic, entry.memory_bandwidth) for entry in entries)
-
-
-def _sharing(devices: tuple[Device, ...], hosts: tuple[Host, ...]) -> tuple[Device, ...]:
-    """Give devices that together would take more than their host's memory has a share of it.
-
-    In a pipeline all devices compute most of the time; `doctor` measures them so, too.
-    """
-    found = list(devices)
-    for host in hosts:
-        here = [i for i, device in enumerate(devices) if device.host == host.name]
-        wanted = sum(devices[i].memory_bytes_per_s for i in here)
-        if host.memory_bytes_per_s is None or wanted <= host.memory_bytes_per_s * (1 + _ROUNDING):
-            continue
-        for i in here:
-            share = devices[i].memory_bytes_per_s * host.memory_bytes_per_s / wanted
-            found[i] = replace(devices[i], memory_bytes_per_s=share)
-    return tuple(found)
+    return tuple(Host(e.name, e.nic, e.memory_bandwidth, e.cores) for e in entries)
 
 
 # --------------------------------------------------------------------------- links
@@ -308,12 +289,13 @@ def to_json(cluster: Cluster) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _host_json(host: Host) -> dict[str, str]:
+def _host_json(host: Host) -> dict[str, object]:
     rates = {"nic": host.nic_bytes_per_s, "memory_bandwidth": host.memory_bytes_per_s}
     found = {
         name: quantity.rate_text(rate, "B/s") for name, rate in rates.items() if rate is not None
     }
-    return {"name": host.name, **found}
+    cores = {} if host.cores is None else {"cores": host.cores}
+    return {"name": host.name, **cores, **found}
 
 
 def _device_json(device: Device) -> dict[str, object]:

@@ -40,17 +40,21 @@ class Host:
 
     Attributes:
         nic_bytes_per_s: of all messages that leave the host together, and of all that enter it.
-        memory_bytes_per_s: of all its devices together; their own rates respect it already.
+        memory_bytes_per_s: of all its devices together.
+        cores: that the threads of all its CPU devices share.
     """
 
     name: str
     nic_bytes_per_s: float | None = None
     memory_bytes_per_s: float | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device of the cluster; rates are what it sustains, not what its datasheet promises.
+
+    Where hosts say what their devices share, rates are those of the device alone.
 
     `launch_s` is what starting one op costs; `threads` are CPU threads its process computes with.
     `half_flops_per_s` is the rate of products in float16 and bfloat16; None: `flops_per_s`.

@@ -33,7 +33,8 @@ class Costs:
     tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.
     `measured[device]` are the ops whose times were measured; an estimator that measures nothing
     leaves it out. `recompute`: every stage will run its forward again before each backward, which
-    the ops' costs do not count.
+    the ops' costs do not count. `alone`: where devices of a host slow each other, these costs are
+    of the time when all of them compute, and `alone` has those of each by itself.
     """
 
     ops: Mapping[str, Mapping[str, OpCost]]
@@ -44,6 +45,7 @@ class Costs:
     measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optimizer_s_per_tensor: Mapping[str, float] = field(default_factory=dict)
     recompute: bool = False
+    alone: Costs | None = None
 
     def op_cost(self, op: str, device: str) -> OpCost:
         """Return the cost of the op named `op` on the device named `device`."""

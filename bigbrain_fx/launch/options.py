@@ -5,7 +5,7 @@ Only nouns: nothing here starts anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DEFAULT_STEPS = 10  # train.py's and infer.py's own
@@ -38,7 +38,8 @@ class Run:
 
     `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
     what each printed. `restarts` counts processes that were replaced; `stopped_at` is the step
-    before which SIGTERM stopped the training, None if it finished.
+    before which SIGTERM stopped the training, None if it finished. `max_allocated_bytes` is the
+    most that tensors took of each GPU (`torch.cuda.max_memory_allocated`).
     """
 
     steps: tuple[StepLine, ...]
@@ -47,6 +48,7 @@ class Run:
     batches: tuple[BatchLine, ...] = ()
     restarts: int = 0
     stopped_at: int | None = None
+    max_allocated_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,14 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
 
 def peaks(plan: Plan, logs: Path) -> dict[str, int]:
     """Return the largest resident memory of each device's process, in bytes, as it reported."""
-    return {
-        name: json.loads((logs / f"{name}.json").read_text())["max_rss_bytes"]
-        for name in plan.stages.devices
-    }
+    return _reported(plan, logs, "max_rss_bytes")
+
+
+def allocated(plan: Plan, logs: Path) -> dict[str, int]:
+    """Return the most that tensors took of each GPU, in bytes; other devices are left out."""
+    return _reported(plan, logs, "max_allocated_bytes")
+
+
+def _reported(plan: Plan, logs: Path, what: str) -> dict[str, int]:
+    reports = {n: json.loads((logs / f"{n}.json").read_text()) for n in plan.stages.devices}
+    return {name: report[what] for name, report in reports.items() if what in report}

@@ -11,7 +11,7 @@ from bigbrain_fx.launch.crew import processes
 from bigbrain_fx.launch.options import BatchLine, Line, Run, RunOptions, StepLine
 from bigbrain_fx.launch.ports import free_port, require_free
 from bigbrain_fx.launch.process import Spawn, popen
-from bigbrain_fx.launch.program import entry, peaks
+from bigbrain_fx.launch.program import allocated, entry, peaks
 from bigbrain_fx.launch.supervised import require_supervised, run_supervised
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Event, Rescue
@@ -62,7 +62,8 @@ def run(
         lines = list(crew.watch(_listener(on_step, on_batch)))
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))
-    return Run(steps, peaks(plan, logs), logs, batches)
+    held = allocated(plan, logs)
+    return Run(steps, peaks(plan, logs), logs, batches, max_allocated_bytes=held)
 
 
 def _listener(

@@ -12,7 +12,7 @@ from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.launch.failures import DeviceLostError, failure
 from bigbrain_fx.launch.options import Run, RunOptions, StepLine
 from bigbrain_fx.launch.process import Spawn
-from bigbrain_fx.launch.program import arguments, entry, peaks, reporter
+from bigbrain_fx.launch.program import allocated, arguments, entry, peaks, reporter
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
     Event,
@@ -75,7 +75,8 @@ def run_supervised(
         raise _failed(error, plan) from error
     finally:
         events.close()
-    return Run(tuple(steps), peaks(plan, logs), logs, (), outcome.restarts, outcome.stopped_at)
+    ends = outcome.restarts, outcome.stopped_at
+    return Run(tuple(steps), peaks(plan, logs), logs, (), *ends, allocated(plan, logs))
 
 
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:

@@ -10,6 +10,7 @@ from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.search import Ask, Score, Trial, search
+from bigbrain_fx.sharing import crowded
 
 
 class Judge:
@@ -28,7 +29,7 @@ class Judge:
         options = self.options
         ask = Ask(
             self.graph,
-            self.cluster,
+            crowded(self.cluster),
             self.costs,
             tuple(counts(self.graph, self.cluster, options, 8)),
             self.place,

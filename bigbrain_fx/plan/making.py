@@ -153,4 +153,4 @@ def timeline(plan: Plan) -> Forecast:
     concrete = plan.graph.at(plan.rows)
     costs = stage_costs(concrete, plan.stages, costs_of(plan))
     found = simulate(plan.programs, plan.stages, costs)
-    return with_data(found, concrete, plan.stages, plan.micro_batches)
+    return with_data(found, concrete, plan.stages, plan.micro_batches, plan.cluster)

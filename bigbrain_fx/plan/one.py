@@ -16,6 +16,7 @@ from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plugins import estimator, options_of, partitioner
 from bigbrain_fx.recompute import recomputing
 from bigbrain_fx.schedule import build, require_sound, stage_costs
+from bigbrain_fx.sharing import crowded
 from bigbrain_fx.simulate import simulate
 
 
@@ -63,7 +64,7 @@ def placement_of(
     """Ask the partitioner; NoPlanError says what is left of each device's memory."""
     concrete = graph.at(graph.batch // micro_batches)
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
-    smaller = for_tensors(cluster, concrete, micro_batches)
+    smaller = for_tensors(costs.cluster, concrete, micro_batches)
     told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
     try:
         return _partitioned(method, concrete, told, options)
@@ -86,12 +87,20 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
 
 
 def estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
-    """Estimate a concrete graph, for the user's own optimizer."""
-    return replace(
-        estimator(name).estimate(graph, cluster),
+    """Estimate a concrete graph, for the user's own optimizer.
+
+    Where devices of a host slow each other, planners are told what ops cost while all of them
+    compute, and the simulator besides what they cost alone.
+    """
+    slowed = crowded(cluster)
+    costs = replace(
+        estimator(name).estimate(graph, slowed),
         optimizer_state_per_byte=source.optimizer_state,
         optimizer_temporaries=source.optimizer_temporaries,
     )
+    if slowed is cluster:
+        return costs
+    return replace(costs, alone=estimator(name).estimate(graph, cluster))
 
 
 def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
@@ -144,7 +153,7 @@ def placed(
     programs = build(schedule, stages, micro_batches, per_stage, with_backward, in_flight)
     require_sound(programs, stages)
     forecast = simulate(programs, stages, per_stage, timeline=False)
-    forecast = with_data(forecast, concrete, stages, micro_batches)
+    forecast = with_data(forecast, concrete, stages, micro_batches, cluster)
     require_fits(forecast, cluster)
     return Plan(
         graph,

@@ -13,7 +13,8 @@ from typing import Protocol
 from bigbrain_fx.core import Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
 from bigbrain_fx.schedule.check import check, require_sound
-from bigbrain_fx.schedule.costs import StageCosts, stage_costs
+from bigbrain_fx.schedule.costs import StageCosts, StageTimes, stage_costs
+from bigbrain_fx.schedule.cuda import library_bytes, rounded
 from bigbrain_fx.schedule.faults import (
     BackwardBeforeForward,
     Deadlock,
@@ -54,6 +55,7 @@ __all__ = [
     "OutOfMemory",
     "Schedule",
     "StageCosts",
+    "StageTimes",
     "UnmatchedRecv",
     "UnmatchedSend",
     "build",
@@ -61,7 +63,9 @@ __all__ = [
     "fixed_bytes",
     "held",
     "in_flight_to_fill",
+    "library_bytes",
     "require_sound",
+    "rounded",
     "stage_costs",
     "table",
 ]

@@ -19,7 +19,18 @@ from bigbrain_fx.core import (
     Stages,
     TensorSpec,
 )
-from bigbrain_fx.schedule.walk import Part, Working, trained_params, walk
+from bigbrain_fx.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
+from bigbrain_fx.schedule.walk import Part, Working, walk
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What stages and optimizer steps take on a cluster; fields as in `StageCosts`."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    optimizer_s: Mapping[str, float]
+    cluster: Cluster
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,9 @@ class StageCosts:
     where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters, buffers
     and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
-    a received tensor whose strides leave gaps; the gaps are not sent.
+    a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
+    `library_bytes` are there all the time. Bytes are as the device's allocator takes them, except
+    `gappy_bytes`, whose edges have two ends.
     """
 
     forward_s: tuple[float, ...]
@@ -48,6 +61,8 @@ class StageCosts:
     optimizer_workspace_bytes: Mapping[str, int] = field(default_factory=dict)
     working: tuple[Working, ...] = ()
     gappy_bytes: Mapping[Edge, int] = field(default_factory=dict)
+    alone: StageTimes | None = None
+    library_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
@@ -84,25 +99,52 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
     measured = measured or bool(stages.recompute)  # sums do not say what a second run holds
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
-    each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
-    trainable = {device: _trainable_bytes(graph, stages.of(device)) for device in stages.devices}
-    forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
-    backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
-    again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
+    times = _times(graph, stages, costs)
+    kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
+    trainable = {d: _bytes(_trainable(graph, stages.of(d)), kinds[d]) for d in stages.devices}
     return StageCosts(
-        forward_s=forward_s,
-        backward_s=tuple(map(sum, zip(backward_s, again_s, strict=True))),
-        saved_bytes=tuple(sum(cost.saved_bytes for cost in ops) for ops in each),
+        forward_s=times.forward_s,
+        backward_s=times.backward_s,
+        saved_bytes=tuple(_saved_bytes(stage, costs) for stage in stages.stages),
         cluster=costs.cluster,
         workspace_bytes=tuple(_workspace_bytes(graph, stage, costs) for stage in stages.stages),
-        gradient_bytes=tuple(_trainable_bytes(graph, (stage,)) for stage in stages.stages),
-        weights_bytes={d: _bytes(_params(graph, stages.of(d))) for d in stages.devices},
+        gradient_bytes=tuple(
+            _bytes(_trainable(graph, (stage,)), kinds[stage.device]) for stage in stages.stages
+        ),
+        weights_bytes={d: _bytes(_params(graph, stages.of(d)), kinds[d]) for d in kinds},
+        # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
+        # adam.py, "special device hosting for step").
         optimizer_bytes={d: int(trainable[d] * costs.optimizer_state_per_byte) for d in trainable},
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
-        optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs.optimizer_temporaries),
-        optimizer_s={d: _optimizer_s(graph, stages.of(d), costs, d) for d in stages.devices},
+        optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs),
+        optimizer_s=times.optimizer_s,
+        alone=None if costs.alone is None else _times(graph, stages, costs.alone),
+        library_bytes={d: _library_bytes(graph, stages, costs, d) for d in stages.devices},
     )
+
+
+def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
+    each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
+    forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
+    backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
+    return StageTimes(
+        forward_s,
+        tuple(map(sum, zip(backward_s, again_s, strict=True))),
+        {d: _optimizer_s(graph, stages.of(d), costs, d) for d in stages.devices},
+        costs.cluster,
+    )
+
+
+def _saved_bytes(stage: Stage, costs: Costs) -> int:
+    kind = costs.cluster.device[stage.device].kind
+    return sum(rounded(costs.op_cost(op, stage.device).saved_bytes, kind) for op in stage.ops)
+
+
+def _library_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
+    ops = (graph.op[name] for stage in stages.of(device) for name in stage.ops)
+    return library_bytes(costs.cluster.device[device], ops, graph.loss is not None)
 
 
 def _again_s(cluster: Cluster, stage: Stage, forward_s: float) -> float:
@@ -117,19 +159,20 @@ def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:
 
     Without a loss nothing is saved: all values that a later op of the stage reads count instead.
     """
+    kind = costs.cluster.device[stage.device].kind
     if graph.loss is None:
-        return max(_live_bytes(graph, stage, costs), default=0)
+        return max(_live_bytes(graph, stage, costs, kind), default=0)
     return max(
         (
-            _number(graph.op[name].writes_bytes, graph.op[name])
-            + costs.op_cost(name, stage.device).workspace_bytes
+            rounded(_number(graph.op[name].writes_bytes, graph.op[name]), kind)
+            + rounded(costs.op_cost(name, stage.device).workspace_bytes, kind)
             for name in stage.ops
         ),
         default=0,
     )
 
 
-def _live_bytes(graph: Graph, stage: Stage, costs: Costs) -> Iterator[int]:
+def _live_bytes(graph: Graph, stage: Stage, costs: Costs, kind: str) -> Iterator[int]:
     """Yield what is held while each op runs: values made here, until their last reader is done.
 
     What the stage sends is counted as a message, from when the stage ends; until then it is here.
@@ -144,8 +187,9 @@ def _live_bytes(graph: Graph, stage: Stage, costs: Costs) -> Iterator[int]:
     for i, name in enumerate(stage.ops):
         op = graph.op[name]
         if storage[name] == name:
-            held[name] = _number(op.writes_bytes, op)
-        yield sum(held.values()) + costs.op_cost(name, stage.device).workspace_bytes
+            held[name] = rounded(_number(op.writes_bytes, op), kind)
+        workspace = rounded(costs.op_cost(name, stage.device).workspace_bytes, kind)
+        yield sum(held.values()) + workspace
         held = {n: size for n, size in held.items() if last.get(n, -1) > i or n in kept}
 
 
@@ -185,11 +229,11 @@ def _stored(spec: TensorSpec) -> int:
     return prod(int(size) for size, step in steps if step != 0)
 
 
-def _optimizer_workspace(graph: Graph, stages: Stages, temporaries: float) -> Mapping[str, int]:
+def _optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[str, int]:
     """Return what the optimizer holds for a moment, besides gradients and state.
 
-    On a CPU it goes parameter by parameter: its temporaries are those of the largest. Clipping
-    makes all gradients anew before the old ones go, and tied ones are summed into new tensors.
+    Clipping makes all gradients anew before the old ones go, and tied ones are summed into new
+    tensors.
     """
     tied = {
         (edge.value, stages.stages[edge.target].device)
@@ -199,10 +243,13 @@ def _optimizer_workspace(graph: Graph, stages: Stages, temporaries: float) -> Ma
     clips = any(edge.kind == "norm" for edge in stages.edges)
     found = {}
     for device in stages.devices:
-        sizes = [n for s in stages.of(device) for n in trained_params(graph, s).values()]
-        copies = _trainable_bytes(graph, stages.of(device)) if clips else 0
-        copies += sum(graph.param[name].spec.nbytes for name, where in tied if where == device)
-        found[device] = copies + int(temporaries * max(sizes, default=0))
+        kind = costs.cluster.device[device].kind
+        params = _trainable(graph, stages.of(device))
+        sizes = [rounded(param.spec.nbytes, kind) for param in params]
+        copies = sum(sizes) if clips else 0
+        copies += _bytes((graph.param[name] for name, where in tied if where == device), kind)
+        temporary = optimizer_temporary_bytes(sizes, costs.optimizer_temporaries, kind)
+        found[device] = copies + temporary
     return found
 
 
@@ -231,14 +278,10 @@ def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
     return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
 
 
-def _trainable_bytes(graph: Graph, stages: Iterable[Stage]) -> int:
-    return _bytes(_trainable(graph, stages))
-
-
 def _optimizer_s(graph: Graph, stages: Iterable[Stage], costs: Costs, device: str) -> float:
     trained = _trainable(graph, stages)
-    return costs.optimizer_s(device, len(trained), _bytes(trained))
+    return costs.optimizer_s(device, len(trained), sum(p.spec.nbytes for p in trained))
 
 
-def _bytes(params: Iterable[Param]) -> int:
-    return sum(param.spec.nbytes for param in params)
+def _bytes(params: Iterable[Param], kind: str) -> int:
+    return sum(rounded(param.spec.nbytes, kind) for param in params)

@@ -15,6 +15,9 @@ to when:
     tied, norm messages     Recv .. OptimizerStep
     receives posted ahead   the next AHEAD messages of each channel from another device
     workspace               while the stage, or the optimizer, runs
+    libraries' workspace    always
+
+All of it as the device's allocator takes it: see `cuda`.
 
 It knows nothing of times; `simulate` adds them, and says when a message has left.
 """
@@ -39,6 +42,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.schedule.costs import StageCosts
+from bigbrain_fx.schedule.cuda import rounded
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel, beside the message in use."""
@@ -101,6 +105,8 @@ class _Ledger:
         self._sent: list[Message] = []
         self._backwards: Counter[int] = Counter()
         self._device = program.device
+        self._kind = costs.cluster.device[program.device].kind
+        self._libraries = costs.library_bytes.get(program.device, 0)
         self._due: dict[Edge, deque[int | None]] = {}
         for instruction in program.instructions:
             if isinstance(instruction, Recv):
@@ -148,7 +154,7 @@ class _Ledger:
         self._post(edge, 1)
         if micro is None:
             self._once.append(edge)
-        with_gaps = self.costs.gappy_bytes.get(edge, 0)
+        with_gaps = rounded(self.costs.gappy_bytes.get(edge, 0), self._kind)
         if not with_gaps:
             return self._now()
         self.messages += with_gaps
@@ -195,8 +201,8 @@ class _Ledger:
         for edge in edges:
             key = _key(edge, micro)
             if self._uses[key] == 0:
-                self._bytes[key] = edge.nbytes
-                self.messages += edge.nbytes
+                self._bytes[key] = rounded(edge.nbytes, self._kind)
+                self.messages += self._bytes[key]
             self._uses[key] += 1
 
     def _drop(self, edges: Iterable[Edge], micro: int | None) -> None:
@@ -210,7 +216,8 @@ class _Ledger:
                 del self._uses[key]
 
     def _now(self, workspace: int = 0) -> Held:
-        return Held(self.gradients, self.activations + workspace, self.messages)
+        activations = self.activations + workspace + self._libraries
+        return Held(self.gradients, activations, self.messages)
 
 
 def _key(edge: Edge, micro: int | None) -> _Key:

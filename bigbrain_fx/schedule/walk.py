@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+from bigbrain_fx.schedule.cuda import rounded
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
-CUDA_ROUND = 512
 _REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
 
 
@@ -58,12 +58,8 @@ class Part:
         return self.costs.cluster.device[self.stage.device].kind
 
     def rounded(self, nbytes: int) -> int:
-        """Return what the device's allocator takes for so many bytes.
-
-        torch's CUDA allocator hands out multiples of 512 bytes (its blocks of 2 and 20 MiB are part
-        of what `fitting` adds for the process); no GPU has tested this.
-        """
-        return -(-nbytes // CUDA_ROUND) * CUDA_ROUND if self.kind == "cuda" else nbytes
+        """Return what the device's allocator takes for so many bytes."""
+        return rounded(nbytes, self.kind)
 
     def ops(self) -> Iterator[Op]:
         """Yield its ops, in order."""

@@ -63,10 +63,14 @@ def find(ask: Ask) -> tuple[Trial, Search]:
 
 @dataclass(frozen=True)
 class _At:
-    """The graph for one number of micro-batches: its units, the lines, what memory there is."""
+    """The graph for one number of micro-batches: its units, the lines, what memory there is.
+
+    `least` is its work where no device slows another: lower bounds are of that.
+    """
 
     micro_batches: int
     work: Work
+    least: Work
     lines: tuple[Line, ...]
     left: Cluster
 
@@ -98,11 +102,13 @@ class _Run:
 
     def _prepared(self, count: int) -> _At:
         graph = self.ask.graph.at(self.ask.rows(count))
-        found = work(graph, self.ask.costs(self.ask.rows(count)))
+        costs = self.ask.costs(self.ask.rows(count))
+        found = work(graph, costs)
+        least = found if costs.alone is None else work(graph, costs.alone)
         orders = unit_orders(found.count, found.edges)
         cuts = max(self.limits.cuts, _CUTS_PER_DEVICE * len(self.ask.cluster.devices))
         lines = tuple(Line(found, order, cuts) for order in orders)
-        return _At(count, found, lines, for_tensors(self.ask.cluster, graph, count))
+        return _At(count, found, least, lines, for_tensors(self.ask.cluster, graph, count))
 
     # ------------------------------------------------------------------ contiguous
 
@@ -221,7 +227,7 @@ class _Run:
         """Return the same for splits into one piece per device, of the lines' orders."""
         if at.micro_batches not in self._chain_floors:
             micro, cluster = at.micro_batches, self.ask.cluster
-            each = (bound_of_chains(at.work, line.order, cluster, micro) for line in at.lines)
+            each = (bound_of_chains(at.least, line.order, cluster, micro) for line in at.lines)
             found = min((bound or 0.0 for bound in each), default=0.0)
             self._chain_floors[micro] = max(found, self.floor_s(at))
         return self._chain_floors[at.micro_batches]
@@ -229,7 +235,7 @@ class _Run:
     def floor_s(self, at: _At) -> float:
         """Return seconds that no plan with so many micro-batches goes below."""
         if at.micro_batches not in self._floors:
-            found = bound_of_all(at.work, self.ask.cluster, at.micro_batches)
+            found = bound_of_all(at.least, self.ask.cluster, at.micro_batches)
             self._floors[at.micro_batches] = found
         return self._floors[at.micro_batches]
 
@@ -266,7 +272,7 @@ class _Run:
         found = []
         for at, homes in rows:
             if homes is not None:
-                floor = Floor(at.work, self.ask.cluster, at.micro_batches).of(homes)
+                floor = Floor(at.least, self.ask.cluster, at.micro_batches).of(homes)
                 found += [(float(s), at.micro_batches, i) for i, s in enumerate(floor)]
                 self.looked_at += len(homes)
         every = {at.micro_batches: homes for at, homes in rows if homes is not None}

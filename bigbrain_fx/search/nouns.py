@@ -64,7 +64,7 @@ class Ask:
 
     Attributes:
         graph: as captured.
-        cluster: as the user described it.
+        cluster: as the user described it, with the rates of devices that all compute at once.
         costs: rows -> the costs of `graph.at(rows)`.
         micro_batches: the numbers of micro-batches to try.
         schedule: the one that was asked for; None: any that can run the stages.

@@ -19,8 +19,8 @@ def device_orders(cluster: Cluster, most: int) -> tuple[tuple[str, ...], ...]:
     """
 
     def trait(device: Device) -> tuple[object, ...]:
-        """Hosts count where messages of one host wait for each other."""
-        host = device.host if cluster.has_shared_nics else None
+        """Hosts count where devices of one host share something."""
+        host = device.host if cluster.hosts else None
         return rates(device), device.overheads, host
 
     every = list(islice(distinct_orders(cluster, trait), most + 1))

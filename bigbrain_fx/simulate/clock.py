@@ -1,14 +1,13 @@
 """Execute programs in simulated time: when every instruction and every message begins and ends.
 
 A device runs its instructions in order. A Send takes the device for what handling the message costs
-it, and then starts when its link is free; a link is one way between two devices, carries one
-message at a time, in the order they were sent, and latency does not occupy it. Hosts may have a
-NIC that all messages out of the host share, and all into it: each takes its own part of the NIC's
-time, in the order they were sent. A Recv waits for the arrival, and then takes the device.
+it, and then the message is on its way (`messages`). A Recv waits for the arrival, and then takes
+the device.
 
 Since only its source device ever uses a link, devices can be followed one after another, each as
 far as the messages that were sent let it come. Where NICs are shared they take turns instead: the
-device that is earliest goes on until another is, so that messages are sent in order of time.
+device that is earliest goes on until another is, so that messages are sent in order of time. Where
+devices of a host slow each other, `crowd` follows all of them at once.
 
 It knows nothing of memory, and of how a schedule came to be.
 """
@@ -19,33 +18,19 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Backward,
-    Edge,
     Forward,
     OptimizerStep,
-    Overheads,
     Program,
     Recv,
     Send,
     Stages,
 )
 from bigbrain_fx.schedule import StageCosts, require_sound
-
-Message: TypeAlias = tuple[Edge, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """One message: its link is busy from start_s to free_s, and it is there at arrival_s."""
-
-    edge: Edge
-    micro: int | None
-    start_s: float
-    free_s: float
-    arrival_s: float
+from bigbrain_fx.simulate.crowd import execute_crowded
+from bigbrain_fx.simulate.messages import Flight, Message, Messages
 
 
 @dataclass(frozen=True)
@@ -67,16 +52,27 @@ def execute(programs: Sequence[Program], stages: Stages, costs: StageCosts) -> E
     Raises:
         ScheduleError: a device waits for a message that never comes; shows the programs.
     """
-    run = _Run(stages, costs)
+    messages = Messages(stages, costs)
+    if costs.alone is not None:
+        spans = execute_crowded(programs, messages, costs)
+    else:
+        spans = _followed(programs, messages, costs)
+    if any(len(spans[p.device]) < len(p.instructions) for p in programs):
+        require_sound(programs, stages)
+        raise AssertionError("a program is stuck, but the checker finds no fault")
+    flights = sorted(messages.flights.values(), key=lambda flight: flight.start_s)
+    return Execution(spans, flights)
+
+
+def _followed(
+    programs: Sequence[Program], messages: Messages, costs: StageCosts
+) -> Mapping[str, Sequence[tuple[float, float]]]:
+    run = _Run(messages, costs)
     if costs.cluster.has_shared_nics:
         _in_turns(run, programs)
     else:
         _one_after_another(run, programs)
-    if any(len(run.spans[p.device]) < len(p.instructions) for p in programs):
-        require_sound(programs, stages)
-        raise AssertionError("a program is stuck, but the checker finds no fault")
-    spans = {program.device: run.spans[program.device] for program in programs}
-    return Execution(spans, sorted(run.flights.values(), key=lambda flight: flight.start_s))
+    return {program.device: run.spans[program.device] for program in programs}
 
 
 def _one_after_another(run: _Run, programs: Sequence[Program]) -> None:
@@ -102,18 +98,17 @@ def _in_turns(run: _Run, programs: Sequence[Program]) -> None:
 class _Run:
     """The state of one execution: mutable, used once."""
 
-    def __init__(self, stages: Stages, costs: StageCosts) -> None:
-        self.stages, self.costs = stages, costs
+    def __init__(self, messages: Messages, costs: StageCosts) -> None:
+        self.messages, self.costs = messages, costs
+        self.flights = messages.flights
         self.spans: dict[str, list[tuple[float, float]]] = {}
-        self.flights: dict[Message, Flight] = {}
         self.waiting: dict[Message, Program] = {}
-        self._free_s: dict[tuple[str, str] | str, float] = {}
 
     def ready_s(self, program: Program) -> float:
         """Return when a device can begin its next instruction."""
         spans = self.spans[program.device]
         if not spans:
-            return self._overheads(program.device).step_s
+            return self.messages.overheads(program.device).step_s
         following = program.instructions[len(spans)]
         now_s = spans[-1][1]
         if isinstance(following, Recv):
@@ -140,7 +135,7 @@ class _Run:
             The programs that its messages woke.
         """
         spans = self.spans.setdefault(program.device, [])
-        own = self._overheads(program.device)
+        own = self.messages.overheads(program.device)
         now_s = spans[-1][1] if spans else own.step_s
         woken: list[Program] = []
         for instruction in program.instructions[len(spans) :]:
@@ -154,7 +149,7 @@ class _Run:
                     now_s += self.costs.optimizer_s.get(program.device, 0.0)
                 case Send(edge, micro):
                     now_s += own.handling_s(edge.nbytes)
-                    self._send(program.device, edge, micro, now_s)
+                    self.messages.send(program.device, edge, micro, now_s)
                     if (edge, micro) in self.waiting:
                         woken.append(self.waiting.pop((edge, micro)))
                 case Recv(edge, micro):
@@ -167,18 +162,3 @@ class _Run:
             if now_s >= until_s or (woken and until_s < math.inf):
                 break
         return woken
-
-    def _overheads(self, device: str) -> Overheads:
-        return self.costs.cluster.device[device].overheads
-
-    def _send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> None:
-        target = self.stages.stages[edge.target].device
-        wire_s, latency_s = self.costs.wire_s(self.stages, edge)
-        taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}
-        for nic, bytes_per_s in self.costs.cluster.nics(device, target):
-            taken[nic] = edge.nbytes / bytes_per_s
-        start_s = max(now_s, *(self._free_s.get(way, 0.0) for way in taken))
-        for way, occupied_s in taken.items():
-            self._free_s[way] = start_s + occupied_s
-        free_s = start_s + max(taken.values())
-        self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)

@@ -20,7 +20,8 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.schedule import Held, StageCosts, fixed_bytes, held
-from bigbrain_fx.simulate.clock import Execution, Flight, execute
+from bigbrain_fx.simulate.clock import Execution, execute
+from bigbrain_fx.simulate.messages import Flight
 
 
 def simulate(

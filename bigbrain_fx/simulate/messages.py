@@ -1,0 +1,55 @@
+"""Messages in simulated time: which link and which NICs each takes, and when it is there.
+
+A link is one way between two devices, carries one message at a time, in the order they were sent,
+and latency does not occupy it. Hosts may have a NIC that all messages out of the host share, and
+all into it: each takes its own part of the NIC's time, in the order they were sent.
+
+It knows no programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from bigbrain_fx.core import Edge, Overheads, Stages
+from bigbrain_fx.schedule import StageCosts
+
+Message: TypeAlias = tuple[Edge, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One message: its link is busy from start_s to free_s, and it is there at arrival_s."""
+
+    edge: Edge
+    micro: int | None
+    start_s: float
+    free_s: float
+    arrival_s: float
+
+
+class Messages:
+    """What was sent so far: mutable, of one execution."""
+
+    def __init__(self, stages: Stages, costs: StageCosts) -> None:
+        self.stages, self.costs = stages, costs
+        self.flights: dict[Message, Flight] = {}
+        self._free_s: dict[tuple[str, str] | str, float] = {}
+
+    def overheads(self, device: str) -> Overheads:
+        """Return what a device's process does beside computing."""
+        return self.costs.cluster.device[device].overheads
+
+    def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> None:
+        """Send a message at `now_s`: it starts when its link and its NICs are free."""
+        target = self.stages.stages[edge.target].device
+        wire_s, latency_s = self.costs.wire_s(self.stages, edge)
+        taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}
+        for nic, bytes_per_s in self.costs.cluster.nics(device, target):
+            taken[nic] = edge.nbytes / bytes_per_s
+        start_s = max(now_s, *(self._free_s.get(way, 0.0) for way in taken))
+        for way, occupied_s in taken.items():
+            self._free_s[way] = start_s + occupied_s
+        free_s = start_s + max(taken.values())
+        self.flights[edge, micro] = Flight(edge, micro, start_s, free_s, free_s + latency_s)

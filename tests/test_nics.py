@@ -1,0 +1,104 @@
+"""Messages of one host share its NIC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.core import (
+    Cluster,
+    Device,
+    Edge,
+    Forward,
+    Host,
+    Link,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+    Stage,
+    Stages,
+)
+from bigbrain_fx.errors import ScheduleError
+from bigbrain_fx.schedule import SCHEDULES, StageCosts
+from bigbrain_fx.simulate import simulate
+from tests.pipelines import FREE, chain, even_costs, stepped
+
+TRAINING = [name for name in SCHEDULES if name != "forward"]
+
+
+def shared(nic_bytes_per_s: float | None, link: Link) -> StageCosts:
+    """d0 and d1 on one host, d2 and d3 on another."""
+    devices = tuple(
+        Device(f"d{i}", "left" if i < 2 else "right", "cpu", 1 << 30, 1.0, 1.0) for i in range(4)
+    )
+    hosts = (Host("left", nic_bytes_per_s),) if nic_bytes_per_s else ()
+    return StageCosts((1.0,) * 4, (1.0,) * 4, (1,) * 4, Cluster(devices, link, hosts=hosts))
+
+
+def crossing(nbytes: int) -> Stages:
+    """d0 sends to d2, d1 to d3, at the same time."""
+    edges = tuple(Edge(f"x{i}", i, i + 2, "activation", nbytes) for i in range(2))
+    return Stages(tuple(Stage(i, f"d{i}", ()) for i in range(4)), edges)
+
+
+def arrivals(costs: StageCosts, nbytes: int = 8) -> list[float]:
+    stages = crossing(nbytes)
+    sent = [
+        Program(f"d{i}", (Forward(i, 0), Send(stages.edges[i], 0), OptimizerStep()))
+        for i in range(2)
+    ]
+    got = [
+        Program(f"d{i + 2}", (Recv(stages.edges[i], 0), Forward(i + 2, 0), OptimizerStep()))
+        for i in range(2)
+    ]
+    done = simulate((*got, *sent), stages, costs)
+    return [bar.start_s for bar in done.timeline if bar.what.startswith(("forward 2", "forward 3"))]
+
+
+def test_messages_of_one_host_share_its_nic() -> None:
+    """8 bytes at 4 a second take 2 s on either link; a NIC of 4 lets them go one by one."""
+    link = Link(0.0, 4.0)
+    assert arrivals(shared(None, link)) == [3.0, 3.0]
+    assert arrivals(shared(4.0, link)) == [3.0, 5.0]
+
+
+def test_a_nic_that_is_faster_than_its_links_takes_several_messages() -> None:
+    """Each takes 2 s of its link and 1 s of the NIC; the second waits for that one alone."""
+    assert arrivals(shared(8.0, Link(0.0, 4.0))) == [3.0, 4.0]
+
+
+def test_a_nic_that_is_slower_than_a_link_holds_a_message_up() -> None:
+    assert arrivals(shared(2.0, Link(0.0, 4.0))) == [5.0, 9.0]
+
+
+def test_within_a_host_there_is_no_nic() -> None:
+    devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(3))
+    cluster = Cluster(devices, Link(0.5, 4.0), hosts=(Host("h", 1e-9),))
+    stages, costs = chain(3, nbytes=8), even_costs(3)
+    slow = replace(costs, cluster=cluster)
+    free = replace(costs, cluster=replace(cluster, hosts=()))
+    for m in (1, 2, 5):
+        assert stepped(stages, slow, "1f1b", m) == stepped(stages, free, "1f1b", m)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("p", range(1, 5))
+def test_taking_turns_changes_nothing_where_nothing_is_shared(name: str, p: int) -> None:
+    """A NIC that is never scarce: the same times, though devices are followed in another order."""
+    link = Link(0.25, 16.0)
+    for m in (1, 3, 6):
+        stages, costs = chain(p, nbytes=8), even_costs(p, link, b=1.5)
+        apart = tuple(replace(d, host=d.name) for d in costs.cluster.devices)
+        wide = tuple(Host(device.name, 1e30) for device in apart)
+        one = replace(costs, cluster=Cluster(apart, link))
+        two = replace(costs, cluster=Cluster(apart, link, hosts=wide))
+        assert stepped(stages, one, name, m).step_s == stepped(stages, two, name, m).step_s
+
+
+def test_a_program_that_is_stuck_is_still_named_where_nics_are_shared() -> None:
+    stages, costs = crossing(8), shared(4.0, FREE)
+    waiting = Program("d2", (Recv(stages.edges[0], 0), Forward(2, 0)))
+    with pytest.raises(ScheduleError):
+        simulate((waiting,), stages, costs)

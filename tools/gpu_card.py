@@ -1,0 +1,98 @@
+"""The device that `tools.gpu` measures: its name, its rates, and the datasheet of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from bigbrain_fx.cluster.presets import PRESETS, Preset
+from bigbrain_fx.core import Cluster, Device
+from bigbrain_fx.profiler.machine import processor_name
+from tools.gpu_rows import Rates
+
+Kind = Literal["cuda", "cpu"]
+
+_OTHER_CARDS = {"ti", "super", "nvl", "laptop", "max", "ada", "gh200", "gb200"}
+"""Words that make another card of a name: "RTX 3090 Ti" is no RTX 3090."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device by name; `preset` is "" where no datasheet of ours matches."""
+
+    name: str
+    preset: str = ""
+
+    @property
+    def sheet(self) -> Preset | None:
+        """What the datasheet says."""
+        return PRESETS.get(self.preset)
+
+
+def lacking(kind: Kind) -> str | None:
+    """Return why a kind of device cannot be measured here; None: it can."""
+    if kind == "cpu" or torch.cuda.is_available():
+        return None
+    return (
+        f"no CUDA device was found (torch {torch.__version__}): nothing is measured; "
+        "--device cpu makes the same table of this host's CPU"
+    )
+
+
+def card(kind: Kind) -> Card:
+    """Return the first device of a kind."""
+    if kind == "cpu":
+        return Card(processor_name())
+    name = torch.cuda.get_device_name(0)
+    return Card(name, preset_of(name) or "")
+
+
+def preset_of(name: str) -> str | None:
+    """Return the preset whose words are all in a card's name; of several the one with most.
+
+    "NVIDIA A100-SXM4-40GB" is `a100-40`, "NVIDIA H100 PCIe" is `h100-pcie`.
+    """
+    words = {word.removesuffix("gb") for word in re.findall(r"[a-z0-9]+", name.lower())}
+    if words & _OTHER_CARDS:
+        return None
+    found = [preset for preset in PRESETS if set(preset.split("-")) <= words]
+    return max(found, key=lambda preset: len(preset.split("-")), default=None)
+
+
+def rates(device: Device) -> Rates:
+    """Return what `doctor` says of a device."""
+    return Rates(
+        device.flops_per_s,
+        device.half_flops_per_s,
+        device.memory_bytes_per_s,
+        device.memory_bytes,
+        device.launch_s,
+    )
+
+
+def sheet_rates(sheet: Preset | None) -> Rates | None:
+    """Return what a datasheet says."""
+    if sheet is None:
+        return None
+    half = sheet.half_flops_per_s
+    return Rates(sheet.flops_per_s, half, sheet.memory_bytes_per_s, sheet.memory_bytes)
+
+
+def by_datasheet(cluster: Cluster, sheet: Preset) -> Cluster:
+    """Return a cluster of one device with the datasheet's rates; all else stays measured."""
+    (device,) = cluster.devices
+    said = replace(
+        device,
+        flops_per_s=sheet.flops_per_s,
+        half_flops_per_s=sheet.half_flops_per_s,
+        memory_bytes_per_s=sheet.memory_bytes_per_s,
+    )
+    return replace(cluster, devices=(said,))
+
+
+def blas_bytes(kind: Kind) -> int:
+    """Return the size of a cuBLAS workspace as torch has it; 0 on a CPU."""
+    return torch.backends.cuda.cublas_workspace_size() if kind == "cuda" else 0

@@ -3,9 +3,9 @@
 A cluster's devices have the rates that each has alone. Hosts say what their devices share:
 
     cores               threads of all its CPU devices beyond them take turns
-    memory_bandwidth    devices that together would move more get shares, by what each would take
+    memory_bandwidth    CPU devices that together would move more get shares, by what each would take
 
-It knows devices and hosts; it knows no graphs, no times and no messages (NICs are the simulator's).
+GPUs compute on cores and in memory of their own. It knows devices and hosts; it knows no graphs, no times and no messages (NICs are the simulator's).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cached_property
 
 from bigbrain_fx.core import Cluster, Device, Host
 
+_SCARCE = 1 + 1e-9  # shares that were added up again may be a rounding above the whole
 
 def crowded(cluster: Cluster) -> Cluster:
     """Return the cluster with the rates that its devices have while all of them compute.
@@ -44,10 +45,10 @@ class Crowds:
         """The crowd of each host where something is scarce."""
         devices = self.cluster.devices
         crowds = {
-            host.name: _Crowd(host, tuple(d for d in devices if d.host == host.name))
+            host.name: _Crowd(host, tuple(d for d in devices if _shares(d, host)))
             for host in self.cluster.hosts
         }
-        return {name: crowd for name, crowd in crowds.items() if crowd.most > 1.0}
+        return {name: crowd for name, crowd in crowds.items() if crowd.most > _SCARCE}
 
     @property
     def any(self) -> bool:
@@ -57,7 +58,7 @@ class Crowds:
     def slowed(self, device: Device) -> Device:
         """Return a device as it is while all its neighbours compute."""
         crowd = self._crowd.get(device.host)
-        return device if crowd is None else crowd.slowed(device)
+        return device if crowd is None or device not in crowd.devices else crowd.slowed(device)
 
     def level(self, device: str, computing: Collection[str]) -> float:
         """Return how crowded a device's host is: 0.0, nobody slows it, to 1.0, all its devices do.
@@ -70,9 +71,13 @@ class Crowds:
         return 0.0 if crowd is None else crowd.level(computing)
 
 
+def _shares(device: Device, host: Host) -> bool:
+    return device.host == host.name and device.kind == "cpu"
+
+
 @dataclass(frozen=True)
 class _Crowd:
-    """The devices of one host."""
+    """The CPU devices of one host."""
 
     host: Host
     devices: tuple[Device, ...]
@@ -88,8 +93,6 @@ class _Crowd:
 
     def slowed(self, device: Device) -> Device:
         turns, moving = self._turns(self.devices), self._moving(self.devices)
-        if device.kind != "cpu":
-            turns = 1.0
         half = device.half_flops_per_s
         return replace(
             device,
@@ -106,12 +109,11 @@ class _Crowd:
         """Return how many threads there are for each core; 1.0 where there are cores enough."""
         if self.host.cores is None:
             return 1.0
-        return max(1.0, sum(d.threads for d in devices if d.kind == "cpu") / self.host.cores)
+        return max(1.0, sum(d.threads for d in devices) / self.host.cores)
 
     def _moving(self, devices: Collection[Device]) -> float:
         """Return how many times the host's memory bandwidth its devices would take, at least 1."""
         if self.host.memory_bytes_per_s is None:
             return 1.0
-        turns = self._turns(devices)
-        wanted = sum(d.memory_bytes_per_s / (turns if d.kind == "cpu" else 1.0) for d in devices)
+        wanted = sum(d.memory_bytes_per_s for d in devices) / self._turns(devices)
         return max(1.0, wanted / self.host.memory_bytes_per_s)

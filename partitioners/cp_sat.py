@@ -67,7 +67,9 @@ class CPSat:
         busy = least_busiest(case.timing, case.room, case.start, self.work, self.seed)
         met = [start, *(case.spread(h) for h in (step.homes, busy.homes) if h is not None)]
         best = judge.best(met) or start
-        bound_s = max(_simple_bound_s(judge), self.micro_batches * case.proven(busy.bound_s))
+        bound_s = _simple_bound_s(self._alone(judge))
+        if costs.alone is None:  # the program's is of these costs
+            bound_s = max(bound_s, self.micro_batches * case.proven(busy.bound_s))
         return judge.placement(best, self._reason(judge, best, bound_s))
 
     def bound_s(self, graph: Graph, cluster: Cluster, costs: Costs) -> float:
@@ -77,7 +79,7 @@ class CPSat:
             InputError: OR-tools is not installed.
         """
         cp_model()
-        judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, cluster, costs.alone or costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return 0.0
         start = (0,) * len(judge.known.groups)
@@ -88,6 +90,13 @@ class CPSat:
         busy = least_busiest(case.timing, case.room, case.start, self.work, self.seed)
         return max(simple_s, self.micro_batches * busy.bound_s)
 
+    def _alone(self, judge: Judge) -> Judge:
+        """Return the judge of devices that nobody slows: bounds must hold for those, too."""
+        alone = judge.costs.alone
+        if alone is None:
+            return judge
+        return Judge(judge.graph, judge.cluster, alone, self.micro_batches, self.in_flight)
+
     def _reason(self, judge: Judge, homes: Homes, bound_s: float) -> str:
         step_s = judge.step_s(homes)
         gap = max(0.0, 1.0 - bound_s / step_s) if step_s else 0.0
@@ -97,7 +106,7 @@ class CPSat:
         )
 
     def _too_large(self, judge: Judge, homes: Homes) -> str:
-        bound_s = _simple_bound_s(judge)
+        bound_s = _simple_bound_s(self._alone(judge))
         return (
             f"{self._reason(judge, homes, bound_s)}; the chain-dp split, for an integer program of "
             f"{len(judge.cluster.devices)} devices and this graph would be too large"

@@ -127,6 +127,20 @@ def test_a_step_is_between_that_of_all_alone_and_that_of_all_in_a_crowd(name: st
             assert found[0] < found[1] < found[2]
 
 
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("p", range(1, 4))
+def test_work_of_no_length_beside_other_work(name: str, p: int) -> None:
+    """Devices without parameters take an optimizer step that takes no time, at any moment.
+
+    The core is busy all the time, so a step takes as long as all work together.
+    """
+    for m in (1, 2, 4):
+        costs = slowed(even_costs(p), float(p), ONE_CORE)
+        assert stepped(chain(p), costs, name, m).step_s == pytest.approx(3.0 * m * p)
+        nothing = slowed(even_costs(p, f=0.0, b=0.0), float(p), ONE_CORE)
+        assert stepped(chain(p), nothing, name, m).step_s == 0.0
+
+
 def test_a_program_that_is_stuck_is_still_named() -> None:
     stages, costs = chain(2), slowed(even_costs(2), 2.0, ONE_CORE)
     waiting = Program("d1", (Recv(stages.edges[0], 0), Forward(1, 0)))

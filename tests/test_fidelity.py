@@ -15,10 +15,10 @@ from typing import cast
 import pytest
 from click.testing import CliRunner
 
-from bigbrain_fx.core import OpCost, Overheads
+from bigbrain_fx.core import Link, OpCost, Overheads
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.fitting import PROCESS
-from bigbrain_fx.plan import costs_of
+from bigbrain_fx.plan import Options, Source, costs_of, make_plan
 from bigbrain_fx.profiles import Machine
 from tests import samples
 from tests.synthetic import chain_graph
@@ -34,12 +34,14 @@ from tools.fidelity_cells import (
     placed_by_shares,
     subset,
 )
+from tools.fidelity_drift import Ground, at_speed
 from tools.fidelity_models import MICRO_BATCHES, MODELS, SITES
 from tools.fidelity_reference import FEWEST, Reference
 from tools.fidelity_report import best_source, candidates, noise_floor, regret, spearman, summary
 from tools.fidelity_rows import Row, append_row, read_rows
 from tools.fidelity_steady import steady_s
 
+GRAPH = chain_graph(1, 6)  # a batch of 4 rows
 HELD, CALIBRATING = ("llama", "uneven2-1000"), ("gpt", "equal2-1000")
 
 
@@ -329,6 +331,43 @@ def test_steps_in_a_row_take_no_longer_than_one() -> None:
         busiest_s = max(entry.busy_s for entry in plan.forecast.devices)
         assert busiest_s * (1 - 1e-9) <= found_s <= plan.forecast.step_s * (1 + 1e-9)
         assert devices > 1 or found_s == pytest.approx(plan.forecast.step_s)
+
+
+def test_a_slower_machine_makes_steps_longer_but_not_links() -> None:
+    """Alone a step takes twice as long on processors half as fast; with slow links less."""
+    for link, most in [(Link(0.0, 1e15), 2.0), (Link(0.1, 1e6), 1.5)]:
+        cluster = replace(samples.cluster(2), default_link=link)
+        plan = make_plan(GRAPH, cluster, Source("m.py"), Options("naive", micro_batches=2))
+        ground = Ground(plan, costs_of(plan))
+        assert ground.forecast_s() == pytest.approx(plan.forecast.step_s)
+        longer = ground.forecast_s(2.0) / ground.forecast_s()
+        assert 1.0 < longer <= most * (1 + 1e-9)
+        assert link.latency_s or longer == pytest.approx(2.0)
+
+
+def test_everything_that_a_processor_does_takes_longer() -> None:
+    own = Overheads(message_s=1.0, message_bytes_per_s=8.0, instruction_s=2.0, step_s=3.0)
+    plain = samples.cluster(1)
+    cluster = replace(plain, devices=(replace(plain.devices[0], overheads=own),))
+    plan = make_plan(GRAPH, cluster, Source("m.py"), Options("naive", micro_batches=1))
+    before, after = costs_of(plan), at_speed(costs_of(plan), 2.0)
+    assert after.cluster.devices[0].overheads == Overheads(2.0, 4.0, 4.0, 6.0)
+    assert after.cluster.default_link == before.cluster.default_link
+    assert after.optimizer_s("d0", 3, 100) == pytest.approx(2 * before.optimizer_s("d0", 3, 100))
+    for name, cost in before.ops["d0"].items():
+        found = after.op_cost(name, "d0")
+        assert (found.forward_s, found.backward_s) == (2 * cost.forward_s, 2 * cost.backward_s)
+        assert found.saved_bytes == cost.saved_bytes
+
+
+def test_a_row_is_judged_by_the_forecast_of_its_own_minute() -> None:
+    """The product took 10 ms at the profile and 20 ms beside the runs."""
+    before = row([1.0], 1.2, machine=2.0)
+    assert before.slower == {"survey": 2.0}
+    found = replace(before, forecast_now_s={"survey": 0.022})  # half of it links, say
+    assert before.error("survey") == pytest.approx(0.2)
+    assert found.error("survey") == pytest.approx(0.1)
+    assert found.seconds("survey") == pytest.approx(0.022)
 
 
 def test_a_device_is_a_share_of_the_machine_that_was_profiled() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Host
 from bigbrain_fx.plan import Options, Plan, Source, costs_of, from_json, make_plan, replan, to_json
+from bigbrain_fx.plugins import partitioner
 from bigbrain_fx.sharing import crowded
 from tests import samples
 from tests.synthetic import chain_graph
@@ -54,5 +55,39 @@ def test_auto_is_never_below_its_bounds_where_devices_share(host: Host) -> None:
     plan = plan_of(on_one_host(host, devices=3), "auto")
     assert plan.search is not None
     assert all(bound.step_s <= plan.forecast.step_s for bound in plan.search.bounds)
-    single = plan_of(on_one_host(host, devices=1), "auto")
+
+
+def test_auto_knows_that_a_device_alone_is_not_slowed() -> None:
+    """24 units on three devices are too many to try all; a pipeline on one core gains nothing."""
+    graph = chain_graph(1, 24)
+    options = Options("auto", micro_batches=4, effort="fast")
+    shared = on_one_host(ONE_CORE, devices=3)
+    plan = make_plan(graph, shared, Source("model.py"), options)
+    single = make_plan(graph, on_one_host(ONE_CORE, devices=1), Source("model.py"), options)
     assert plan.forecast.step_s <= single.forecast.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_single_micro_batch_goes_to_the_fastest_device(micro_batches: int) -> None:
+    """Three devices of 60 share a core, one of 40 is alone: in a crowd they do 20."""
+    alone = samples.cluster(4)
+    one = replace(alone.devices[0], host="here", flops_per_s=60e9, memory_bytes_per_s=60e9)
+    other = replace(one, host="there", flops_per_s=40e9, memory_bytes_per_s=40e9)
+    names = [device.name for device in alone.devices]
+    devices = tuple(replace(o, name=n) for o, n in zip((one, one, one, other), names, strict=True))
+    shared = replace(alone, devices=devices, hosts=(ONE_CORE,))
+    options = Options("latency", micro_batches=micro_batches)
+    plan = make_plan(GRAPH, shared, Source("model.py"), options)
+    used = set(plan.stages.devices)
+    assert ("d3" not in used) if micro_batches == 1 else ("d3" in used)
+
+
+def test_the_bound_of_cp_sat_is_of_devices_that_nobody_slows() -> None:
+    pytest.importorskip("ortools")
+    plan = plan_of(on_one_host(ONE_CORE), "naive")
+    costs = costs_of(plan)
+    assert costs.alone is not None
+    graph, method = GRAPH.at(plan.rows), partitioner("cp-sat", micro_batches=2)
+    bound_s = method.bound_s(graph, costs.cluster, costs)  # type: ignore[attr-defined]  # cp-sat's
+    alone_s = method.bound_s(graph, costs.cluster, costs.alone)  # type: ignore[attr-defined]
+    assert bound_s == alone_s <= plan.forecast.step_s

@@ -43,10 +43,20 @@ def test_threads_beyond_the_cores_take_turns_at_everything() -> None:
     assert other == device("b0", "b")
 
 
-def test_gpus_need_no_cores() -> None:
-    alone = cluster(Host("a", cores=1))
+def test_gpus_have_cores_and_memory_of_their_own() -> None:
+    alone = cluster(Host("a", None, 1.0, cores=1))
     gpus = tuple(replace(d, kind="cuda") for d in alone.devices)
     assert not Crowds(replace(alone, devices=gpus)).any
+    mixed = replace(alone, devices=(gpus[0], *alone.devices[1:]))
+    assert crowded(mixed).devices[0] == gpus[0]
+    assert crowded(mixed).devices[1].memory_bytes_per_s == 1.0
+    assert Crowds(mixed).level("a0", {"a0", "a1"}) == 1.0  # of no effect: alone and crowd are one
+
+
+def test_shares_that_add_up_to_the_whole_are_not_scarce() -> None:
+    devices = tuple(device(f"a{i}", memory=0.1) for i in range(3))
+    assert sum(d.memory_bytes_per_s for d in devices) > 0.3
+    assert not Crowds(Cluster(devices, LINK, hosts=(Host("a", None, 0.3),))).any
 
 
 def test_devices_that_take_turns_ask_less_of_the_memory() -> None:

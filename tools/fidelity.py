@@ -37,12 +37,20 @@ import torch
 
 from bigbrain_fx.capture import CaptureSession
 from bigbrain_fx.compile import source_of
-from bigbrain_fx.core import Cluster, Placement
+from bigbrain_fx.core import Cluster, Costs, Placement
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.launch import RunOptions
-from bigbrain_fx.plan import Options, Plan, make_plan, measured_share, plan_placed, with_placement
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    costs_of,
+    make_plan,
+    measured_share,
+    plan_placed,
+    with_placement,
+)
 from bigbrain_fx.plugins import estimator, load, preset
 from tools.emulation import Network, emulated
 from tools.fidelity_bench import (
@@ -54,6 +62,7 @@ from tools.fidelity_bench import (
 )
 from tools.fidelity_cells import PARTITIONERS, Cell, placed_as, subset
 from tools.fidelity_docs import write_page
+from tools.fidelity_drift import Ground, grounds
 from tools.fidelity_models import MICRO_BATCHES, SITES
 from tools.fidelity_reference import Reference
 from tools.fidelity_report import (
@@ -65,7 +74,6 @@ from tools.fidelity_report import (
     summary_lines,
 )
 from tools.fidelity_rows import Row, append_row, read_rows
-from tools.fidelity_steady import steady_s
 from tools.live_bytes import resident_bytes, tracked_bytes
 
 PATH = click.Path(path_type=Path)
@@ -101,21 +109,27 @@ def placement(session: CaptureSession, cell: Cell) -> Placement:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """Forecasts of a cell, in seconds, by source; and the plan to run."""
+    """The plan to run, and what each forecast of it rests on, by source."""
 
     plan: Plan
-    step_s: Mapping[str, float]
+    grounds: Mapping[str, Ground]
+
+    def step_s(self, slower: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return the forecasts, in seconds, of processors that are so much slower by now."""
+        times = slower or {}
+        return {name: g.forecast_s(times.get(name, 1.0)) for name, g in self.grounds.items()}
 
 
 def foreseen(session: CaptureSession, cell: Cell, place: Place, sitting: Sitting) -> Foreseen:
     """Plan a cell for each source's cluster."""
     where, source = placement(session, cell), source_of(session.facts)
 
-    def planned(cluster: Cluster, by: str) -> Plan:
+    def planned(cluster: Cluster, by: str) -> tuple[Plan, Costs]:
         options = Options(cell.split, by, cell.schedule, MICRO_BATCHES)
-        return plan_placed(session.graph, cluster, source, options, where)
+        plan = plan_placed(session.graph, cluster, source, options, where)
+        return plan, costs_of(plan)
 
-    there = planned(sitting.cluster, "measured")
+    there, _ = planned(sitting.cluster, "measured")
     costs = sitting.costs(there)
     plan = with_placement(there, where, costs)
     others = {
@@ -123,8 +137,7 @@ def foreseen(session: CaptureSession, cell: Cell, place: Place, sitting: Sitting
         "share": planned(place.shares, "measured"),
         "analytical": planned(place.found, "analytical"),
     }
-    step_s = {"devices": plan.forecast.step_s, "steady": steady_s(plan, costs)}
-    return Foreseen(plan, step_s | {name: p.forecast.step_s for name, p in others.items()})
+    return Foreseen(plan, grounds((plan, costs), others))
 
 
 def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memory: bool) -> Row:
@@ -142,11 +155,12 @@ def measure(place: Place, bench: Bench, cell: Cell, repeats: Repeats, with_memor
             cell.split,
             step_s=[run.step_s for run in taken],
             reference_s=[run.reference_s for run in taken],
-            forecast_s=found.step_s,
+            forecast_s=found.step_s(),
             forecast_reference_s=place.forecast_references(cell.model, bench.references()),
             covered=measured_share(plan) or 0.0,
             busy=[round(run.busy, 3) for run in taken],
         )
+        row = replace(row, forecast_now_s=found.step_s(row.slower))
         if with_memory:
             row = remembered(row, place.net, plan, bundle, Path(scratch))
     return replace(row, took_s=round(time.monotonic() - start_s, 1))
@@ -166,6 +180,15 @@ def remembered(row: Row, net: Network, plan: Plan, bundle: Path, scratch: Path) 
         reserved_bytes={n: needed_bytes(e, plan.cluster.device[n]) for n, e in entries.items()},
         resident_bytes=dict(resident_bytes(bundle, scratch / "resident")),
     )
+
+
+def forecast_anew(place: Place, bench: Bench, row: Row) -> Row:
+    """Forecast a row again, from what was measured before its runs; run nothing."""
+    session, cell = bench.session(row.model), row.cell
+    found = foreseen(session, cell, place, place.sit(bench, cell.model))
+    references = place.forecast_references(cell.model, bench.references())
+    row = replace(row, forecast_s=found.step_s(), forecast_reference_s=references)
+    return replace(row, forecast_now_s=found.step_s(row.slower))
 
 
 def memory_anew(place: Place, bench: Bench, row: Row) -> Row:
@@ -229,10 +252,10 @@ def in_full(cells: Sequence[Cell], bench: Bench, repeats: Repeats) -> Way:
     return way
 
 
-def memory_of(rows: Sequence[Row], bench: Bench) -> Way:
-    """Return how to measure the memory of rows anew."""
+def anew(rows: Sequence[Row], of_row: Callable[[Place, Bench, Row], Row], bench: Bench) -> Way:
+    """Return how to make a part of rows anew."""
     known = {row.cell: row for row in rows}
-    return lambda place, cell: memory_anew(place, bench, known[cell])
+    return lambda place, cell: of_row(place, bench, known[cell])
 
 
 def measured(
@@ -262,6 +285,7 @@ def measured(
 @click.option("--quiet", default=0.65, show_default=True, help="Repeat runs of a busier machine.")
 @click.option("--again", type=float, help="Measure cells anew whose repeats differ by more: 0.1.")
 @click.option("--memory-again", is_flag=True, help="Measure only memory, of rows that have it.")
+@click.option("--forecast-again", is_flag=True, help="Only make the forecasts of rows anew.")
 @click.option("--profiles", type=PATH, help="The profile database.  [default: beside --out]")
 @click.option("--source", type=click.Choice(SOURCES), help="[default: best on cells marked c]")
 @click.option("--write", type=PATH, help="Write a page with every row and a plot.")
@@ -278,6 +302,7 @@ def main(
     quiet: float,
     again: float | None,
     memory_again: bool,
+    forecast_again: bool,
     profiles: Path | None,
     source: str | None,
     write: Path | None,
@@ -289,10 +314,11 @@ def main(
     known = read_rows(out)
     missing = [] if only_report else lacking(wanted, known, again)
     repeats = Repeats(runs, steps, memory, quiet)
-    if memory_again:
-        known = [row for row in known if row.tracked_bytes and row.cell in wanted]
-        cells = [cell for cell in wanted if cell in {row.cell for row in known}]
-        _measure_into(out, cells, profiles, quiet, partial(memory_of, known))
+    if memory_again or forecast_again:
+        of_row = forecast_anew if forecast_again else memory_anew
+        rows = [r for r in known if r.cell in wanted and (forecast_again or r.tracked_bytes)]
+        cells = [cell for cell in wanted if cell in {row.cell for row in rows}]
+        _measure_into(out, cells, profiles, quiet, partial(anew, rows, of_row))
     elif missing:
         _measure_into(out, missing, profiles, quiet, partial(in_full, missing, repeats=repeats))
     rows = read_rows(out)

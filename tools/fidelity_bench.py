@@ -212,6 +212,7 @@ class Sitting:
         }
         return replace(
             known,
+            alone=None,
             ops={name: costs.ops[name] for name, costs in of.items()},
             measured={name: costs.measured[name] for name, costs in of.items()},
             optimizer_s_per_byte={n: c.optimizer_s_per_byte[n] for n, c in of.items()},

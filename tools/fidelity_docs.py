@@ -24,7 +24,9 @@ Written by `python -m tools.fidelity --out rows.jsonl --write docs/fidelity.md`;
 
 Each cell is a model split over an emulated cluster (own network namespace, processor quota and
 link for each device, all on one machine), run as its users run it: medians of {runs} runs of
-{steps} steps. Forecasts and measurements are divided by a matrix product timed in the same seconds.
+{steps} steps. Measurements are divided by a matrix product timed in the same seconds; so are
+forecasts, simulated for processors as fast as they were then (links are what they are:
+`tools/fidelity_drift.py`).
 Cells marked c (a model or cluster that may be looked at to mend the forecast) give one factor for
 each ground of a forecast; all other figures are of the rest, which had no part in it.
 
@@ -114,7 +116,7 @@ def _table(rows: Sequence[Row], source: str) -> Iterator[str]:
             str(row.cell),
             f"{row.measured_s:.3f} s",
             percent(noise_floor([row])),
-            f"{factor * row.forecast_s[source]:.3f} s",
+            f"{factor * row.seconds(source):.3f} s",
             f"{100 * row.error(source, factor):+.1f} %",
             "" if memory is None else f"{100 * memory:+.1f} %",
         )

@@ -221,7 +221,7 @@ def row_line(row: Row, source: str) -> str:
     memory = max(row.memory_errors, key=abs, default=None)
     return (
         f"{held} {row.cell!s:<38}{row.measured_s:>9.3f}s{percent(floor):>8}"
-        f"{row.forecast_s[source]:>9.3f}s{100 * row.error(source):>+7.1f} %"
+        f"{row.seconds(source):>9.3f}s{100 * row.error(source):>+7.1f} %"
         f"{percent(row.covered):>9}{'' if memory is None else f'{100 * memory:+.1f} %':>9}"
     )
 

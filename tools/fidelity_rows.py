@@ -25,6 +25,7 @@ class Row:
         reference_s: of the matrix product, timed beside each run: the median.
         forecast_s: by source: "survey", "share", "analytical" (see `tools.fidelity`).
         forecast_reference_s: by source, of the product when what the forecast rests on was timed.
+        forecast_now_s: `forecast_s` with processors as fast as beside the runs (`fidelity_drift`).
         covered: share of the ops' time that the profile has.
         tracked_bytes: peak of live tensors; empty where it was not measured.
         reserved_bytes: what a plan is refused by.
@@ -41,6 +42,7 @@ class Row:
     reference_s: Sequence[float]
     forecast_s: Mapping[str, float]
     forecast_reference_s: Mapping[str, float]
+    forecast_now_s: Mapping[str, float] = field(default_factory=dict)
     covered: float = 0.0
     forecast_bytes: Mapping[str, int] = field(default_factory=dict)
     tracked_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -72,7 +74,19 @@ class Row:
 
     def forecast(self, source: str) -> float:
         """Return the forecast in reference products."""
+        if source in self.forecast_now_s:
+            return self.forecast_now_s[source] / statistics.median(self.reference_s)
         return self.forecast_s[source] / self.forecast_reference_s[source]
+
+    def seconds(self, source: str) -> float:
+        """Return the forecast in seconds of the machine as it was beside the runs."""
+        return self.forecast(source) * statistics.median(self.reference_s)
+
+    @property
+    def slower(self) -> dict[str, float]:
+        """How much longer the product took beside the runs than when each forecast was grounded."""
+        now_s = statistics.median(self.reference_s)
+        return {source: now_s / then_s for source, then_s in self.forecast_reference_s.items()}
 
     def error(self, source: str, factor: float = 1.0) -> float:
         """Return forecast times factor over measured, less one."""

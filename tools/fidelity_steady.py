@@ -18,19 +18,25 @@ from bigbrain_fx.simulate.clock import execute
 STEPS = 4
 
 
+def step_s(plan: Plan, of_ops: Costs) -> float:
+    """Simulate one step, as a forecast does; return its seconds."""
+    costs = stage_costs(plan.graph.at(plan.rows), plan.stages, of_ops)
+    return execute(plan.programs, plan.stages, costs).step_s
+
+
 def steady_s(plan: Plan, of_ops: Costs, steps: int = STEPS) -> float:
     """Simulate some steps in a row; return what the last one adds, in seconds."""
     costs = stage_costs(plan.graph.at(plan.rows), plan.stages, of_ops)
-    costs = replace(costs, optimizer_s=_with_beginnings(plan, costs))
+    costs = replace(costs, optimizer_s=_with_beginnings(costs))
     ends_s = [
         execute(_in_a_row(plan, count), plan.stages, costs).step_s for count in (steps - 1, steps)
     ]
     return ends_s[1] - ends_s[0]
 
 
-def _with_beginnings(plan: Plan, costs: StageCosts) -> Mapping[str, float]:
+def _with_beginnings(costs: StageCosts) -> Mapping[str, float]:
     """Charge the beginning of a step to the end of the one before: the clock counts one only."""
-    devices = plan.cluster.device
+    devices = costs.cluster.device
     return {d: s + devices[d].overheads.step_s for d, s in costs.optimizer_s.items()}
 
 

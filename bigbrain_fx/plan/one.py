@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Partitioner, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placement
 from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.fitting import beside_tensors, for_tensors, require_fits, with_data
@@ -61,8 +61,14 @@ def planned(
 def placement_of(
     graph: Graph, cluster: Cluster, options: Options, micro_batches: int, costs: Costs
 ) -> Placement:
-    """Ask the partitioner; NoPlanError says what is left of each device's memory."""
+    """Ask the partitioner; NoPlanError says what is left of each device's memory.
+
+    Of devices that slow each other it is told what ops cost while all compute, as in a pipeline
+    most do; a single micro-batch goes from one to the next, so then what they cost alone.
+    """
     concrete = graph.at(graph.batch // micro_batches)
+    if micro_batches == 1 and costs.alone is not None:
+        costs = costs.alone
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     smaller = for_tensors(costs.cluster, concrete, micro_batches)
     told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
@@ -89,18 +95,41 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
 def estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
     """Estimate a concrete graph, for the user's own optimizer.
 
-    Where devices of a host slow each other, planners are told what ops cost while all of them
-    compute, and the simulator besides what they cost alone.
+    Where devices of a host slow each other, once as they are while all of them compute, and once
+    as they are alone.
     """
     slowed = crowded(cluster)
-    costs = replace(
-        estimator(name).estimate(graph, slowed),
+    costs = _estimated(graph, slowed, source, name)
+    if slowed is cluster:
+        return costs
+    return replace(costs, alone=_no_slower(_estimated(graph, cluster, source, name), costs))
+
+
+def _estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
+    return replace(
+        estimator(name).estimate(graph, cluster),
         optimizer_state_per_byte=source.optimizer_state,
         optimizer_temporaries=source.optimizer_temporaries,
     )
-    if slowed is cluster:
-        return costs
-    return replace(costs, alone=estimator(name).estimate(graph, cluster))
+
+
+def _no_slower(alone: Costs, crowd: Costs) -> Costs:
+    """Return costs alone, none above those in a crowd: each may rest on another profile."""
+
+    def least(cost: OpCost, most: OpCost) -> OpCost:
+        return replace(
+            cost,
+            forward_s=min(cost.forward_s, most.forward_s),
+            backward_s=min(cost.backward_s, most.backward_s),
+            backward_input_s=min(cost.backward_input_s, most.backward_input_s),
+        )
+
+    found: dict[int, Mapping[str, OpCost]] = {}  # devices of one kind have one table: keep it so
+    for device, ops in alone.ops.items():
+        if id(ops) not in found:
+            known = crowd.ops[device]
+            found[id(ops)] = {op: least(cost, known[op]) for op, cost in ops.items()}
+    return replace(alone, ops={device: found[id(ops)] for device, ops in alone.ops.items()})
 
 
 def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:

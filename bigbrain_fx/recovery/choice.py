@@ -16,6 +16,7 @@ from math import ceil, sqrt
 
 from bigbrain_fx.core import Device, Send
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.sharing import crowded
 
 COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/interval.py
 LONGEST_REPLAY_S = 1.0  # that rare failures may bring about; copying may
@@ -105,11 +106,13 @@ def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
     """
     assumptions = assumptions or Assumptions()
     step_s, names = plan.forecast.step_s, plan.stages.devices
-    copies_s = [_state(plan, name) / copy_bytes_per_s(plan.cluster.device[name]) for name in names]
+    there = crowded(plan.cluster).device  # all devices copy at once
+    copies_s = {n: _state(plan, n) / copy_bytes_per_s(there[n]) for n in names}
+    longest_s = max(copies_s.values())
     replayed_s = max(plan.forecast.of(name).busy_s for name in names)
-    rare = _rare(max(copies_s), step_s, replayed_s, assumptions)
-    every = interval(max(copies_s), step_s, min(_fitting(plan), default=MOST_STEPS), rare)
-    devices = tuple(_device(plan, name, every) for name in plan.stages.devices)
+    rare = _rare(longest_s, step_s, replayed_s, assumptions)
+    every = interval(longest_s, step_s, min(_fitting(plan), default=MOST_STEPS), rare)
+    devices = tuple(_device(plan, name, every, copies_s[name]) for name in names)
     overhead = max(d.snapshot_s for d in devices) / every / step_s if step_s else 0.0
     commit_s = _commit_s(plan, devices, assumptions)
     return Recovery(
@@ -142,9 +145,8 @@ def _rare(copy_s: float, step_s: float, replayed_s: float, assumptions: Assumpti
     return int(min(young, LONGEST_REPLAY_S / replayed_s))
 
 
-def _device(plan: Plan, name: str, every: int) -> DeviceRecovery:
+def _device(plan: Plan, name: str, every: int, copy_s: float) -> DeviceRecovery:
     state, log = _state(plan, name), sum(_sent_to(plan, name).values())
-    copy_s = state / copy_bytes_per_s(plan.cluster.device[name])
     replay_s = every * plan.forecast.of(name).busy_s
     return DeviceRecovery(name, state, log, every, copy_s, every * log, replay_s)
 

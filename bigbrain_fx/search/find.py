@@ -103,8 +103,9 @@ class _Run:
     def _prepared(self, count: int) -> _At:
         graph = self.ask.graph.at(self.ask.rows(count))
         costs = self.ask.costs(self.ask.rows(count))
-        found = work(graph, costs)
-        least = found if costs.alone is None else work(graph, costs.alone)
+        least = work(graph, costs.alone or costs)
+        taking_turns = count == 1 or costs.alone is None  # then nobody slows another
+        found = least if taking_turns else work(graph, costs)
         orders = unit_orders(found.count, found.edges)
         cuts = max(self.limits.cuts, _CUTS_PER_DEVICE * len(self.ask.cluster.devices))
         lines = tuple(Line(found, order, cuts) for order in orders)
@@ -118,7 +119,7 @@ class _Run:
         for trial in self.ask.known:
             self.ranking.consider(trial)
         shortlist = self._shortlist(found)
-        for entry in shortlist:
+        for entry in dict.fromkeys((*shortlist, *self._by_themselves(found))):
             self._simulate(entry)
         if self.ask.objective != "memory":
             for entry in shortlist[: max(1, len(shortlist) // 3)]:
@@ -164,6 +165,16 @@ class _Run:
             most *= 4
         several = sorted(firsts.values(), key=_by_pace)[: max(1, most // 2)]
         return list(dict.fromkeys([*several, *ranked]))[:most]
+
+    def _by_themselves(self, found: Sequence[Found]) -> Iterator[Found]:
+        """Yield the best of each device alone, where others would slow it: the pace is of a crowd."""
+        if all(at.least is at.work for at in self.at):
+            return
+        firsts: dict[tuple[str, ...], Found] = {}
+        for entry in sorted(found, key=_by_pace):
+            if len(entry.split.sequence) == 1:
+                firsts.setdefault(entry.split.sequence, entry)
+        yield from list(firsts.values())[: self.limits.shortlist]
 
     def _simulate(self, entry: Found) -> None:
         placement = self._placement(entry)

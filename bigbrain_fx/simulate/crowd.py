@@ -12,7 +12,7 @@ as it does in `clock`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -68,26 +68,35 @@ class _Crowded:
         self.messages, self.costs, self.alone = messages, costs, costs.alone
         self.crowds = Crowds(costs.alone.cluster)
         self.now_s = 0.0
+        self._levels: dict[frozenset[str], Mapping[str, float]] = {}
         self.devices = [_Device(p, messages.overheads(p.device).step_s) for p in programs]
         for device in self.devices:
             self._begin(device)
 
     def advance(self) -> bool:
         """Go on to the next event; False when there is none."""
-        computing = {d.name for d in self.devices if d.work and d.begun_s <= self.now_s}
-        lasts_s = {d.name: self._lasts_s(d, computing) for d in self.devices if d.name in computing}
+        computing = [d for d in self.devices if d.work and d.begun_s <= self.now_s]
+        levels = self._crowded_by(frozenset(d.name for d in computing))
+        lasts_s = {device.name: self._lasts_s(device, levels) for device in computing}
         event_s = [self._event_s(d, lasts_s) for d in self.devices]
         next_s = min(event_s, default=math.inf)
         if next_s == math.inf:
             return False
         first = self.devices[event_s.index(next_s)]
         for device in self.devices:
-            if device.name in computing and device is not first:
+            if lasts_s.get(device.name):  # work of no length has nothing left to shorten
                 device.left -= (next_s - self.now_s) / lasts_s[device.name]
         self.now_s = next_s
-        if first.work is None or first.name in computing:
+        if first.work is None or first.name in lasts_s:
             self._end(first)
         return True
+
+    def _crowded_by(self, computing: frozenset[str]) -> Mapping[str, float]:
+        """Return how crowded it is for each of the devices that compute; the same few come again."""
+        if computing not in self._levels:
+            found = {name: self.crowds.level(name, computing) for name in computing}
+            self._levels[computing] = found
+        return self._levels[computing]
 
     def _event_s(self, device: _Device, lasts_s: Mapping[str, float]) -> float:
         """Return when something changes for a device: its instruction ends, or its work begins."""
@@ -97,11 +106,11 @@ class _Crowded:
             return device.begun_s
         return self.now_s + max(0.0, device.left) * lasts_s[device.name]
 
-    def _lasts_s(self, device: _Device, computing: Collection[str]) -> float:
-        """Return how long all of a device's work lasts while just these compute."""
+    def _lasts_s(self, device: _Device, levels: Mapping[str, float]) -> float:
+        """Return how long all of a device's work lasts while its host is so crowded."""
         assert device.work is not None
         alone_s, crowded_s = device.work
-        return alone_s + (crowded_s - alone_s) * self.crowds.level(device.name, computing)
+        return alone_s + (crowded_s - alone_s) * levels[device.name]
 
     def _begin(self, device: _Device) -> None:
         """Begin a device's next instruction, or its wait for a message."""

@@ -17,7 +17,15 @@ from pathlib import Path
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import DeviceLostError, Run, RunOptions, StepLine, run
+from bigbrain_fx.launch import (
+    DeviceLostError,
+    Run,
+    RunOptions,
+    StepLine,
+    can_supervise,
+    require_not_nccl,
+    run,
+)
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.resplit import Resplit, resplit
 from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
@@ -93,6 +101,7 @@ def run_elastic(
         InputError, RunError: as `run`.
         NoPlanError: the model does not fit on the devices that are left.
     """
+    require_not_nccl(read_plan(bundle))
     if options.spares is None:
         raise InputError(
             "a run that replaces no process cannot go on without a device",
@@ -159,7 +168,15 @@ def _options(left: RunOptions, moved: Resplit, first: RunOptions) -> RunOptions:
     """Go on from the moved commit; it is written to only if the user wanted commits."""
     logs = None if first.logs is None else first.logs / moved.bundle.name
     every = left.commit_every if first.commits is not None else 0
-    return replace(left, commits=moved.commits, commit_every=every, resume=True, logs=logs)
+    spares = left.spares if can_supervise(moved.plan) else None  # only GPUs may be left
+    return replace(
+        left,
+        commits=moved.commits,
+        commit_every=every,
+        resume=True,
+        logs=logs,
+        spares=spares,
+    )
 
 
 def _tell(moved: Resplit, options: RunOptions, on_event: OnEvent | None) -> None:

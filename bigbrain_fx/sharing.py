@@ -3,9 +3,10 @@
 A cluster's devices have the rates that each has alone. Hosts say what their devices share:
 
     cores               threads of all its CPU devices beyond them take turns
-    memory_bandwidth    CPU devices that together would move more get shares, by what each would take
+    memory_bandwidth    CPU devices that together would move more get shares, by what each would
 
-GPUs compute on cores and in memory of their own. It knows devices and hosts; it knows no graphs, no times and no messages (NICs are the simulator's).
+GPUs compute on cores and in memory of their own. It knows devices and hosts; it knows no graphs, no
+times and no messages (NICs are the simulator's).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cached_property
 from bigbrain_fx.core import Cluster, Device, Host
 
 _SCARCE = 1 + 1e-9  # shares that were added up again may be a rounding above the whole
+
 
 def crowded(cluster: Cluster) -> Cluster:
     """Return the cluster with the rates that its devices have while all of them compute.

@@ -5,6 +5,10 @@ what starting costs by the devices' launch times, the rest by their products' ra
 memory's, whichever bounds the op (the roofline of `analytical`). What is absent is `analytical`'s,
 and so is memory; `Costs.measured` says what was there.
 
+A GPU whose three rates are all within 15 % of the machine's is taken for the same card, and nothing
+is scaled. Rates of one card differ as much between two processes: what an op's start takes is the
+host's time, and it would count four or five times for every op.
+
 A sum of gradients that several readers send back is in the profile of a reader, where it happens.
 The optimizer's step is as it was measured with the model that has the most of the graph's ops,
 scaled like an op: what a tensor costs by launch times, what a byte costs by memory's rates.
@@ -34,6 +38,7 @@ from bigbrain_fx.profiles import (
 from estimators.analytical import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, Analytical
 
 VARIABLE = "BIGBRAIN_PROFILES"
+_SAME_CARD = 0.15  # how far rates of one GPU may be apart
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ def _found(
     machine = _nearest(tables, device)
     if machine is None:
         return {}
-    table, scale = tables[machine], _Scale(machine, device)
+    table, scale = tables[machine], _Scale(machine, _as_measured(machine, device))
     return {
         op.name: sum((scale.of(table[key]) for key in keys[op.name]), _Seconds())
         for op in graph.ops
@@ -190,6 +195,23 @@ def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) 
         return other_threads, far, machine.key
 
     return min((m for m in tables if m.kind == device.kind), key=unlike, default=None)
+
+
+def _as_measured(machine: Machine, device: Device) -> Device:
+    """Return the device; with the machine's rates if it is the same card as far as they tell."""
+    ratios = (
+        device.flops_per_s / machine.flops_per_s,
+        device.memory_bytes_per_s / machine.memory_bytes_per_s,
+        device.launch_s / machine.launch_s,
+    )
+    if device.kind != "cuda" or any(abs(ratio - 1) > _SAME_CARD for ratio in ratios):
+        return device
+    return replace(
+        device,
+        flops_per_s=machine.flops_per_s,
+        memory_bytes_per_s=machine.memory_bytes_per_s,
+        launch_s=machine.launch_s,
+    )
 
 
 @dataclass(frozen=True)
@@ -229,9 +251,9 @@ def _optimizer(base: Known, keys: frozenset[str], device: Device) -> tuple[float
     machine = _nearest(base.tables, device)
     if machine is None:
         return None
-    found = _session_machine(base, keys, machine)
-    starting = device.launch_s / machine.launch_s
-    moving = machine.memory_bytes_per_s / device.memory_bytes_per_s
+    found, like = _session_machine(base, keys, machine), _as_measured(machine, device)
+    starting = like.launch_s / machine.launch_s
+    moving = machine.memory_bytes_per_s / like.memory_bytes_per_s
     pair = found.optimizer_s_per_tensor * starting, found.optimizer_s_per_byte * moving
     return pair if found.knows_optimizer else None
 

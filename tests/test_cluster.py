@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bigbrain_fx import cluster as room
 from bigbrain_fx.cluster import PRESETS, parse_cluster, read_cluster, schema, to_json
-from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
+from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads, blas_bytes
 from bigbrain_fx.errors import InputError
 
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
@@ -50,7 +50,11 @@ def test_the_file_of_the_readme() -> None:
     assert parse(ISSUE) == Cluster(
         devices=(
             Device("d0", "a", "cpu", 4 * 2**30, 60e9, 12e9, launch_s=5e-6, threads=1),
-            Device("d1", "b", "cuda", 141 * 10**9, 67e12, 4.8e12, half_flops_per_s=989e12),
+            Device(
+                *("d1", "b", "cuda", 141 * 10**9, 67e12, 4.8e12),
+                half_flops_per_s=989e12,
+                blas_bytes=32 * 2**20,
+            ),
         ),
         default_link=Link(latency_s=50e-6, bytes_per_s=1e9),
         links=(("d0", "d1", Link(latency_s=100e-6, bytes_per_s=1.25e9)),),
@@ -128,6 +132,24 @@ def test_products_of_half_width_have_a_rate_of_their_own() -> None:
     mine = '"kind": "cpu", "memory": "1GiB", "flops": "1GFLOP/s", "memory_bandwidth": "1GB/s"'
     assert one(mine).half_flops_per_s is None
     assert one(f'{mine}, "half_flops": "2GFLOP/s"').half_flops_per_s == 2e9
+
+
+def test_what_cublas_takes_is_the_presets_or_as_written() -> None:
+    assert one('"preset": "h200"').blas_bytes == 32 * 2**20
+    assert one('"preset": "l4"').blas_bytes == 8320 * 2**10
+    written = one('"preset": "l4", "blas_workspace": "12MiB"')
+    assert written.blas_bytes == 12 * 2**20
+    mine = '"kind": "cuda", "memory": "1GiB", "flops": "1GFLOP/s", "memory_bandwidth": "1GB/s"'
+    assert one(mine).blas_bytes is None
+    for device in (written, one('"preset": "l4"'), one(mine)):
+        cluster = Cluster((device,), Link(0.0, 1e9))
+        assert parse_cluster(to_json(cluster), "x").devices == (device,)
+
+
+def test_torch_chooses_a_workspace_by_the_capability() -> None:
+    larger = {major for major in range(5, 14) if blas_bytes((major, 0)) == 32 * 2**20}
+    assert larger == {9, 10, 12}
+    assert blas_bytes((8, 9)) == blas_bytes((11, 0)) == 8320 * 2**10
 
 
 def test_schema_and_comments_are_ignored() -> None:
@@ -274,7 +296,8 @@ def test_schema_describes_every_field() -> None:
     assert set(_properties(described)) == {"$schema", "$comment", "devices", "links", "hosts"}
     device = described["$defs"]["DeviceEntry"]
     fields = (
-        "name host kind preset memory flops half_flops memory_bandwidth launch threads overheads"
+        "name host kind preset memory flops half_flops memory_bandwidth blas_workspace launch "
+        "threads overheads"
     )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Device, Link
@@ -20,9 +22,12 @@ from bigbrain_fx.doctor import (
     ProbeError,
     Rates,
     Survey,
+    measure,
     probe,
     survey,
+    worker,
 )
+from bigbrain_fx.doctor.figures import half_flops_per_s
 from bigbrain_fx.doctor.fleet import Fleet, run
 from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.doctor.measure import beyond_latency_bytes_per_s, per_call_s
@@ -178,6 +183,17 @@ def test_it_notes_that_the_host_was_busy() -> None:
     assert replace(CPU, load=1.5).notes == (busy,)
 
 
+def test_it_notes_that_there_are_fewer_gpus_than_devices() -> None:
+    few = replace(CPU, devices=2, gpus=GPUS.gpus[:1])
+    note = (
+        "1 of 2 devices could be GPUs, so all are CPU devices: "
+        "`--devices 1 --kind cuda` describes the GPUs"
+    )
+    assert few.notes == (note,)
+    assert f"note      {note}" in str(few).splitlines()
+    assert replace(CPU, gpus=GPUS.gpus).notes == GPUS.notes == ()  # asked for, as there are enough
+
+
 def test_an_existing_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text("mine", encoding="utf-8")
@@ -279,6 +295,66 @@ def test_time_per_call_is_a_mean_over_stretches() -> None:
     assert 0.0 < taken_s < 1e-4
     assert calls[0] == 0
     assert len(calls) > 5
+
+
+def test_calls_that_load_a_kernel_do_not_count() -> None:
+    """The first call takes long; each of the next stretches is as many calls as fill it."""
+    calls: list[int] = []
+    now = iter(float(i) for i in range(1000))  # a stretch takes a second, however many calls
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: next(now))
+        per_call_s(calls.append, window_s=8.0, sync=lambda: calls.append(-1))
+    assert calls[:6] == [0, -1] * 3
+    assert len(calls) == 2 * (3 + 1 + 5)  # warm-up, one stretch long enough, five that count
+
+
+def test_a_gpus_caches_are_larger_and_its_memory_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = {"bytes": 80 * GIB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["bytes"], 96 * GIB))
+    cuda = torch.device("cuda", 0)
+    assert measure._at_most(GIB, cuda) == measure._at_most(GIB, torch.device("cpu")) == GIB
+    free["bytes"] = GIB
+    assert measure._at_most(GIB, cuda) == GIB // 4
+
+
+@pytest.mark.parametrize(("capability", "half"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
+def test_half_precision_is_what_a_gpu_has(
+    capability: tuple[int, int], half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    names = [str(d).removeprefix("torch.") for d in measure.dtypes("cuda", torch.device("cuda", 0))]
+    assert ("bfloat16" in names) == (half == "bfloat16")
+    rates = {"float32": 1.0, "bfloat16": 2.0, "float16": 3.0}
+    table = [
+        MatmulRate(name, side, side, side, rates[name] * share)
+        for name in names
+        for side, share in ((2**10, 1.0), (2**9, 1e-3))
+    ]
+    assert half_flops_per_s(table, "cuda") == rates[half]
+    assert half_flops_per_s(table[1::2], "cuda") is None  # small products alone
+
+
+def test_a_gpu_whose_cublas_takes_nothing_can_be_written(tmp_path: Path) -> None:
+    said = [replace(GPUS.gpus[0], blas_bytes=found) for found in (0, 32 * 2**20)]
+    probe = replace(GPUS, gpus=tuple(said), gpu_links=GPUS.gpu_links[:1])
+    probe.write(tmp_path / "cluster.json")
+    found = read_cluster(tmp_path / "cluster.json")
+    assert found == probe.cluster
+    assert [device.blas_bytes for device in found.devices] == [None, 32 * 2**20]
+
+
+def test_a_gpu_says_what_cublas_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB, 2 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size", raising=False)
+    said = {"name": "NVIDIA T4", "memory_bytes": GIB}
+    assert worker._memory(device) == {**said, "blas_bytes": 32 * 2**20}
+    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 7, raising=False)
+    assert worker._memory(device) == {**said, "blas_bytes": 7}
 
 
 def test_a_rate_stays_sane_when_latency_was_disturbed() -> None:

@@ -22,6 +22,7 @@ from bigbrain_fx.core import Link, Overheads
 from bigbrain_fx.doctor import HostProbe, ProbeError, probe
 from bigbrain_fx.doctor.fleet import Fleet, patience_s, run
 from bigbrain_fx.errors import InputError
+from tests.nccl_like import NCCL_LIKE
 
 GIB = 2**30
 WORLD = "BIGBRAIN_FX_TEST_WORLD"
@@ -38,7 +39,8 @@ assert os.environ["LOCAL_RANK"] == str(rank) and os.environ["WORLD_SIZE"] == str
 if is_gpu and world.get("broken"):
     raise SystemExit("CUDA error: out of memory")
 scale = 1000.0 if is_gpu else 1.0
-product = {{"rows": 512, "inner": 1024, "columns": 1024}}
+product = {{"rows": 2048 if is_gpu else 512, "inner": 1024, "columns": 1024}}
+small = {{"rows": 512, "inner": 512, "columns": 512, "dtype": "bfloat16", "flops_per_s": 1.0}}
 
 def link(peer):
     is_slow = sorted((rank, peer)) in world.get("slow", [])
@@ -54,12 +56,12 @@ found = {{
     "flops_per_s": 5e10 * scale,
     "memory_bytes_per_s": 1e10 * scale,
     "launch_s": 2e-6,
-    "matmul": [{{**product, "dtype": "bfloat16", "flops_per_s": 1e11 * scale}}],
+    "matmul": [{{**product, "dtype": "bfloat16", "flops_per_s": 1e11 * scale}}] + [small] * is_gpu,
     "links": [link(peer) for peer in peers] if rank < int(options["--linked"]) else [],
     "overheads": own,
 }}
 if is_gpu:
-    found["name"] = f"NVIDIA T{{rank}}"
+    found |= {{"name": f"NVIDIA T{{rank}}", "blas_bytes": 32 * 2**20}}
 elif rank == 0 and "--gpus" in sys.argv:
     found["gpus"] = world["gpus"]
 open(options["--out"], "w").write(json.dumps(found))
@@ -97,7 +99,7 @@ def test_every_gpu_is_probed_by_its_own_process(
     first, second = found.cluster.devices  # two were asked for
     assert (first.name, first.kind, first.memory_bytes) == ("d0", "cuda", 3 * GIB)
     assert (second.memory_bytes, second.flops_per_s) == (4 * GIB, 5e13)
-    assert second.half_flops_per_s == 1e14
+    assert (second.half_flops_per_s, second.blas_bytes) == (1e14, 32 * 2**20)
     assert first.overheads == Overheads(6e-5, 2e12, 4e-5, 1e-4)  # of the GPU's process
     assert found.cluster.default_link == Link(9e-6, 2.01e11)
     assert found.overheads == Overheads(3e-5, 2e9, 2e-5, 1e-4)  # of CPU processes
@@ -211,33 +213,15 @@ def test_the_command_takes_the_kind(
 
 # --------------------------------------------------------------------------- the whole worker
 
-# The worker itself, on the CPU. Over "nccl" a message has no tag, and the first one of two ranks in
-# a group makes a communicator: whoever sends or receives then waits until the other end does.
-WORKER = """
+# The worker itself, on the CPU.
+WORKER = f"""{NCCL_LIKE}
 import os, sys
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from bigbrain_fx.doctor import measure, worker
 from bigbrain_fx.runtime.rendezvous import own_gpu
 
 kinds = dict(zip(sys.argv[1::2], sys.argv[2::2]))["--kinds"].split(",")
-isend, irecv, init = dist.isend, dist.irecv, dist.init_process_group
-connected = set()
-
-
-def as_nccl(start):
-    def started(tensor, peer, group=None, tag=0):
-        name, me = group.group_name if group else "all", dist.get_rank()
-        if (name, peer) not in connected:
-            connected.add((name, peer))
-            store = dist.distributed_c10d._get_default_store()
-            store.set(f"ready/{name}/{peer}/{me}", "1")
-            store.wait([f"ready/{name}/{me}/{peer}"], timedelta(seconds=15))
-        return start(tensor, peer, group=group)
-
-    return started
 
 
 def own_device(kinds, rank):
@@ -247,20 +231,11 @@ def own_device(kinds, rank):
 
 def memory(device):
     ((kind, number),) = seen
-    return {"memory_bytes": 1, "name": f"{kind} {number}"}
-
-
-def gloo(backend, **others):
-    init("gloo", **others)
-    dist.get_backend = lambda: backend
-    if backend == "nccl":
-        dist.isend, dist.irecv = as_nccl(isend), as_nccl(irecv)
-        dist.send = lambda tensor, peer, group=None: dist.isend(tensor, peer, group).wait()
-        dist.recv = lambda tensor, peer, group=None: dist.irecv(tensor, peer, group).wait()
+    return {{"memory_bytes": 1, "name": f"{{kind}} {{number}}"}}
 
 
 seen = []
-worker.own_device, worker._memory, dist.init_process_group = own_device, memory, gloo
+worker.own_device, worker._memory = own_device, memory
 measure.SHAPES["cuda"] = ((8, 8, 8), (8, 8, 16))
 measure.TABLES["cuda"], measure.DTYPES["cuda"] = ((8, 8, 8),), (torch.float32,)
 worker.main()

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from safetensors.torch import load_file
 
 import bigbrain_fx as bb
 from bigbrain_fx.core import Host, Link
-from bigbrain_fx.elastic import run_elastic, without
+from bigbrain_fx.elastic import _options, run_elastic, without
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.launch import DeviceLostError, RunOptions, run
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.resplit import resplit
+from bigbrain_fx.resplit import Resplit, resplit
 from bigbrain_fx.supervisor import Event
 from tests.bundles import cluster, copied, edit, split_small
 from tests.command_line import call
@@ -124,6 +125,21 @@ def test_a_cluster_with_one_device_less() -> None:
     assert left.links == (("d0", "d2", Link(2.0, 2.0)),)
     assert [host.name for host in left.hosts] == ["a"]
     assert without(cluster(1), "d0") is None
+
+
+@pytest.mark.parametrize(("kind", "spares"), [("cpu", 1), ("cuda", None)])
+def test_where_only_gpus_are_left_nobody_is_replaced_any_more(
+    bundle: Path, kind: Literal["cpu", "cuda"], spares: int | None
+) -> None:
+    """They go on over nccl, where no process can be replaced."""
+    plan = read_plan(bundle)
+    devices = tuple(replace(device, kind=kind) for device in plan.cluster.devices)
+    left = replace(plan, cluster=replace(plan.cluster, devices=devices))
+    moved, options = Resplit(left, bundle, bundle / "commits", 3, ()), RunOptions(STEPS, spares=1)
+    found = _options(options, moved, options)
+    assert found == replace(
+        options, commits=bundle / "commits", commit_every=0, resume=True, spares=spares
+    )
 
 
 def test_who_replaces_no_process_leaves_no_device_behind(bundle: Path) -> None:

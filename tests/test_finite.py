@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.launch import Run, RunOptions, run
@@ -47,6 +50,47 @@ def test_the_stage_and_parameter_of_a_gradient_are_named() -> None:
     }
     found = not_finite(0, None, [], gradients)
     assert found == "step 0, stage 1: the gradient of b is not finite"
+
+
+def test_numbers_of_unlike_dtypes_are_told_apart() -> None:
+    gradients = {
+        ("a", 0): torch.ones(3),
+        ("b", 0): torch.ones(2, dtype=torch.bfloat16),
+        ("c", 0): torch.full((2,), 1e300, dtype=torch.float64),  # beyond float32
+        ("d", 0): torch.ones(2, dtype=torch.complex64),
+    }
+    losses = [torch.tensor([1.0]), torch.tensor([2.0])]  # one element, though no scalar
+    assert not_finite(0, 0, losses, gradients) is None
+    for name in gradients:
+        wrong = {key: g / 0.0 if key == name else g for key, g in gradients.items()}
+        found = not_finite(3, 0, losses, wrong)
+        assert found == f"step 3, stage 0: the gradient of {name[0]} is not finite"
+    found = not_finite(3, 0, [*losses, torch.tensor([-float("inf")])], gradients)
+    assert found is not None
+    assert "micro-batch 2: the loss is -inf," in found
+
+
+class Asked(TorchDispatchMode):
+    """Counts kernels by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it without
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.kernels[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_is_asked_once_whether_all_is_well() -> None:
+    gradients = {(f"p{i}", 0): torch.ones(2) for i in range(20)}
+    with Asked() as asked:
+        assert not_finite(0, 0, [torch.tensor(1.0) for _ in range(8)], gradients) is None
+    assert asked.kernels["sum"] == 20
+    assert asked.kernels["stack"] == 2  # of losses and of sums; each is then waited for
+    assert not asked.kernels.keys() & {"isfinite", "abs", "eq", "ne", "_local_scalar_dense"}
 
 
 def test_a_sum_that_overflows_is_no_gradient_that_does() -> None:

@@ -19,9 +19,10 @@ from bigbrain_fx.core import Cluster, Device, Link, Ref
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.launch import Run
 from bigbrain_fx.profiles import ProfileStore, signatures
+from tests.profiled import MACHINE
 from tests.synthetic import op, tensor
 from tools import gpu
-from tools.gpu_card import Card, lacking, preset_of
+from tools.gpu_card import Card, blas_bytes, lacking, preset_of
 from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model
 from tools.gpu_ops import roofline_s
 from tools.gpu_report import families, report, summary
@@ -120,6 +121,8 @@ def test_the_whole_tool_on_the_cpu(tiny: tuple[Result, Row], place: Path) -> Non
     assert row.covered > 0.99  # it profiled the very ops
     assert abs(row.memory_error) < 0.06
     assert (row.preset, row.datasheet, row.blas_bytes) == ("", None, 0)
+    assert row.products_use_tf32 is None
+    assert row.profiled_launch_s is not None
     assert "| gpt | tiny |" in (place / "page.md").read_text()
 
 
@@ -164,12 +167,21 @@ def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
     path = tmp_path / "model.py"
     path.write_text(model.text())
     with capture_file(path) as session:
-        plans = gpu.planned(place, model, session)
+        plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
     assert plans.keys() == {"measured", "analytical", "preset"}
     rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
-    assert rates == [1e12, 1e12, PRESETS["h200"].flops_per_s]
+    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].flops_per_s]
+    (profiled,) = plans["measured"].cluster.devices
+    assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
     assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}
     assert plans["preset"].cluster.devices[0].memory_bytes == GPU.memory_bytes
+
+
+def test_a_torch_that_does_not_say_what_cublas_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 7, raising=False)
+    assert (blas_bytes("cuda"), blas_bytes("cpu")) == (7, 0)
+    monkeypatch.delattr(torch.backends.cuda, "cublas_workspace_size")
+    assert blas_bytes("cuda") == 0
 
 
 def test_on_a_gpu_the_process_says_what_its_tensors_took(tmp_path: Path) -> None:
@@ -198,6 +210,7 @@ def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("name", "preset"),
     [
         ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
@@ -281,9 +294,13 @@ def test_families_of_several_models_are_added_up() -> None:
 
 
 def test_the_page_has_the_goals_the_rates_and_the_families() -> None:
-    row = made_row(preset="h200", datasheet=SHEET, blas_bytes=32 << 20)
+    facts = {"blas_bytes": 32 << 20, "profiled_launch_s": 4e-6, "products_use_tf32": False}
+    row = made_row(preset="h200", datasheet=SHEET, **facts)
     text = "\n".join(report([row]))
-    assert "A workspace of cuBLAS has 32.0 MiB." in text
+    assert "A workspace of cuBLAS has 32.0 MiB. Products in float32 do not use TF32." in text
+    assert "An op's start took 5.00 us by doctor, 4.00 us by the profile." in text
+    may = "\n".join(report([replace(row, products_use_tf32=True)]))
+    assert "Products in float32 may use TF32." in may
     assert "## Some GPU" in text
     assert "goal: within 10%" in text
     assert "| gpt | small | 100.00 ms | 105.00 ms (+5.0 %) | 80.00 ms (-20.0 %) | 100% |" in text

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.explain import explain
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, plan_placed
 from bigbrain_fx.report import report
+from bigbrain_fx.runtime import infer
 from tests import samples
 
 MODELS = ("gpt", "resnet", "unet", "llama", "moe")
@@ -233,6 +236,28 @@ def test_the_same_graph_is_placed_as_it_was() -> None:
     graph = samples.sample("gpt").captured.graph
     again = cut_room.cut(graph, place_like(graph, plan), plan.rows)
     assert again.stages == replace(plan.stages, moved=()).stages
+
+
+def test_the_clock_is_read_when_a_gpu_has_made_the_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: events.append("settled"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(len(events)))
+
+    def taken_s(kind: str, outputs: dict[str, Tensor]) -> list[float]:
+        events.clear()
+        found: list[float] = []
+        device: Any = SimpleNamespace(
+            device=torch.device(kind), rows=SimpleNamespace(rows=4), run_batch=lambda _: outputs
+        )
+        infer.run_batches(device, 2, lambda *batch: found.append(batch[3]))
+        return found
+
+    assert taken_s("cuda", {"y": torch.ones(1)}) == [1.0, 1.0]
+    assert taken_s("cpu", {"y": torch.ones(1)}) == [0.0, 0.0]
+    assert (taken_s("cuda", {}), events) == ([], [])  # who has no outputs goes on
 
 
 def test_no_mode_but_two(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.elastic import run_elastic
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.launch import (
     Command,
@@ -19,6 +21,7 @@ from bigbrain_fx.launch import (
     RunError,
     RunOptions,
     StepLine,
+    can_supervise,
     commands,
     free_port,
     hosts,
@@ -29,6 +32,7 @@ from bigbrain_fx.launch import (
 from bigbrain_fx.launch.program import allocated, peaks
 from bigbrain_fx.plan import read_plan
 from tests.bundles import cluster, copied, edit, is_running, split_small
+from tests.command_line import call
 
 DEADLINE_S = 60.0
 QUICK = RunOptions(steps=2, deadline_s=DEADLINE_S)
@@ -226,3 +230,33 @@ def test_a_run_tells_what_tensors_took_of_each_gpu(bundle: Path, tmp_path: Path)
         (tmp_path / f"{name}.json").write_text(json.dumps({"device": name, **facts}))
     assert allocated(read_plan(bundle), tmp_path) == {"d1": 7}
     assert peaks(read_plan(bundle), tmp_path) == {"d0": 5, "d1": 6}
+
+
+# --------------------------------------------------------------------------- over nccl
+
+
+@pytest.fixture
+def of_gpus(bundle: Path, tmp_path: Path) -> Path:
+    """A copy whose plan says that all its devices are GPUs."""
+    copy = copied(bundle, tmp_path)
+    text = (copy / "plan.json").read_text()
+    (copy / "plan.json").write_text(text.replace('"kind":"cpu"', '"kind":"cuda"'))
+    return copy
+
+
+@pytest.mark.parametrize("start", [run, run_elastic, lambda b, o: commands(read_plan(b), o)])
+def test_no_process_is_replaced_over_nccl(of_gpus: Path, start: Callable[..., object]) -> None:
+    """A supervised run would go over gloo, which is not what the plan foretells."""
+    assert not can_supervise(read_plan(of_gpus))
+    with pytest.raises(InputError, match=r"all its devices are GPUs.* over nccl") as caught:
+        start(of_gpus, RunOptions(steps=1, spares=1))
+    assert "leave --spares and --elastic out" in str(caught.value.help)
+
+
+def test_elastic_over_nccl_is_refused_for_its_own_reason(of_gpus: Path) -> None:
+    for words in ((), ("--no-replay",), ("--spares", "0")):
+        done = call("run", of_gpus, "--elastic", *words)
+        assert done.code == 2
+        assert "no process of this plan can be replaced" in done.err
+        assert "leave --no-replay out" not in done.err
+    assert call("run", of_gpus, "--spares", "1").code == 2

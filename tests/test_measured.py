@@ -117,6 +117,26 @@ def test_a_gpus_profile_holds_whatever_its_hosts_threads(tmp_path: Path) -> None
     assert costs.op_cost("a", "same").forward_s == pytest.approx(1e-3, rel=1e-12)
 
 
+def test_a_gpu_of_nearly_the_rates_is_the_same_card(tmp_path: Path) -> None:
+    """Its rates are noise, and nothing is scaled; a CPU's are taken as they are."""
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    for kind in ("cpu", "cuda"):
+        stored(path, graph, machine=replace(MACHINE, kind=kind))
+    near = Device(
+        *("near", "h", "cuda", 2**30, 0.9 * SAME.flops_per_s, 1.1 * SAME.memory_bytes_per_s),
+        launch_s=1.14e-6,
+    )
+    others = replace(near, name="other", launch_s=1.2e-6), replace(near, name="cpu", kind="cpu")
+    costs = estimated(path, graph, near, *others)
+    for name in ("a", "b"):
+        assert costs.op_cost(name, "near").forward_s == pytest.approx(1e-3, rel=1e-12)
+        for other in others:
+            assert costs.op_cost(name, other.name).forward_s != pytest.approx(1e-3, rel=1e-3)
+    assert costs.optimizer_s_per_tensor["near"] == MACHINE.optimizer_s_per_tensor
+    assert costs.optimizer_s_per_byte["near"] == MACHINE.optimizer_s_per_byte
+    assert costs.optimizer_s_per_tensor["other"] > MACHINE.optimizer_s_per_tensor
+
+
 def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BIGBRAIN_PROFILES", raising=False)
     with pytest.raises(InputError, match="needs a profile database") as caught:

@@ -23,7 +23,7 @@ from bigbrain_fx.profiler import Measured, Profiled, ProfileOptions, profile
 from bigbrain_fx.profiler.context import Overheads, overheads, timed_step, whole_step_s
 from bigbrain_fx.profiler.machine import processor_name
 from bigbrain_fx.profiler.optimizer import LARGE, optimizer_times
-from bigbrain_fx.profiler.rounds import Rounds, relative_spread, trimmed_mean
+from bigbrain_fx.profiler.rounds import WARM_UP, Rounds, relative_spread, trimmed_mean
 from bigbrain_fx.profiler.stopwatch import ClockStopwatch, stopwatch
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import OpProfile, ProfileStore, signatures
@@ -208,6 +208,42 @@ def test_an_optimizer_that_takes_its_own_shapes_only_is_timed_on_those() -> None
 
     found = optimizer_times([("w", torch.ones(8, 5))], make, ticks(), 1)
     assert [(found.name, step.what) for step in found.steps] == [("SGD", "all")]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_memory_that_is_used_up_is_said(at: int) -> None:
+    """Of the model's own parameters; of a set that is made up for the fit it is left out."""
+    made: list[int] = []
+
+    def make(named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        made.append(len(named))
+        if len(made) == 2 + at:  # after the first, which tells the class
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return torch.optim.SGD([tensor for _, tensor in named], lr=0.5)
+
+    leaves = [("w", torch.ones(8, 5))]
+    if at == 0:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            optimizer_times(leaves, make, ticks(), 1)
+    else:
+        found = optimizer_times(leaves, make, ticks(), 1)
+        assert (found.name, [step.what for step in found.steps]) == ("SGD", ["all", "large ones"])
+
+
+def test_an_optimizer_begins_with_an_empty_queue() -> None:
+    said: list[str] = []
+
+    class Told(ClockStopwatch):
+        def settle(self) -> None:
+            said.append("settle")
+
+    def mark() -> float:
+        said.append("mark")
+        return 0.0
+
+    optimizer_times([("w", torch.ones(8, 5))], None, Told(mark), rounds=2)
+    a_set = ["settle", "mark", "mark"] * (2 + WARM_UP) + ["settle"]
+    assert said == a_set * 3
 
 
 # ------------------------------------------------------------------------------- averages

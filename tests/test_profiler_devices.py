@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from bigbrain_fx.profiler import ProfileOptions, profile
 from bigbrain_fx.profiler.child import fitting
 from bigbrain_fx.profiler.context import Overheads, Timed, overheads, timed_step, whole_step_s
 from bigbrain_fx.profiler.machine import chosen_device
-from bigbrain_fx.profiler.rounds import Rounds
+from bigbrain_fx.profiler.rounds import Rounds, no_garbage_collection
 from bigbrain_fx.profiler.stopwatch import ClockStopwatch, CudaStopwatch, stopwatch
 from bigbrain_fx.profiler.subject import Subject
 from bigbrain_fx.profiles import ProfileStore
@@ -138,9 +139,14 @@ class Gpu:
     """A stream as the host sees it: launching takes the host's time, kernels the device's."""
 
     LAUNCH_S, RECORD_S = 5e-6, 1e-6
+    EVENT_S = 1.5e-6  # what an event takes the device
+    CYCLES_PER_S = 2e9
 
     def __init__(self) -> None:
         self.host_s = self.done_s = 0.0
+
+    def sleep(self, cycles: int) -> None:
+        self.run(cycles / self.CYCLES_PER_S)
 
     def run(self, kernel_s: float) -> None:
         self.host_s += self.LAUNCH_S
@@ -161,7 +167,7 @@ class Event:
     def record(self, stream: str) -> None:
         assert stream == "the stream"
         self.gpu.host_s += self.gpu.RECORD_S
-        self.when_s = self.gpu.done_s = max(self.gpu.done_s, self.gpu.host_s)
+        self.when_s = self.gpu.done_s = max(self.gpu.done_s, self.gpu.host_s) + self.gpu.EVENT_S
 
     def query(self) -> bool:
         return self.when_s <= self.gpu.host_s
@@ -178,6 +184,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(torch.cuda, "synchronize", Event.gpu.synchronize)
+    monkeypatch.setattr(torch.cuda, "_sleep", Event.gpu.sleep)
     return Event.gpu
 
 
@@ -190,7 +197,7 @@ def test_a_stopwatch_is_of_its_device(gpu: Gpu) -> None:
     ("kernel_s", "taken_s"),
     [
         (1e-7, Gpu.LAUNCH_S),  # the device waits for the host: recording delayed the end
-        (1e-4, 1e-4),  # the host waits for the device: recording was hidden
+        (1e-4, 1e-4),  # the host waits for the device: recording was hidden, the event was not
     ],
 )
 def test_what_recording_costs_is_taken_off_where_it_delays(
@@ -204,6 +211,45 @@ def test_what_recording_costs_is_taken_off_where_it_delays(
     watch.settle()
     found = [watch.between_s(*pair, Gpu.RECORD_S) for pair in pairwise(marks)]
     assert found[1:] == pytest.approx([taken_s] * 4)
+
+
+def test_between_events_without_a_kernel_nothing_passes(gpu: Gpu) -> None:
+    watch = CudaStopwatch(torch.device("cuda", 0))
+    gpu.run(1.0)
+    marks = [watch.mark() for _ in range(9)]
+    watch.settle()
+    found = [watch.between_s(*pair, Gpu.RECORD_S) for pair in pairwise(marks)]
+    assert found == pytest.approx([0.0] * 8, abs=1e-9)
+    assert min(found) >= 0.0
+
+
+@pytest.mark.parametrize("has_sleep", [False, True])
+def test_what_an_event_takes_may_stay_unknown(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, has_sleep: bool
+) -> None:
+    """Where torch cannot keep the device busy, or a host is so slow that it is not kept."""
+    if has_sleep:
+        gpu.CYCLES_PER_S, gpu.RECORD_S = 1e12, 2 * Gpu.EVENT_S  # it wakes up too early
+    else:
+        monkeypatch.delattr(torch.cuda, "_sleep")
+    watch = CudaStopwatch(torch.device("cuda", 0))
+    gpu.run(1.0)
+    begin, end = watch.mark(), watch.mark()
+    watch.settle()
+    assert watch.between_s(begin, end) == pytest.approx(Gpu.EVENT_S)
+
+
+# ------------------------------------------------------------------------------- what is let go of
+
+
+def test_a_subject_is_let_go_of_without_a_collector(two: Captured) -> None:
+    with no_garbage_collection():
+        subject = subject_of(two, 4)
+        timed_step(subject, Virtual(), Overheads(0.0, 0.0))
+        leaf, there = weakref.ref(subject.trained[0]), weakref.ref(subject)
+        subject.forget()
+        del subject
+        assert (leaf(), there()) == (None, None)
 
 
 # ------------------------------------------------------------------------------- where values land

@@ -12,16 +12,18 @@ from torch import nn
 
 from bigbrain_fx.capture.live import LiveBytes
 from bigbrain_fx.cluster.presets import PRESETS
-from bigbrain_fx.core import Cluster, Device, Ref
+from bigbrain_fx.core import (
+    BLAS_BYTES,
+    BLAS_BYTES_FROM_HOPPER_ON,
+    Cluster,
+    Device,
+    Ref,
+    blas_bytes,
+)
 from bigbrain_fx.fitting import PROCESS, beside_tensors, data_bytes, for_tensors
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 from bigbrain_fx.schedule import build, held, rounded
-from bigbrain_fx.schedule.cuda import (
-    BLAS_BYTES,
-    BLAS_BYTES_FROM_HOPPER_ON,
-    library_bytes,
-    optimizer_temporary_bytes,
-)
+from bigbrain_fx.schedule.cuda import library_bytes, optimizer_temporary_bytes
 from tests import samples
 from tests.pipelines import all_of, chain, even_costs
 from tests.synthetic import op
@@ -110,13 +112,23 @@ def test_a_workspace_is_larger_from_hopper_on() -> None:
 
     larger = {name for name in PRESETS if of(name) == BLAS_BYTES_FROM_HOPPER_ON}
     assert larger == {"h100", "h100-pcie", "h200"}
+    assert {name: of(name) for name in PRESETS} == {n: p.blas_bytes for n, p in PRESETS.items()}
     assert library_bytes(replace(GPU, half_flops_per_s=None), [PRODUCT], False) == BLAS_BYTES
+
+
+def test_what_a_cluster_says_of_a_workspace_is_taken_before_a_guess() -> None:
+    slow = replace(GPU, half_flops_per_s=100e12, blas_bytes=BLAS_BYTES_FROM_HOPPER_ON)
+    assert library_bytes(slow, [PRODUCT], trains=True) == 2 * BLAS_BYTES_FROM_HOPPER_ON
+    fast = replace(GPU, half_flops_per_s=900e12, blas_bytes=BLAS_BYTES)  # sm 11, say
+    assert library_bytes(fast, [PRODUCT], trains=True) == 2 * BLAS_BYTES
+    assert library_bytes(replace(fast, kind="cpu"), [PRODUCT], trains=True) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_torch_says_the_same_of_its_workspaces() -> None:
-    assert torch.backends.cuda.cublas_workspace_size() in (BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON)
+    found = blas_bytes(torch.cuda.get_device_capability())
+    assert torch.backends.cuda.cublas_workspace_size() == found
 
 
 # --------------------------------------------------------------------------- whole forecasts
@@ -174,7 +186,7 @@ def test_gradients_and_the_batch_are_rounded_too() -> None:
 
 @pytest.mark.parametrize(("kind", "block"), [("cpu", 100), ("cuda", 512)])
 def test_messages_are_rounded_too(kind: Literal["cpu", "cuda"], block: int) -> None:
-    """Two stages that pass on 100 bytes and get 100 back; a receive is posted ahead."""
+    """Two stages that pass on 100 bytes and get 100 back."""
     stages, costs = chain(2, nbytes=100), even_costs(2)
     devices = tuple(replace(device, kind=kind) for device in costs.cluster.devices)
     costs = replace(costs, cluster=replace(costs.cluster, devices=devices))
@@ -182,6 +194,25 @@ def test_messages_are_rounded_too(kind: Literal["cpu", "cuda"], block: int) -> N
         booked = {entry.messages_bytes for entry in held(program, stages, costs)}
         assert booked <= {0, block, 2 * block}
         assert max(booked) == 2 * block
+
+
+@pytest.mark.parametrize(
+    ("other", "booked"), [("cuda", [1, 2, 3, 4, 5, 4]), ("cpu", [3, 4, 4, 4, 5, 4])]
+)
+def test_no_receive_is_posted_ahead_over_nccl(
+    other: Literal["cpu", "cuda"], booked: list[int]
+) -> None:
+    """A GPU takes four messages and sends four back; nccl is for GPUs only, whoever is unused."""
+    stages, costs = chain(2, nbytes=512), even_costs(3)
+    kinds: tuple[Literal["cpu", "cuda"], ...] = (other, "cuda", "cpu")
+    pairs = zip(costs.cluster.devices, kinds, strict=True)
+    devices = tuple(replace(device, kind=kind) for device, kind in pairs)
+    costs = replace(costs, cluster=replace(costs.cluster, devices=devices))
+    program = build("gpipe", stages, 4, costs, all_of(stages))[1]
+    entries = zip(program.instructions, held(program, stages, costs), strict=True)
+    found = [(i.do, entry.messages_bytes // 512) for i, entry in entries]
+    assert [count for do, count in found if do == "recv"] == booked[:4]
+    assert [count for do, count in found if do == "backward"][:2] == booked[4:]
 
 
 def test_a_gpu_holds_the_workspaces_of_cublas_all_the_time() -> None:

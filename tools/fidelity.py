@@ -316,9 +316,9 @@ def main(
     repeats = Repeats(runs, steps, memory, quiet)
     if memory_again or forecast_again:
         of_row = forecast_anew if forecast_again else memory_anew
-        rows = [r for r in known if r.cell in wanted and (forecast_again or r.tracked_bytes)]
-        cells = [cell for cell in wanted if cell in {row.cell for row in rows}]
-        _measure_into(out, cells, profiles, quiet, partial(anew, rows, of_row))
+        some = [r for r in known if r.cell in wanted and (forecast_again or r.tracked_bytes)]
+        cells = [cell for cell in wanted if cell in {row.cell for row in some}]
+        _measure_into(out, cells, profiles, quiet, partial(anew, some, of_row))
     elif missing:
         _measure_into(out, missing, profiles, quiet, partial(in_full, missing, repeats=repeats))
     rows = read_rows(out)

@@ -37,10 +37,12 @@ from bigbrain_fx.profiles import Machine, ProfileStore
 from tools.gpu_card import (
     Card,
     Kind,
+    as_profiled,
     blas_bytes,
     by_datasheet,
     card,
     lacking,
+    products_use_tf32,
     rates,
     sheet_rates,
 )
@@ -78,7 +80,7 @@ def measure(place: Place, model: Model) -> Row:
     profiled = profile(path, place.store, options)
     machine = machine_of(place.store, profiled.machine)
     with capture_file(path) as session:
-        plans = planned(place, model, session)
+        plans = planned(place, model, session, machine)
         bundle = write_bundle(plans["measured"], session, place.work / path.stem, force=True)
     done = ran(place, bundle)
     return row(place, model, machine, plans, done, peak_bytes(place, bundle, done))
@@ -90,15 +92,22 @@ def machine_of(store: Path, key: str) -> Machine:
     return found[key]
 
 
-def planned(place: Place, model: Model, session: CaptureSession) -> Mapping[str, Plan]:
-    """Plan a model on the one device, by each forecast's name."""
+def planned(
+    place: Place, model: Model, session: CaptureSession, machine: Machine
+) -> Mapping[str, Plan]:
+    """Plan a model on the one device, by each forecast's name.
+
+    The ops were profiled on the very device: their times are not scaled by doctor's rates of it.
+    """
 
     def plan(estimator: str, cluster: Cluster) -> Plan:
         options = Options("naive", estimator, micro_batches=model.micro_batches)
         return make_plan(session.graph, cluster, source_of(session.facts), options)
 
-    names = ("measured", "analytical")
-    plans = {name: plan(name, place.cluster) for name in names}
+    plans = {
+        "measured": plan("measured", as_profiled(place.cluster, machine)),
+        "analytical": plan("analytical", place.cluster),
+    }
     if place.card.sheet is not None:
         plans["preset"] = plan("analytical", by_datasheet(place.cluster, place.card.sheet))
     return plans
@@ -149,8 +158,10 @@ def row(
         doctor=rates(device),
         preset=place.card.preset,
         datasheet=sheet_rates(place.card.sheet),
-        ops=op_table(plan, machine),
+        ops=op_table(plans["analytical"], machine),
         blas_bytes=blas_bytes(place.kind),
+        profiled_launch_s=machine.launch_s,
+        products_use_tf32=products_use_tf32(place.kind),
     )
 
 

@@ -11,12 +11,13 @@ import torch
 from bigbrain_fx.cluster.presets import PRESETS, Preset
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.profiler.machine import processor_name
+from bigbrain_fx.profiles import Machine
 from tools.gpu_rows import Rates
 
 Kind = Literal["cuda", "cpu"]
 
-_OTHER_CARDS = {"ti", "super", "nvl", "laptop", "max", "ada", "gh200", "gb200"}
-"""Words that make another card of a name: "RTX 3090 Ti" is no RTX 3090."""
+_OTHER_CARDS = {"ti", "super", "nvl", "laptop", "max", "ada", "gh200", "gb200", "mig"}
+"""Words that make another card of a name: "RTX 3090 Ti" is no RTX 3090, a MIG slice no H100."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,28 @@ def by_datasheet(cluster: Cluster, sheet: Preset) -> Cluster:
     return replace(cluster, devices=(said,))
 
 
+def as_profiled(cluster: Cluster, machine: Machine) -> Cluster:
+    """Return a cluster of one device with the rates of the machine that profiled: it is the same.
+
+    The rate of half-precision products stays, of which a profile says nothing.
+    """
+    (device,) = cluster.devices
+    same = replace(
+        device,
+        threads=machine.threads,
+        flops_per_s=machine.flops_per_s,
+        memory_bytes_per_s=machine.memory_bytes_per_s,
+        launch_s=machine.launch_s,
+    )
+    return replace(cluster, devices=(same,))
+
+
 def blas_bytes(kind: Kind) -> int:
-    """Return the size of a cuBLAS workspace as torch has it; 0 on a CPU."""
-    return torch.backends.cuda.cublas_workspace_size() if kind == "cuda" else 0
+    """Return the size of a cuBLAS workspace as torch has it; 0 on a CPU, or if torch cannot say."""
+    ask = getattr(torch.backends.cuda, "cublas_workspace_size", None)
+    return int(ask()) if kind == "cuda" and ask is not None else 0
+
+
+def products_use_tf32(kind: Kind) -> bool | None:
+    """Return whether float32 products may use TF32 in this process, as in its bundles'."""
+    return torch.backends.cuda.matmul.allow_tf32 if kind == "cuda" else None

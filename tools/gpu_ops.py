@@ -9,6 +9,7 @@ from bigbrain_fx.cost_model import family
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.plugins import estimator
 from bigbrain_fx.profiles import Machine, signature
+from tools.gpu_card import as_profiled
 from tools.gpu_report import families
 from tools.gpu_rows import Family
 
@@ -21,10 +22,13 @@ def op_table(plan: Plan, machine: Machine) -> list[Family]:
     """Return the families of a step of a plan on one device, the dearest first.
 
     Measured times are as the profile database has them: the machine's own, scaled to nothing.
+
+    Args:
+        plan: on the device at doctor's rates.
+        machine: that profiled.
     """
     graph, (device,) = plan.graph.at(plan.rows), plan.cluster.devices
-    same = replace(plan.cluster, devices=(_as_profiled(device, machine),))
-    found = estimator("measured").estimate(graph, same)
+    found = estimator("measured").estimate(graph, as_profiled(plan.cluster, machine))
     said = estimator("analytical").estimate(graph, plan.cluster)
     known = [graph.op[name] for name in found.measured.get(device.name, ()) if name in graph.op]
     each = [
@@ -38,16 +42,6 @@ def op_table(plan: Plan, machine: Machine) -> list[Family]:
         for op in known
     ]
     return [_times(one, plan.micro_batches) for one in families(each)]
-
-
-def _as_profiled(device: Device, machine: Machine) -> Device:
-    return replace(
-        device,
-        threads=machine.threads,
-        flops_per_s=machine.flops_per_s,
-        memory_bytes_per_s=machine.memory_bytes_per_s,
-        launch_s=machine.launch_s,
-    )
 
 
 def _family(graph: Graph, op: Op, device: Device, found: OpCost, said: OpCost) -> Family:

@@ -62,14 +62,25 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
         last = max(of_card, key=lambda row: row.date)
         yield f"## {card}\n"
         yield f"torch {last.torch}, {last.date}. {_text(summary(of_card))}\n"
-        if last.blas_bytes:
-            yield f"A workspace of cuBLAS has {_mib(last.blas_bytes)}.\n"
+        facts = list(_facts(last))
+        if facts:
+            yield f"{' '.join(facts)}\n"
         yield from _steps(of_card)
         yield "\nWhat the device sustains, against its datasheet:\n"
         yield from _rates(last)
         yield "\nOps by family, over all models of the table:\n"
         yield from _ops(of_card)
         yield ""
+
+
+def _facts(row: Row) -> Iterator[str]:
+    if row.blas_bytes:
+        yield f"A workspace of cuBLAS has {_mib(row.blas_bytes)}."
+    if row.products_use_tf32 is not None:
+        yield f"Products in float32 {'may' if row.products_use_tf32 else 'do not'} use TF32."
+    if row.profiled_launch_s is not None and row.doctor.launch_s is not None:
+        doctor, profile = (1e6 * s for s in (row.doctor.launch_s, row.profiled_launch_s))
+        yield f"An op's start took {doctor:.2f} us by doctor, {profile:.2f} us by the profile."
 
 
 def _text(found: Summary) -> str:
@@ -166,8 +177,8 @@ bundle's process, on a CPU the peak of its live tensors. *measured* forecasts wi
 *analytical* with the roofline at the rates that `doctor` found, *preset* with the datasheet's.
 A share of the roofline is what flops (or, where they take longer, bytes) would take at doctor's
 rates, over what the ops took: `estimators/op_rules.py` has the shares that `analytical` assumes.
-Of float32, convolutions use TF32 from Ampere on, as torch comes, and products do not: a
-convolution's share may be above 1.
+Of float32, convolutions use TF32 from Ampere on, as torch comes, and products do not unless a
+card's section says so: a convolution's share may be above 1.
 """
 
 

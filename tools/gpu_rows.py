@@ -67,8 +67,11 @@ class Row:
             and "measured".
         covered: share of the ops' forecast time that was profiled.
         measured_bytes: `torch.cuda.max_memory_allocated`; on a CPU the peak of live tensors.
-        blas_bytes: of one cuBLAS workspace, as torch says it; 0 on a CPU.
+        blas_bytes: of one cuBLAS workspace, as torch says it; 0 on a CPU, or where it does not.
         doctor, datasheet: rates; the datasheet's name is `preset`, "" where none matches.
+        profiled_launch_s: what an op's start took where the ops were profiled; `doctor` has the
+            same of the same device, a few minutes apart.
+        products_use_tf32: whether torch may take TF32 for products in float32; None on a CPU.
     """
 
     model: str
@@ -89,6 +92,8 @@ class Row:
     datasheet: Rates | None = None
     ops: Sequence[Family] = field(default_factory=list)
     blas_bytes: int = 0
+    profiled_launch_s: float | None = None
+    products_use_tf32: bool | None = None
 
     @property
     def key(self) -> Key:

@@ -144,6 +144,10 @@ class DeviceEntry(Entry):
         description="Of products in float16 and bfloat16. Left out: the preset's, or flops."
     )
     memory_bandwidth: OptionalBandwidth = _left_out()
+    blas_workspace: OptionalMemory = _left_out(
+        description="What cuBLAS keeps on a cuda device for each thread that multiplies; `doctor` "
+        "finds it. Left out: the preset's, or a guess from half_flops."
+    )
     launch: Time = Field(default=5e-6, json_schema_extra={"default": "5us"})
     threads: int = Field(
         default=1, ge=1, le=4096, description="CPU threads its process computes with."
@@ -180,14 +184,18 @@ class LinksEntry(Entry):
 
 
 class HostEntry(Entry):
-    """A host whose devices share something scarce; their own rates are those of each alone."""
+    """A host whose devices share something scarce; their own rates are those of each alone.
+
+    What `doctor` measures of several devices at once is slowed already: name neither cores nor
+    memory bandwidth beside such rates.
+    """
 
     name: HostName
     nic: OptionalBandwidth = _left_out(
         description="Of all messages that leave the host together, and of all that enter it."
     )
     memory_bandwidth: OptionalBandwidth = _left_out(
-        description="Of all its devices together; while more is wanted, they share it."
+        description="Of all its CPU devices together; while more is wanted, they share it."
     )
     cores: int | None = _left_out(
         ge=1, le=4096, description="That the threads of its CPU devices share."

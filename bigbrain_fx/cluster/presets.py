@@ -8,7 +8,8 @@ is on (then write that rate beside the preset, `"flops": "495TFLOP/s"`), and the
 FP16 products with FP32 sums, for models under autocast. A
 card sustains some 80 to 90 % of either figure: `bigbrain-fx doctor` on the machine is better.
 Memory is the datasheet's number in *decimal* gigabytes. Cards report up to 7 % more than that, and
-the CUDA context, ECC and the allocator's fragments take about as much.
+the CUDA context, ECC and the allocator's fragments take about as much. What no datasheet says is
+cuBLAS's workspace: torch chooses it by the card's compute capability.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
+from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON
 
 _GB = 10**9
 _TERA = 1e12
@@ -32,6 +34,7 @@ class Preset:
     half_flops_per_s: float
     memory_bytes_per_s: float
     source: str
+    blas_bytes: int = BLAS_BYTES
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -60,7 +63,12 @@ PRESETS: Mapping[str, Preset] = {
         "NVIDIA A100 datasheet, Jun 2021, A100 80GB SXM4",
     ),
     "h100": Preset(
-        80 * _GB, 67 * _TERA, 989 * _TERA, 3350e9, "NVIDIA H100 datasheet, H100 SXM5 80 GB"
+        80 * _GB,
+        67 * _TERA,
+        989 * _TERA,
+        3350e9,
+        "NVIDIA H100 datasheet, H100 SXM5 80 GB",
+        BLAS_BYTES_FROM_HOPPER_ON,
     ),
     "h100-pcie": Preset(
         80 * _GB,
@@ -68,8 +76,16 @@ PRESETS: Mapping[str, Preset] = {
         756 * _TERA,
         2000e9,
         "NVIDIA H100 datasheet, Jul 2022, H100 PCIe 80 GB",
+        BLAS_BYTES_FROM_HOPPER_ON,
     ),
-    "h200": Preset(141 * _GB, 67 * _TERA, 989 * _TERA, 4800e9, "NVIDIA H200 datasheet, H200 SXM"),
+    "h200": Preset(
+        141 * _GB,
+        67 * _TERA,
+        989 * _TERA,
+        4800e9,
+        "NVIDIA H200 datasheet, H200 SXM",
+        BLAS_BYTES_FROM_HOPPER_ON,
+    ),
     "l4": Preset(24 * _GB, 30.3 * _TERA, 121 * _TERA, 300e9, "NVIDIA L4 datasheet, 2023"),
     "t4": Preset(
         16 * _GB, 8.1 * _TERA, 65 * _TERA, 320e9, "NVIDIA T4 product brief PB-09256, 2019"

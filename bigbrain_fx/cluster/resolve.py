@@ -99,6 +99,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         threads=entry.threads,
         overheads=_overheads(entry.overheads),
         half_flops_per_s=entry.half_flops or _half_flops(card, entry),
+        blas_bytes=entry.blas_workspace or (card.blas_bytes if card else None),
     )
 
 
@@ -299,7 +300,7 @@ def _host_json(host: Host) -> dict[str, object]:
 
 
 def _device_json(device: Device) -> dict[str, object]:
-    own, half = device.overheads, device.half_flops_per_s
+    own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
     return {
         "name": device.name,
         "host": device.host,
@@ -308,6 +309,7 @@ def _device_json(device: Device) -> dict[str, object]:
         "flops": quantity.rate_text(device.flops_per_s, "FLOP/s"),
         **({"half_flops": quantity.rate_text(half, "FLOP/s")} if half is not None else {}),
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
+        **({"blas_workspace": quantity.memory_text(blas)} if blas is not None else {}),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,
         **({"overheads": _overheads_json(own)} if own != Overheads() else {}),

@@ -6,7 +6,16 @@ machine that has neither a model nor a GPU.
     Graph ──▶ Costs ──▶ Placement ──▶ Stages ──▶ Programs ──▶ Forecast        (together: a Plan)
 """
 
-from bigbrain_fx.core.cluster import Cluster, Device, Host, Link, Overheads
+from bigbrain_fx.core.cluster import (
+    BLAS_BYTES,
+    BLAS_BYTES_FROM_HOPPER_ON,
+    Cluster,
+    Device,
+    Host,
+    Link,
+    Overheads,
+    blas_bytes,
+)
 from bigbrain_fx.core.graph import (
     Arg,
     CallArguments,
@@ -39,6 +48,8 @@ from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
 from bigbrain_fx.core.stages import Costs, Edge, EdgeKind, OpCost, Placement, Stage, Stages
 
 __all__ = [
+    "BLAS_BYTES",
+    "BLAS_BYTES_FROM_HOPPER_ON",
     "DTYPE_BYTES",
     "Arg",
     "Backward",
@@ -77,6 +88,7 @@ __all__ = [
     "Stage",
     "Stages",
     "TensorSpec",
+    "blas_bytes",
     "leaves",
     "size_of",
 ]

@@ -33,6 +33,19 @@ class Overheads:
 
 NO_OVERHEADS = Overheads()
 
+BLAS_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
+BLAS_BYTES_FROM_HOPPER_ON = 4096 * 8 * 1024
+
+
+def blas_bytes(capability: tuple[int, int]) -> int:
+    """Return the workspace that torch gives a cuBLAS handle on a card of a compute capability.
+
+    Unless CUBLAS_WORKSPACE_CONFIG says another: ":4096:2:16:8", and 32 MiB from Hopper on
+    (ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`).
+    """
+    major, _ = capability
+    return BLAS_BYTES_FROM_HOPPER_ON if major in (9, 10, 12) else BLAS_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -40,7 +53,7 @@ class Host:
 
     Attributes:
         nic_bytes_per_s: of all messages that leave the host together, and of all that enter it.
-        memory_bytes_per_s: of all its devices together.
+        memory_bytes_per_s: of all its CPU devices together.
         cores: that the threads of all its CPU devices share.
     """
 
@@ -58,6 +71,7 @@ class Device:
 
     `launch_s` is what starting one op costs; `threads` are CPU threads its process computes with.
     `half_flops_per_s` is the rate of products in float16 and bfloat16; None: `flops_per_s`.
+    `blas_bytes` is the workspace of a cuBLAS handle on a CUDA device; None: nobody has said it.
     """
 
     name: str
@@ -70,6 +84,7 @@ class Device:
     threads: int = 1
     overheads: Overheads = NO_OVERHEADS
     half_flops_per_s: float | None = None
+    blas_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

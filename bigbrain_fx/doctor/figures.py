@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bigbrain_fx.core import Link, Overheads
 
-_LARGE_PRODUCT = 2**25  # rows x inner x columns
+_LARGE_PRODUCT = {"cpu": 2**25, "cuda": 2**30}  # rows x inner x columns
 _ALIKE = 0.1  # links that differ by less are told as one
 
 Kind = Literal["cpu", "cuda"]
@@ -66,10 +66,17 @@ def table_of(results: Sequence[Result]) -> tuple[MatmulRate, ...]:
     )
 
 
-def half_flops_per_s(table: Sequence[MatmulRate]) -> float | None:
-    """Return the middle rate of bfloat16, small products left out; None if none was measured."""
-    halves = [rate for rate in table if rate.dtype == "bfloat16"]
-    large = [r.flops_per_s for r in halves if r.rows * r.inner * r.columns >= _LARGE_PRODUCT]
+def half_flops_per_s(table: Sequence[MatmulRate], kind: Kind) -> float | None:
+    """Return the middle rate of bfloat16, small products left out; None if none was measured.
+
+    Of float16 where the table has no bfloat16: see `measure.dtypes`.
+    """
+    dtype = "bfloat16" if any(rate.dtype == "bfloat16" for rate in table) else "float16"
+    large = [
+        rate.flops_per_s
+        for rate in table
+        if rate.dtype == dtype and rate.rows * rate.inner * rate.columns >= _LARGE_PRODUCT[kind]
+    ]
     return statistics.median(large) if large else None
 
 

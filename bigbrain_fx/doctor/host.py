@@ -32,6 +32,7 @@ class Gpu:
     Attributes:
         memory_bytes: what was free once that process had its context.
         overheads: of that process; of a host's only GPU, messages cost what CPU processes found.
+        blas_bytes: of a cuBLAS handle's workspace there.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Gpu:
     rates: Rates
     matmul: tuple[MatmulRate, ...] = ()
     overheads: Overheads = field(default_factory=Overheads)
+    blas_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class HostProbe:
         """
         if self.kind == "cuda":
             return self._cluster_of_gpus()
-        share_bytes, half = self.memory_bytes // self.devices, half_flops_per_s(self.matmul)
+        share_bytes, half = self.memory_bytes // self.devices, half_flops_per_s(self.matmul, "cpu")
         devices = tuple(
             self._device(i, share_bytes, self.cpu, self.overheads, half)
             for i in range(self.devices)
@@ -91,7 +93,12 @@ class HostProbe:
     def _cluster_of_gpus(self) -> Cluster:
         devices = tuple(
             self._device(
-                i, gpu.memory_bytes, gpu.rates, gpu.overheads, half_flops_per_s(gpu.matmul)
+                i,
+                gpu.memory_bytes,
+                gpu.rates,
+                gpu.overheads,
+                half_flops_per_s(gpu.matmul, "cuda"),
+                gpu.blas_bytes,
             )
             for i, gpu in enumerate(self.gpus[: self.devices])
         )
@@ -108,6 +115,7 @@ class HostProbe:
         rates: Rates,
         overheads: Overheads,
         half: float | None,
+        blas_bytes: int | None = None,
     ) -> Device:
         return device_of(
             f"d{index}",
@@ -118,6 +126,7 @@ class HostProbe:
             rates,
             overheads,
             half,
+            blas_bytes,
         )
 
     @property
@@ -127,6 +136,12 @@ class HostProbe:
         wanted = self.devices * self.threads
         if self.kind == "cpu" and wanted > self.cores:
             notes.append(f"{wanted} threads share {self.cores} cores: each gets what it got here")
+        if self.kind == "cpu" and 0 < len(self.gpus) < self.devices:
+            count = len(self.gpus)
+            notes.append(
+                f"{count} of {self.devices} devices could be GPUs, so all are CPU devices: "
+                f"`--devices {count} --kind cuda` describes the GPUs"
+            )
         if self.load > self.cores / 2:
             notes.append(
                 f"the host was busy (load {self.load:.1f} on {self.cores} cores): "

@@ -31,11 +31,15 @@ GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = {"cpu": CPU_SHAPES, "cuda": GPU_SHAPES}
 TABLES = {"cpu": CPU_TABLE, "cuda": GPU_TABLE}
 DTYPES = {"cpu": CPU_DTYPES, "cuda": GPU_DTYPES}
-_COPY_BYTES = 64 * 2**20  # beyond most caches
-_WEIGHTS_BYTES = 16 * 2**20  # weights come from memory, as they do when a model's layers take turns
+# Beyond most caches (50 MiB on an H100): weights come from memory, as they do when a model's layers
+# take turns.
+_COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+_WEIGHTS_BYTES = {"cpu": 16 * 2**20, "cuda": 128 * 2**20}
+_MOST_WEIGHTS = {"cpu": 64, "cuda": 512}
+_FREE_SHARE = 4  # of a GPU's free memory a quarter is taken at most
 _MESSAGE_BYTES = {"cpu": (2**18, 2**20, 2**22), "cuda": (2**22, 2**24, 2**26)}
 _SAMPLES = 5
-_WARM_UP = 3  # the first few messages of a size open buffers
+_WARM_UP = 3  # the first few messages of a size open buffers, the first calls load libraries
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 500
 
 
@@ -46,7 +50,11 @@ def per_call_s(
 
     The median of a few stretches, each the mean over many calls: a mean feels what other processes
     take (which a median of single calls does not), and the median forgets a stretch with a hiccup.
+    A few calls run before, one by one: where a kernel had yet to be loaded, one alone would seem
+    enough for a stretch.
     """
+    for _ in range(_WARM_UP):
+        _stretch_s(run, 1, sync)
     calls = 1
     while _stretch_s(run, calls, sync) < window_s / 8:
         calls *= 2
@@ -69,7 +77,8 @@ def matmul_flops_per_s(
 ) -> float:
     """Measure one shape of product, the right factor taken in turn from many."""
     rows, inner, columns = shape
-    count = min(64, max(2, _WEIGHTS_BYTES // (dtype.itemsize * inner * columns)))
+    there = _at_most(_WEIGHTS_BYTES[device.type], device) // (dtype.itemsize * inner * columns)
+    count = min(_MOST_WEIGHTS[device.type], max(2, there))
     x = torch.randn(rows, inner, device=device, dtype=dtype)
     weights = [torch.randn(columns, inner, device=device, dtype=dtype) for _ in range(count)]
     taken_s = per_call_s(
@@ -80,19 +89,32 @@ def matmul_flops_per_s(
 
 def copy_bytes_per_s(window_s: float, device: torch.device) -> float:
     """Measure a large copy; bytes read and bytes written both count, as they do for an op."""
-    source = torch.ones(_COPY_BYTES // 4, device=device)
+    nbytes = _at_most(2 * _COPY_BYTES[device.type], device) // 2
+    source = torch.ones(nbytes // 4, device=device)
     target = torch.empty_like(source).fill_(0.0)  # touched, so that no page is new
-    return (
-        2.0
-        * _COPY_BYTES
-        / per_call_s(lambda _: target.copy_(source), window_s, partial(synchronise, device))
-    )
+    taken_s = per_call_s(lambda _: target.copy_(source), window_s, partial(synchronise, device))
+    return 2.0 * source.nbytes / taken_s
+
+
+def _at_most(nbytes: int, device: torch.device) -> int:
+    """Return so many bytes, or the share that a probe may take of what is free on a GPU."""
+    if device.type != "cuda":
+        return nbytes
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return min(nbytes, free_bytes // _FREE_SHARE)
 
 
 def launch_s(window_s: float, device: torch.device) -> float:
     """Measure what an op costs that has nothing to do, recorded for backward as in training."""
     x = torch.ones(8, device=device, requires_grad=True)
     return per_call_s(lambda _: x + 1.0, window_s, partial(synchronise, device))
+
+
+def dtypes(kind: str, device: torch.device) -> Sequence[torch.dtype]:
+    """Return what a table has; a GPU before compute capability 8 only emulates bfloat16."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return [dtype for dtype in DTYPES[kind] if dtype != torch.bfloat16]
+    return DTYPES[kind]
 
 
 def matmul_table(
@@ -186,8 +208,8 @@ def agreed(peer: int, leads: bool, number: int, wire: torch.device) -> int:
 def synchronise(device: torch.device) -> None:
     """Wait until a GPU has done what this thread asked of it; a CPU has.
 
-    Only of the current stream: that of nccl may hold a receive posted ahead, which the whole device
-    (`torch.cuda.synchronize`) would wait for, while its sender waits for us.
+    Only of the current stream: that of nccl may hold a send, which the whole device
+    (`torch.cuda.synchronize`) would wait for, while its receiver waits for us.
     """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -146,4 +146,5 @@ def _gpu(own: Result, of_cpu: Result) -> Gpu:
         rates_of([own]),
         table_of([own]),
         overheads_of([{"overheads": overheads}]),
+        int(own["blas_bytes"]),
     )

@@ -30,6 +30,7 @@ class DeviceProbe:
     rates: Rates
     overheads: Overheads = field(default_factory=Overheads)
     kind: Kind = "cpu"
+    blas_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def survey(devices: Sequence[Device], spawn: Spawn = popen, *, window_s: float =
             rates_of([result]),
             overheads_of([result]),
             d.kind,
+            result.get("blas_bytes"),
         )
         for d, result in zip(devices, results, strict=True)
     )
@@ -120,4 +122,5 @@ def _device(probe: DeviceProbe) -> Device:
         probe.memory_bytes,
         probe.rates,
         probe.overheads,
+        blas_bytes=probe.blas_bytes,
     )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from bigbrain_fx.core import blas_bytes
 from bigbrain_fx.doctor import measure, overheads
 from bigbrain_fx.doctor.limits import usable_memory_bytes
 from bigbrain_fx.runtime.network import NetworkTransport
@@ -95,7 +96,17 @@ def _memory(device: torch.device) -> Result:
     if device.type != "cuda":
         return {"memory_bytes": usable_memory_bytes()}
     free_bytes, _ = torch.cuda.mem_get_info(device)  # what the context itself takes is gone already
-    return {"name": torch.cuda.get_device_name(device), "memory_bytes": free_bytes}
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "memory_bytes": free_bytes,
+        "blas_bytes": _blas_bytes(device),
+    }
+
+
+def _blas_bytes(device: torch.device) -> int:
+    """Ask torch, or know what it does: 2.9 does not say it."""
+    ask = getattr(torch.backends.cuda, "cublas_workspace_size", None)
+    return int(ask()) if ask else blas_bytes(torch.cuda.get_device_capability(device))
 
 
 def _measure_device(options: argparse.Namespace, place: _Place) -> Result:
@@ -107,7 +118,8 @@ def _measure_device(options: argparse.Namespace, place: _Place) -> Result:
         result |= {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
     _meet(place)
     if busy and options.table:
-        dtypes, shapes = measure.DTYPES[place.kind], measure.TABLES[place.kind]
+        dtypes = measure.dtypes(place.kind, place.device)
+        shapes = measure.TABLES[place.kind]
         result["matmul"] = measure.matmul_table(shapes, dtypes, options.window_s / 2, place.device)
     _meet(place)
     return result

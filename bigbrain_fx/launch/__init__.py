@@ -12,7 +12,7 @@ from bigbrain_fx.launch.ports import free_port, require_free
 from bigbrain_fx.launch.process import Command, Process, Spawn, popen
 from bigbrain_fx.launch.program import entry
 from bigbrain_fx.launch.running import run
-from bigbrain_fx.launch.supervised import can_supervise, start_supervised
+from bigbrain_fx.launch.supervised import can_supervise, require_not_nccl, start_supervised
 
 __all__ = [
     "DEFAULT_STEPS",
@@ -34,6 +34,7 @@ __all__ = [
     "hosts",
     "popen",
     "require_free",
+    "require_not_nccl",
     "run",
     "start_supervised",
 ]

@@ -6,6 +6,7 @@ import shlex
 
 from bigbrain_fx.launch.options import DEFAULT_STEPS, RunOptions
 from bigbrain_fx.launch.program import entry
+from bigbrain_fx.launch.supervised import require_not_nccl
 from bigbrain_fx.plan import Plan
 
 SECRET = "secret"  # the file that all hosts have, in the bundle
@@ -21,8 +22,12 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
 
     Where processes are to be replaced, one command a host; else one for every device. The first
     host answers at the port, 29500 unless the options name one.
+
+    Raises:
+        InputError: processes are to be replaced, and the messages go over nccl.
     """
     if options.spares is not None:
+        require_not_nccl(plan)
         return _launches(plan, options)
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
     given = {

@@ -30,21 +30,44 @@ MIB = 2**20
 
 def can_supervise(plan: Plan) -> bool:
     """Whether dead processes of a bundle can be replaced: it trains, on Linux, not over nccl."""
-    kinds = {plan.cluster.device[name].kind for name in plan.stages.devices}
-    return plan.mode == "train" and sys.platform == "linux" and kinds != {"cuda"}
+    return plan.mode == "train" and sys.platform == "linux" and not _is_over_nccl(plan)
 
 
 def require_supervised(plan: Plan, spawn: Spawn | None) -> None:
     """Refuse a run of which no process could be replaced.
 
     Raises:
-        InputError: it infers, this is not Linux, or `spawn` starts the processes elsewhere.
+        InputError: it infers, this is not Linux, `spawn` starts the processes elsewhere, or the
+            messages go over nccl.
     """
+    require_not_nccl(plan)
     if plan.mode != "train" or sys.platform != "linux" or spawn is not None:
         raise InputError(
             "processes are replaced in training only, on Linux, and as plain children",
             help="leave `spares` out",
         )
+
+
+def require_not_nccl(plan: Plan) -> None:
+    """Refuse to replace processes of a plan whose devices are all GPUs.
+
+    A supervised run connects its devices anew over gloo, through host memory: another run than the
+    plan foretells.
+
+    Raises:
+        InputError: its messages go over nccl.
+    """
+    if _is_over_nccl(plan):
+        raise InputError(
+            "no process of this plan can be replaced: all its devices are GPUs, and their messages "
+            "go over nccl",
+            help="leave --spares and --elastic out; --commits FOLDER keeps the training's state, "
+            "and --resume goes on from there",
+        )
+
+
+def _is_over_nccl(plan: Plan) -> bool:
+    return {plan.cluster.device[name].kind for name in plan.stages.devices} == {"cuda"}
 
 
 def run_supervised(

@@ -196,6 +196,7 @@ class _Profiler:
                 self.store.put(self.machine, *rounds.profiles(), model=self.session)
             _say(self.replies, round=number, of=self.rounds, rows=rows)
         _say(self.replies, measured={**facts, "ops_s": rounds.ops_s, "step_s": rounds.step_s})
+        rounds.subject.forget()  # a GPU's memory must be free for what is measured next
         return True
 
     def _optimizer(self, subject: Subject) -> None:

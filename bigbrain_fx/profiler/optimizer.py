@@ -10,7 +10,6 @@ This file times; it knows no graphs and no files.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -51,11 +50,18 @@ def optimizer_times(
             user's cannot be timed on the model: it asks for a closure, say.
         watch: to measure with.
         rounds: steps that count, of each set.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: a step does not fit.
     """
     named = [(name, nn.Parameter(leaf.detach())) for name, leaf in leaves]
     if make is not None:
-        with contextlib.suppress(Exception):  # the user's own code
+        try:
             return _timed(named, make, watch, rounds)
+        except torch.cuda.OutOfMemoryError:
+            raise  # AdamW would take no less
+        except Exception:  # the user's own code
+            pass
     return _timed(named, adamw, watch, rounds)
 
 
@@ -100,12 +106,16 @@ def _filled(shape: Sequence[int], like: Tensor) -> nn.Parameter:
 def _step(
     what: str, named: Named, make: MakeOptimizer, watch: Stopwatch, rounds: int
 ) -> OptimizerStep:
-    """Time steps, gradients given and taken as a device does."""
+    """Time steps, gradients given and taken as a device does.
+
+    A GPU's queue is empty when one begins: the device has waited to know that all is finite.
+    """
     optimizer = make(named)
     gradients = [torch.full_like(tensor, 1e-3) for _, tensor in named]
     spans = []
     with no_garbage_collection():
         for _ in range(rounds + WARM_UP):
+            watch.settle()
             begin = watch.mark()
             for (_, tensor), gradient in zip(named, gradients, strict=True):
                 tensor.grad = gradient

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from bigbrain_fx.capture import run_graph
 from bigbrain_fx.core import Graph, Op
@@ -42,6 +43,7 @@ class Subject:
         self.inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
         self._places = draw_places(graph)
         self._tell: Callable[[str], None] | None = None
+        self._hooks: list[RemovableHandle] = []
         self._sums: dict[str, Tensor] = {}
         self._plain = _placed(tensors, device)
         leaves = self._make_leaves() if graph.loss else {}
@@ -59,9 +61,14 @@ class Subject:
             wanted = param.kind == "parameter" and param.spec.requires_grad
             if wanted and param.canonical not in leaves:
                 leaf = self._plain[param.name].detach().requires_grad_()
-                leaf.register_hook(self._adder(param.canonical, leaf))
+                self._hooks.append(leaf.register_hook(self._adder(param.canonical, leaf)))
                 leaves[param.canonical] = leaf
         return leaves
+
+    def forget(self) -> None:
+        """Take the hooks off: they hold this subject and are held by it, with all its tensors."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _adder(self, name: str, leaf: Tensor) -> Callable[[Tensor], Tensor]:
         """Add up gradients as the runtime does: in memory of their own, while they are warm."""

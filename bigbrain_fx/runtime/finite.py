@@ -9,7 +9,9 @@ What is looked at are the losses and each stage's gradients, before they are cli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import cmath
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,25 +38,32 @@ def not_finite(
         losses: of each micro-batch, if they are made here.
         gradients: (parameter, stage) -> sum over micro-batches.
     """
-    for micro, loss in enumerate(losses):
-        if not torch.isfinite(loss).all():
+    for micro, loss in enumerate(_numbers(losses)):
+        if not math.isfinite(loss):
             return (
                 f"step {step}, stage {loss_stage}, micro-batch {micro}: "
-                f"the loss is {float(loss)}, not a finite number"
+                f"the loss is {loss}, not a finite number"
             )
-    for (name, stage), gradient in _suspects(gradients).items():
+    if _have_finite_sums(gradients.values()):
+        return None
+    for (name, stage), gradient in gradients.items():  # a sum may be infinite though no element is
         if not torch.isfinite(gradient).all():
             return f"step {step}, stage {stage}: the gradient of {name} is not finite"
     return None
 
 
-def _suspects(gradients: Mapping[tuple[str, int], Tensor]) -> Mapping[tuple[str, int], Tensor]:
-    """Return all gradients if the sum of any is not finite: reads each once, and waits once.
+def _have_finite_sums(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all sums are finite: reads each tensor once, and waits once for each dtype."""
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for total in map(_sum, tensors):
+        alike.setdefault((total.dtype, total.device), []).append(total)
+    return all(all(map(cmath.isfinite, _numbers(same))) for same in alike.values())
 
-    A sum may be infinite though no element is; then they are looked at one by one.
-    """
-    flags = [torch.isfinite(_sum(gradient)) for gradient in gradients.values()]
-    return gradients if flags and not torch.stack(flags).all() else {}
+
+def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Return scalars of one dtype and device as numbers: a GPU is waited for once."""
+    found: list[float] = torch.stack(tuple(scalars)).flatten().tolist() if scalars else []
+    return found
 
 
 def _sum(gradient: Tensor) -> Tensor:

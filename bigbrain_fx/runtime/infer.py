@@ -121,7 +121,14 @@ def run_batches(device: InferenceDevice, steps: int, on_batch: OnBatch | None) -
         start = time.perf_counter()
         outputs = device.run_batch(step)
         if outputs and on_batch is not None:
+            _settle(device.device)
             on_batch(step, device.rows.rows, outputs, time.perf_counter() - start)
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until a GPU has made the outputs: so far they have only been asked for."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 # --------------------------------------------------------------------------- in one process

@@ -154,8 +154,8 @@ def _run(
             return False
         start = time.perf_counter()
         loss = device.run_step(step)
+        value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
         step_s = time.perf_counter() - start
-        value = None if loss is None else float(loss)
         if options.first_gradients:
             save_first_gradients(Path(options.first_gradients), device, step)
         control.say("step", step=step, loss=value, step_s=round(step_s, 6))

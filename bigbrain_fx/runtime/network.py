@@ -1,8 +1,9 @@
 """Messages over torch.distributed: one process per device.
 
-Receives are posted ahead, sends leave in the background. gloo matches messages by tag, so all
-channels share one group. nccl has no tags: there every channel gets a group of its own, which keeps
-its order and lets channels pass each other.
+Over gloo receives are posted ahead, and sends leave in the background. gloo matches messages by
+tag, so all channels share one group. nccl has no tags: there every channel gets a group of its own,
+which keeps its order and lets channels pass each other. Its messages are kernels, each on the
+stream of its channel, and the stream that computes waits for receives only.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class NetworkTransport:
     Args:
         ranks: device name -> rank.
         device: where tensors live; cuda tensors go through host memory unless the backend is nccl.
-        deadline_s: longest wait for any one message.
+        deadline_s: longest wait for any one message; see `_wait_on_gpu` for nccl.
         store: where devices compare what they must agree on.
         channels: those of all devices. With nccl each gets its group at once, in order of tags:
             torch numbers groups, so every device must make all of them, in one order.
@@ -76,8 +77,10 @@ class NetworkTransport:
         self.alarms = _alarms(mesh) if mesh is not None else []
         self.is_nccl = mesh is None and dist.get_backend() == "nccl"
         self.wire = device if self.is_nccl else torch.device("cpu")
+        self.ahead = 0 if self.is_nccl else AHEAD  # a receive of nccl would spin on the GPU
+        self.reached: deque[torch.cuda.Event] = deque()
         self.lines: dict[int, _Line] = {}
-        self.background = _Background(self.deadline)
+        self.background = _Background(self.deadline, self.wire)
         if self.is_nccl:
             for _, channel in sorted({channel.tag: channel for channel in channels}.items()):
                 self._connect(channel)
@@ -87,7 +90,7 @@ class NetworkTransport:
         for channel, count in channels:
             line = self._line(channel)
             line.expected += count
-            self._post(line)
+            self._post(line, self.ahead)
 
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Start sending; the tensor must not be written to afterwards."""
@@ -113,6 +116,8 @@ class NetworkTransport:
     def recv(self, channel: Channel) -> Tensor:
         """Wait for the channel's next message.
 
+        Over nccl it is the GPU that waits, and torch that ends the process: see `_wait_on_gpu`.
+
         Raises:
             TimeoutError: none came within the deadline; names the channel.
             PeerLostError: the sender is gone.
@@ -122,10 +127,10 @@ class NetworkTransport:
         line = self._line(channel)
         if line.layout is None:
             line.layout = self._read_header(line)
-        self._post(line)
+        self._post(line, max(1, self.ahead))
         arriving, work = line.posted.popleft()
         self._wait(work, channel)
-        self._post(line)
+        self._post(line, self.ahead)
         flat = self._opened(arriving, line.layout.numel, channel.dtype, channel)
         return unpack(flat.to(self.device), line.layout)
 
@@ -194,7 +199,7 @@ class NetworkTransport:
         """Give a channel a group of its own; pass a first message if it starts or ends here.
 
         nccl connects two ends in their first message, and each waits there for the other. In a step
-        it would be too late: two ends that both post a receive first would wait for ever.
+        it would be too late: two ends that both send first would wait for ever.
         """
         sender, receiver = self.ranks[channel.sender], self.ranks[channel.receiver]
         group = dist.new_group([sender, receiver], timeout=self.deadline)
@@ -224,20 +229,21 @@ class NetworkTransport:
             raise RuntimeError(f"this process is not part of {line.channel}")
         return work
 
-    def _post(self, line: _Line) -> None:
-        """Keep up to AHEAD receives posted; before the layout is known, the header's only."""
+    def _post(self, line: _Line, count: int) -> None:
+        """Keep up to `count` receives posted; before the layout is known, the header's only."""
         if line.layout is None:
-            if line.header is None and line.expected:
+            if count and line.header is None and line.expected:
                 header = self._room(HEADER_LENGTH, torch.int64)
                 line.header = header, self._start_recv(line, header, 2 * line.channel.tag)
             return
-        while line.expected and len(line.posted) < AHEAD:
+        while line.expected and len(line.posted) < count:
             arriving = self._room(line.layout.numel, line.channel.dtype)
             work = self._start_recv(line, arriving, 2 * line.channel.tag + 1)
             line.posted.append((arriving, work))
             line.expected -= 1
 
     def _read_header(self, line: _Line) -> Layout:
+        self._post(line, 1)
         if line.header is None:
             raise RuntimeError(f"no message is due on {line.channel}")
         arriving, work = line.header
@@ -268,6 +274,9 @@ class NetworkTransport:
 
     def _wait(self, work: dist.Work, channel: Channel) -> None:
         self.background.check()
+        if self.is_nccl:
+            self._wait_on_gpu(work, channel)
+            return
         start, seconds = time.monotonic(), self.deadline.total_seconds()
         try:
             work.wait(self.deadline)
@@ -275,6 +284,25 @@ class NetworkTransport:
             if time.monotonic() - start < seconds:
                 raise PeerLostError(f"the peer is gone: {channel}") from error
             raise TimeoutError(f"no message within {seconds:g} s: {channel}") from error
+
+    def _wait_on_gpu(self, work: dist.Work, channel: Channel) -> None:
+        """Let the stream that computes wait for a message over nccl; this thread goes on.
+
+        No timeout is given: with one, nccl's `wait` polls here until the message has come. At the
+        group's, which is the deadline, or when nccl sees that a peer is gone, torch's watchdog ends
+        the process by SIGABRT; its text is in the log, ours is not
+        (TORCH_NCCL_ASYNC_ERROR_HANDLING).
+
+        This thread stays AHEAD messages ahead at most: what it sends has memory until it has left.
+        """
+        with _to_a_living_peer(channel):
+            work.wait()
+        if self.wire.type != "cuda":
+            return
+        self.reached.append(torch.cuda.Event(blocking=True))
+        self.reached[-1].record()
+        if len(self.reached) > AHEAD:
+            self.reached.popleft().synchronize()
 
 
 @contextmanager
@@ -305,10 +333,18 @@ def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, dist.Work]]:
 
 
 class _Background:
-    """Hold what is being sent until it has left; a thread waits so that the device need not."""
+    """Hold what is being sent until it has left; a thread waits so that the device need not.
 
-    def __init__(self, deadline: timedelta) -> None:
+    nccl's `wait` makes the thread's current stream wait. That is the one that computes, unless the
+    thread has a stream of its own: then computing would wait for every send, and two devices that
+    send to each other for ever.
+    """
+
+    def __init__(self, deadline: timedelta, wire: torch.device) -> None:
         self.deadline = deadline
+        # with a priority, so as not to be one of those that the channels have: torch hands out 32
+        is_cuda = wire.type == "cuda"
+        self.side = torch.cuda.Stream(wire, priority=-1) if is_cuda else None
         self.under_way: queue.Queue[tuple[dist.Work, Tensor, Channel] | None] = queue.Queue()
         self.current: Channel | None = None
         self.failed: tuple[Channel, BaseException] | None = None
@@ -333,12 +369,23 @@ class _Background:
         """End the thread once it has let go of everything."""
         self.under_way.put(None)
 
+    def _wait(self, work: dist.Work) -> None:
+        if self.side is None:
+            work.wait(self.deadline)
+            return
+        work.wait()  # see `NetworkTransport._wait_on_gpu`
+        left = torch.cuda.Event(blocking=True)  # sleeps; to wait for a stream is to spin
+        left.record()
+        left.synchronize()
+
     def _release(self) -> None:
+        if self.side is not None:
+            torch.cuda.set_stream(self.side)  # of this thread, and its GPU
         while (entry := self.under_way.get()) is not None:
             work, payload, self.current = entry
             try:
                 if self.failed is None:  # after a failure no message is worth another deadline
-                    work.wait(self.deadline)
+                    self._wait(work)
             except RuntimeError as error:
                 self.failed = self.current, error
             del entry, work, payload

@@ -54,8 +54,9 @@ def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnySt
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
         raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
+    _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
-    backend = "nccl" if all(kind == "cuda" for kind in kinds) else "gloo"
+    backend = "nccl" if _all_cuda(kinds) else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         base = TCPStore(host, port, world, is_master=False, timeout=timeout)
@@ -181,10 +182,30 @@ def leave_together(store: AnyStore, rank: int, world: int, where: str = "done") 
         store.wait([f"{where}/{other}" for other in range(world)])
 
 
+def _prepare_cuda(kinds: Sequence[str]) -> None:
+    """Let kernels run beside the messages of nccl, which are kernels themselves.
+
+    CUDA reads the environment as it starts. What the user has set stays.
+    """
+    if len(kinds) == 1 or not _all_cuda(kinds):
+        return
+    # A kernel that is loaded at its first call may wait for all that run (CUDA's guide, "Lazy
+    # Loading"); a message runs until its other end is there, which may need that kernel's result.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    # Each channel has a stream. Streams share 8 queues unless more are asked for, 32 at most, and
+    # what is queued behind a message that waits does not start.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def _all_cuda(kinds: Sequence[str]) -> bool:
+    return all(kind == "cuda" for kind in kinds)
+
+
 def own_device(kinds: Sequence[str], rank: int) -> torch.device:
     """Return where this process computes; see `own_gpu`."""
     if kinds[rank] != "cuda":
         return torch.device("cpu")
+    _prepare_cuda(kinds)
     device = torch.device("cuda", own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     return device

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bigbrain_fx.core import Device, Op
+from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON, Device, Op
 
 ROUND_BYTES = 512
 """torch's caching allocator hands out multiples of this (c10/core/AllocatorConfig.h,
@@ -24,17 +24,9 @@ ROUND_BYTES = 512
 segments of 2 and 20 MiB are part of what `fitting` adds for the process.
 """
 
-BLAS_BYTES = 4096 * 2 * 1024 + 16 * 8 * 1024
-BLAS_BYTES_FROM_HOPPER_ON = 4096 * 8 * 1024
-"""A cuBLAS handle's workspace: CUBLAS_WORKSPACE_CONFIG is ":4096:2:16:8" by default, 32 MiB from
-compute capability 9 on (ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`). The allocator
-gives it at a thread's first product and keeps it; cuBLASLt uses the same one. torch 2.15 gives it
-back after each product, unless TORCH_CUBLAS_WORKSPACE_CACHE is 1.
-"""
-
 _FROM_HOPPER_ON_FLOPS_PER_S = 330e12
-"""A cluster does not say a card's compute capability; its rate of half-precision products does:
-312e12 at most before (A100's datasheet), 756e12 at least from then on (H100 PCIe's).
+"""Where a cluster does not say what cuBLAS takes, the rate of half-precision products has to:
+312e12 at most before Hopper (A100's datasheet), 756e12 at least from then on (H100 PCIe's).
 """
 
 _PRODUCTS = {
@@ -52,7 +44,9 @@ def library_bytes(device: Device, ops: Iterable[Op], trains: bool) -> int:
     """Return the workspaces that cuBLAS keeps on a device.
 
     Handles belong to threads: the forward's products are started by the program's, the backward's
-    by the thread that autograd has for each GPU.
+    by the thread that autograd has for each GPU. The allocator gives a handle its workspace at the
+    first product and keeps it; cuBLASLt uses the same one. torch 2.15 gives it back after each
+    product, unless TORCH_CUBLAS_WORKSPACE_CACHE is 1.
 
     Args:
         device: of any kind.
@@ -85,6 +79,8 @@ def optimizer_temporary_bytes(sizes: Iterable[int], temporaries: float, kind: st
 
 
 def _blas_bytes(device: Device) -> int:
+    if device.blas_bytes is not None:
+        return device.blas_bytes
     from_hopper_on = (device.half_flops_per_s or 0.0) > _FROM_HOPPER_ON_FLOPS_PER_S
     return BLAS_BYTES_FROM_HOPPER_ON if from_hopper_on else BLAS_BYTES
 

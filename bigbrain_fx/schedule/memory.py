@@ -13,7 +13,8 @@ to when:
                             device: the reader)
     parameter gradients     first Backward of the stage .. OptimizerStep
     tied, norm messages     Recv .. OptimizerStep
-    receives posted ahead   the next AHEAD messages of each channel from another device
+    receives posted ahead   the next AHEAD messages of each channel from another device; over nccl,
+                            where all devices are GPUs, none
     workspace               while the stage, or the optimizer, runs
     libraries' workspace    always
 
@@ -45,7 +46,7 @@ from bigbrain_fx.schedule.costs import StageCosts
 from bigbrain_fx.schedule.cuda import rounded
 
 AHEAD = 2
-"""Receives that the runtime posts ahead on every channel, beside the message in use."""
+"""Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,9 @@ class _Ledger:
         for instruction in program.instructions:
             if isinstance(instruction, Recv):
                 self._due.setdefault(instruction.edge, deque()).append(instruction.micro)
+        ahead = self._ahead()
         for edge in self._due:
-            self._post(edge, AHEAD)
+            self._post(edge, ahead)
 
     def entry(self, position: int, instruction: Instruction) -> Held:
         """Book one instruction and return what is held while it runs."""
@@ -191,6 +193,11 @@ class _Ledger:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _ahead(self) -> int:
+        """Return how many receives are posted ahead on a channel: see `runtime.network`."""
+        kinds = {self.costs.cluster.device[name].kind for name in self.stages.devices}
+        return 0 if kinds == {"cuda"} else AHEAD
 
     def _post(self, edge: Edge, count: int) -> None:
         """Make room for the next messages of a channel."""

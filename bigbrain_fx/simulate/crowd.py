@@ -92,7 +92,7 @@ class _Crowded:
         return True
 
     def _crowded_by(self, computing: frozenset[str]) -> Mapping[str, float]:
-        """Return how crowded it is for each of the devices that compute; the same few come again."""
+        """Return how crowded it is for each device that computes; the same few sets come again."""
         if computing not in self._levels:
             found = {name: self.crowds.level(name, computing) for name in computing}
             self._levels[computing] = found

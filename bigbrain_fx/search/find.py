@@ -167,7 +167,7 @@ class _Run:
         return list(dict.fromkeys([*several, *ranked]))[:most]
 
     def _by_themselves(self, found: Sequence[Found]) -> Iterator[Found]:
-        """Yield the best of each device alone, where others would slow it: the pace is of a crowd."""
+        """Yield the best of each device alone where others would slow it: the pace is a crowd's."""
         if all(at.least is at.work for at in self.at):
             return
         firsts: dict[tuple[str, ...], Found] = {}

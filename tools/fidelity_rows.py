@@ -6,14 +6,13 @@ machine that is slower today is no error of the forecast.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bigbrain_fx.errors import InputError
 from tools.fidelity_cells import Cell
+from tools.json_lines import append_line, read_lines
 
 
 @dataclass(frozen=True)
@@ -99,35 +98,11 @@ class Row:
 
 
 def read_rows(path: Path) -> Sequence[Row]:
-    """Read the rows of a file, the last one of each cell; none where there is no file.
-
-    A line that was cut off is left out.
-
-    Raises:
-        InputError: a whole line is no row.
-    """
-    if not path.is_file():
-        return []
-    *lines, _ = path.read_text().split("\n")
-    found = (_row(path, number, line) for number, line in enumerate(lines, 1) if line)
-    return list({row.cell: row for row in found}.values())
-
-
-def _row(path: Path, number: int, line: str) -> Row:
-    try:
-        return Row(**json.loads(line))
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"not a row of tools.fidelity: {error}",
-            at=f"{path}:{number}",
-            help="give another file with --out, or remove that line",
-        ) from error
+    """Read the rows of a file, the last one of each cell: see `read_lines`."""
+    rows = read_lines(path, "tools.fidelity", lambda content: Row(**content))
+    return list({row.cell: row for row in rows}.values())
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row; what a killed run left of a line is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(asdict(row)).encode() + b"\n")
+    """Add a row: see `append_line`."""
+    append_line(path, asdict(row))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from bigbrain_fx.errors import InputError
+from tools.json_lines import append_line, read_lines
 
 Key: TypeAlias = tuple[str, str, str, str]
 
@@ -116,39 +115,17 @@ class Row:
 
 
 def read_rows(path: Path) -> Sequence[Row]:
-    """Read the rows of a file, the last of each key; none where there is no file.
-
-    A line that was cut off is left out.
-
-    Raises:
-        InputError: a whole line is no row.
-    """
-    if not path.is_file():
-        return []
-    *lines, _ = path.read_text().split("\n")
-    found = (_row(path, number, line) for number, line in enumerate(lines, 1) if line)
-    return list({row.key: row for row in found}.values())
+    """Read the rows of a file, the last of each key: see `read_lines`."""
+    return list({row.key: row for row in read_lines(path, "tools.gpu", _row)}.values())
 
 
-def _row(path: Path, number: int, line: str) -> Row:
-    try:
-        content = json.loads(line)
-        sheet = content.pop("datasheet")
-        ops = [Family(**entry) for entry in content.pop("ops")]
-        doctor = Rates(**content.pop("doctor"))
-        return Row(**content, doctor=doctor, datasheet=sheet and Rates(**sheet), ops=ops)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"not a row of tools.gpu: {error}",
-            at=f"{path}:{number}",
-            help="give another file with --out, or remove that line",
-        ) from error
+def _row(content: dict[str, Any]) -> Row:
+    sheet = content.pop("datasheet")
+    ops = [Family(**entry) for entry in content.pop("ops")]
+    doctor = Rates(**content.pop("doctor"))
+    return Row(**content, doctor=doctor, datasheet=sheet and Rates(**sheet), ops=ops)
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row; what a killed run left of a line is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(asdict(row)).encode() + b"\n")
+    """Add a row: see `append_line`."""
+    append_line(path, asdict(row))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.cluster import parse_cluster, read_cluster
+from bigbrain_fx.cluster.faults import _ENTRIES
+from bigbrain_fx.cluster.file import Entry
 from bigbrain_fx.errors import InputError
 
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
@@ -101,6 +103,24 @@ BAD: dict[str, tuple[str, str, str, str]] = {
         'link: unknown field "link"',
         "cluster.json:1: link",
         'did you mean "links"?',
+    ),
+    "unknown field of a host": (
+        f'{{"devices": [{D0}], "hosts": [{{"name": "localhost", "core": 2}}]}}',
+        'hosts[0].core: unknown field "core"',
+        "cluster.json:1: hosts[0].core",
+        'did you mean "cores"?',
+    ),
+    "unknown field of overheads": (
+        f'{{"devices": [{{"name": "d0", {CPU}, "overheads": {{"steps": "1ms"}}}}]}}',
+        'devices[0].overheads.steps: unknown field "steps"',
+        "cluster.json:1: devices[0].overheads.steps",
+        'did you mean "step"?',
+    ),
+    "a host without cores": (
+        f'{{"devices": [{D0}], "hosts": [{{"name": "localhost", "cores": 0}}]}}',
+        "hosts[0].cores: expected 1 to 4096, found 0",
+        "cluster.json:1: hosts[0].cores",
+        'for example "cores": 1',
     ),
     "unknown field of a link": (
         f'{{"devices": [{D0}], "links": {{"default": {{{LINK}, "speed": "1GB/s"}}}}}}',
@@ -365,3 +385,10 @@ def test_unreadable_files(tmp_path: Path, content: bytes | None, what: str, suff
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="directory"):
         read_cluster(tmp_path)
+
+
+def test_every_object_of_the_file_can_say_what_it_may_hold() -> None:
+    def below(kind: type[Entry]) -> set[type[Entry]]:
+        return {kind}.union(*(below(sub) for sub in kind.__subclasses__()))
+
+    assert below(Entry) - {Entry} == set(_ENTRIES.values())

@@ -15,8 +15,10 @@ from bigbrain_fx.cluster.file import (
     BetweenEntry,
     ClusterFile,
     DeviceEntry,
+    HostEntry,
     LinkEntry,
     LinksEntry,
+    OverheadsEntry,
 )
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.errors import InputError
@@ -24,6 +26,8 @@ from bigbrain_fx.errors import InputError
 _ENTRIES: Mapping[tuple[str, ...], type[BaseModel]] = {
     (): ClusterFile,
     ("devices", "*"): DeviceEntry,
+    ("devices", "*", "overheads"): OverheadsEntry,
+    ("hosts", "*"): HostEntry,
     ("links",): LinksEntry,
     ("links", "default"): LinkEntry,
     ("links", "same_host"): LinkEntry,
@@ -90,7 +94,7 @@ def _fault(detail: Any) -> tuple[JsonPath, str, str]:  # noqa: ANN401  # pydanti
             most = context["max_length"]
             return path, f"more than {most} devices", f"describe at most {most} devices"
         case "greater_than_equal" | "less_than_equal":
-            return path, f"expected 1 to 4096, found {found}", 'for example "threads": 1'
+            return path, f"expected 1 to 4096, found {found}", f'for example "{path[-1]}": 1'
         case kind if kind in _SHAPES:
             return path, f"expected {_SHAPES[kind]}, found {found}", "see `bigbrain-fx schema`"
         case _:

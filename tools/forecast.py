@@ -113,18 +113,23 @@ def measure(
     plans = {
         name: split_after(session, cluster, blocks_first, schedule, name) for name in ESTIMATORS
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        bundle = write_bundle(plans["measured"], session, Path(scratch) / "bundle")
-        done = run(bundle, RunOptions(steps=steps, logs=Path(scratch) / "logs"))
     row = Row(
         blocks_first,
         schedule,
-        statistics.median(line.step_s for line in done.steps[WARM_UP:]),
+        median_step_s(plans["measured"], session, steps),
         {name: plan.forecast.step_s for name, plan in plans.items()},
         measured_share(plans["measured"]) or 0.0,
     )
     click.echo(_line(row, as_json))
     return row
+
+
+def median_step_s(plan: Plan, session: CaptureSession, steps: int) -> float:
+    """Run a plan as real processes; return the median of its steps after the first few."""
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = write_bundle(plan, session, Path(scratch) / "bundle")
+        done = run(bundle, RunOptions(steps=steps, logs=Path(scratch) / "logs"))
+    return statistics.median(line.step_s for line in done.steps[WARM_UP:])
 
 
 def split_after(

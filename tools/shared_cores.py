@@ -25,11 +25,9 @@ import click
 from bigbrain_fx.capture import CaptureSession, capture_file
 from bigbrain_fx.core import Cluster, Host
 from bigbrain_fx.doctor import probe
-from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.launch import RunOptions, run
 from bigbrain_fx.profiler import ProfileOptions, profile
 from bigbrain_fx.sharing import crowded
-from tools.forecast import MICRO_BATCHES, MODEL, ROWS, SPLITS, WARM_UP, split_after
+from tools.forecast import MICRO_BATCHES, MODEL, ROWS, SPLITS, median_step_s, split_after
 
 
 @dataclass(frozen=True)
@@ -91,13 +89,10 @@ def _measured(
         name: split_after(session, cluster, blocks_first, schedule, "measured")
         for name, cluster in clusters.items()
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        bundle = write_bundle(plans["shared"], session, Path(scratch) / "bundle")
-        done = run(bundle, RunOptions(steps=steps, logs=Path(scratch) / "logs"))
     row = Row(
         blocks_first,
         schedule,
-        statistics.median(line.step_s for line in done.steps[WARM_UP:]),
+        median_step_s(plans["shared"], session, steps),
         {name: plan.forecast.step_s for name, plan in plans.items()},
     )
     said = "   ".join(f"{n} {s:6.3f} s ({row.error[n]:+.1%})" for n, s in row.forecast_s.items())

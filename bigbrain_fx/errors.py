@@ -53,9 +53,14 @@ class NoPlanError(BigBrainError):
 
 
 class CaptureError(BigBrainError):
-    """Report that the model cannot be traced, with the user's line (exit code 4)."""
+    """Report that the model cannot be traced, with the user's line (exit code 4).
+
+    Attributes:
+        inside: the module that it is about, or its path or class, where that is known.
+    """
 
     exit_code = 4
+    inside: object = None
 
 
 class VerificationError(BigBrainError):
@@ -67,7 +72,7 @@ class VerificationError(BigBrainError):
 class ScheduleError(BigBrainError):
     """Report programs that cannot run (exit code 1).
 
-    `bigbrain_fx.schedule.faults` has the named faults.
+    `bigbrain_fx.plan.schedule.faults` has the named faults.
     """
 
     exit_code = 1

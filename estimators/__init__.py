@@ -17,4 +17,4 @@ TABLE: Mapping[str, Callable[..., object]] = {
     Learned.name: Learned,
     Measured.name: Measured,
 }
-"""Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""
+"""Every method by its name; the registry checks that what it makes keeps the protocol."""

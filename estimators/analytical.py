@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
-from estimators.calls import Call, Scope, number
+from estimators.calls import GraphScope, PricedCall, number
 from estimators.kept import saved_bytes, scores_bytes
 from estimators.op_rules import (
     ANY_OTHER,
@@ -58,7 +58,7 @@ class Analytical:
         known: dict[Device, dict[str, OpCost]] = {}
         for device in cluster.devices:
             if _rates(device) not in known:
-                known[_rates(device)] = dict(_costs(Scope(graph), device, set()))
+                known[_rates(device)] = dict(_costs(GraphScope(graph), device, set()))
         return Costs(
             ops={device.name: known[_rates(device)] for device in cluster.devices},
             cluster=cluster,
@@ -98,12 +98,12 @@ def _rates(device: Device) -> Device:
     return replace(device, name="", host="", memory_bytes=0)
 
 
-def _costs(scope: Scope, device: Device, kept: set[str]) -> Iterator[tuple[str, OpCost]]:
+def _costs(scope: GraphScope, device: Device, kept: set[str]) -> Iterator[tuple[str, OpCost]]:
     for call in scope.calls():
         yield call.op.name, _cost(call, device, kept)
 
 
-def _cost(call: Call, device: Device, kept: set[str]) -> OpCost:
+def _cost(call: PricedCall, device: Device, kept: set[str]) -> OpCost:
     op = call.op
     if op.body is not None:
         return _region(call, op.body, device, kept)
@@ -123,8 +123,8 @@ def _cost(call: Call, device: Device, kept: set[str]) -> OpCost:
     )
 
 
-def _region(call: Call, body: Graph, device: Device, kept: set[str]) -> OpCost:
-    costs = [cost for _, cost in _costs(Scope(body, call.scope), device, kept)]
+def _region(call: PricedCall, body: Graph, device: Device, kept: set[str]) -> OpCost:
+    costs = [cost for _, cost in _costs(GraphScope(body, call.scope), device, kept)]
     gradient = call.op.requires_grad  # within no_grad the forward is all there is
     return OpCost(
         forward_s=sum(cost.forward_s for cost in costs),
@@ -135,7 +135,7 @@ def _region(call: Call, body: Graph, device: Device, kept: set[str]) -> OpCost:
     )
 
 
-def _workspace_bytes(call: Call, rule: OpRule, device: Device) -> int:
+def _workspace_bytes(call: PricedCall, rule: OpRule, device: Device) -> int:
     """Return what is there while it runs, beside its result: the gradients of its inputs."""
     if call.op.saves is not None and device.kind == "cpu":
         saves = call.op.saves
@@ -145,7 +145,7 @@ def _workspace_bytes(call: Call, rule: OpRule, device: Device) -> int:
     return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
 
 
-def _speed(call: Call, rule: OpRule, device: Device) -> Speed:
+def _speed(call: PricedCall, rule: OpRule, device: Device) -> Speed:
     if device.kind == "cpu":
         return CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed
     if rule.kind == "product":
@@ -156,7 +156,7 @@ def _speed(call: Call, rule: OpRule, device: Device) -> Speed:
     return Speed(bytes=CUDA_BYTES, backward_bytes=None if passes_on else CUDA_BYTES)
 
 
-def _is_wide_3x3(call: Call) -> bool:
+def _is_wide_3x3(call: PricedCall) -> bool:
     if family(call.op.target) != "conv2d":
         return False
     found = (call.scope.param(name) for name in call.op.params)
@@ -168,7 +168,7 @@ def _is_wide_3x3(call: Call) -> bool:
 class _Clock:
     """The seconds of one call on one device."""
 
-    call: Call
+    call: PricedCall
     rule: OpRule
     speed: Speed
     device: Device

@@ -12,20 +12,20 @@ from functools import cached_property
 from bigbrain_fx.core import Dim, Graph, Op, TensorSpec
 
 
-class Scope:
+class GraphScope:
     """A graph, or the body of a region within another scope; answers what a name stands for."""
 
-    def __init__(self, graph: Graph, outer: Scope | None = None) -> None:
+    def __init__(self, graph: Graph, outer: GraphScope | None = None) -> None:
         self.graph, self.outer = graph, outer
         self._roots: dict[str, str] = {}
         for op in graph.ops:
             base = op.view_of
             self._roots[op.name] = op.name if base is None else self._roots.get(base, base)
 
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[PricedCall]:
         """Yield every op as a call, in order."""
         for op in self.graph.ops:
-            yield Call(op, self)
+            yield PricedCall(op, self)
 
     def spec(self, name: str) -> TensorSpec | None:
         """Return the tensor of a value; None for a tuple, a number or an unknown name."""
@@ -56,7 +56,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Call:
+class PricedCall:
     """One op of a concrete graph, with its tensors.
 
     Attributes:
@@ -64,7 +64,7 @@ class Call:
     """
 
     op: Op
-    scope: Scope
+    scope: GraphScope
 
     @cached_property
     def values(self) -> tuple[tuple[str, TensorSpec], ...]:

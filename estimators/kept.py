@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from bigbrain_fx.core import DTYPE_BYTES, Saves, TensorSpec
-from estimators.calls import Call, number
+from estimators.calls import PricedCall, number
 from estimators.op_rules import Kept, OpRule
 
 _SCORES_KEPT = 3  # the scores after softmax, their noise, and the product of both
 
 
-def saved_bytes(call: Call, rule: OpRule, device_kind: str, kept: set[str]) -> int:
+def saved_bytes(call: PricedCall, rule: OpRule, device_kind: str, kept: set[str]) -> int:
     """Return the bytes that stay from this op's forward to its backward.
 
     Args:
@@ -37,7 +37,7 @@ def saved_bytes(call: Call, rule: OpRule, device_kind: str, kept: set[str]) -> i
     return found + rule.bytes_per_element * call.result.numel
 
 
-def _measured_bytes(call: Call, saves: Saves, device_kind: str, kept: set[str]) -> int:
+def _measured_bytes(call: PricedCall, saves: Saves, device_kind: str, kept: set[str]) -> int:
     """Return what capture measured; where CUDA's kernels keep other things, its rule."""
     values, own = saves.values, saves.own_bytes
     if device_kind == "cuda" and saves.cuda_own_bytes is not None:
@@ -47,7 +47,7 @@ def _measured_bytes(call: Call, saves: Saves, device_kind: str, kept: set[str]) 
     return number(own) + _fresh_bytes(call, [(n, s) for n, s in found if s is not None], kept)
 
 
-def scores_bytes(call: Call, device_kind: str) -> int:
+def scores_bytes(call: PricedCall, device_kind: str) -> int:
     """Return the bytes of attention's scores where they are kept as matrices; 0 for fused kernels.
 
     With dropout on a CPU torch falls back on plain products.
@@ -59,11 +59,11 @@ def scores_bytes(call: Call, device_kind: str) -> int:
     return _SCORES_KEPT * scores * DTYPE_BYTES[query.dtype]
 
 
-def _log_sums_bytes(call: Call) -> int:
+def _log_sums_bytes(call: PricedCall) -> int:
     return 4 * prod(number(dim) for dim in call.result.shape[:-1])
 
 
-def _bytes_of(call: Call, part: Kept, device_kind: str, kept: set[str]) -> int:
+def _bytes_of(call: PricedCall, part: Kept, device_kind: str, kept: set[str]) -> int:
     match part:
         case "noise":  # CPU kernels multiply by a tensor, fused ones keep a bit (in a byte)
             size = DTYPE_BYTES[call.result.dtype] if device_kind == "cpu" else 1
@@ -75,7 +75,9 @@ def _bytes_of(call: Call, part: Kept, device_kind: str, kept: set[str]) -> int:
     return _fresh_bytes(call, list(_inputs(call, part)), kept)
 
 
-def _fresh_bytes(call: Call, tensors: Sequence[tuple[str, TensorSpec]], kept: set[str]) -> int:
+def _fresh_bytes(
+    call: PricedCall, tensors: Sequence[tuple[str, TensorSpec]], kept: set[str]
+) -> int:
     found = 0
     for name, spec in tensors:
         root = call.scope.root(name)
@@ -86,7 +88,7 @@ def _fresh_bytes(call: Call, tensors: Sequence[tuple[str, TensorSpec]], kept: se
     return found
 
 
-def _inputs(call: Call, part: Kept) -> Iterator[tuple[str, TensorSpec]]:
+def _inputs(call: PricedCall, part: Kept) -> Iterator[tuple[str, TensorSpec]]:
     floats = [(name, spec) for name, spec in call.values if _is_float(spec)]
     match part:
         case "factors":
@@ -100,7 +102,7 @@ def _inputs(call: Call, part: Kept) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _factors(
-    call: Call, values: Sequence[tuple[str, TensorSpec]]
+    call: PricedCall, values: Sequence[tuple[str, TensorSpec]]
 ) -> Iterator[tuple[str, TensorSpec]]:
     """Yield each factor whose partner, another value, a parameter or itself, wants a gradient."""
     is_square = len(call.op.args) > 1 and call.op.args[0] == call.op.args[1]

@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
-from bigbrain_fx.cost_model import PHASES, CostModel, Phase, Rates, Work, read_model
+from bigbrain_fx.costs import (
+    PHASES,
+    CostModel,
+    OpWork,
+    Phase,
+    PlaceRates,
+    mode_of,
+    read_model,
+    region_mode,
+    signature,
+)
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles import mode_of, region_mode, signature
 from estimators.analytical import Analytical
 from estimators.calls import number
 
@@ -71,12 +80,12 @@ class Learned:
         """
         model, known = self.model(), Analytical().estimate(graph, cluster)
         calls = tuple(_calls(graph, (), mode_of(graph), ""))
-        priced: dict[Rates, Seconds] = {}
+        priced: dict[PlaceRates, Seconds] = {}
         for device in cluster.devices:
-            if Rates.of(device) not in priced:
-                priced[Rates.of(device)] = _priced(model, calls, device)
+            if PlaceRates.of(device) not in priced:
+                priced[PlaceRates.of(device)] = _priced(model, calls, device)
         ops = {
-            device.name: _timed(known.ops[device.name], priced[Rates.of(device)])
+            device.name: _timed(known.ops[device.name], priced[PlaceRates.of(device)])
             for device in cluster.devices
         }
         return _with_optimizer(replace(known, ops=ops), model)
@@ -97,15 +106,15 @@ def _with_optimizer(costs: Costs, model: CostModel) -> Costs:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RunningOp:
     """One op that runs; `name` is of the op of the whole graph that it is, or is part of."""
 
     name: str
-    work: Work
+    work: OpWork
     phases: tuple[Phase, ...]
 
 
-def _calls(graph: Graph, outer: tuple[Graph, ...], mode: str, inside: str) -> Iterator[_Call]:
+def _calls(graph: Graph, outer: tuple[Graph, ...], mode: str, inside: str) -> Iterator[_RunningOp]:
     for op in graph.ops:
         name = inside or op.name
         if op.body is not None:
@@ -114,7 +123,7 @@ def _calls(graph: Graph, outer: tuple[Graph, ...], mode: str, inside: str) -> It
             yield _call(graph, op, outer, mode, name)
 
 
-def _call(graph: Graph, op: Op, outer: tuple[Graph, ...], mode: str, name: str) -> _Call:
+def _call(graph: Graph, op: Op, outer: tuple[Graph, ...], mode: str, name: str) -> _RunningOp:
     signed = signature(graph, op, outer, mode)
     graded = [tensor for tensor in signed.tensors if tensor.wants_grad]
     phases: list[Phase] = ["forward"]
@@ -122,18 +131,18 @@ def _call(graph: Graph, op: Op, outer: tuple[Graph, ...], mode: str, name: str) 
         phases.append("backward_input")
     if op.requires_grad and any(tensor.is_parameter for tensor in graded):
         phases.append("backward_weight")
-    work = Work(signed, number(op.flops), number(op.reads_bytes), number(op.writes_bytes))
-    return _Call(name, work, tuple(phases))
+    work = OpWork(signed, number(op.flops), number(op.reads_bytes), number(op.writes_bytes))
+    return _RunningOp(name, work, tuple(phases))
 
 
-def _priced(model: CostModel, calls: Sequence[_Call], device: Device) -> Seconds:
+def _priced(model: CostModel, calls: Sequence[_RunningOp], device: Device) -> Seconds:
     """Return the seconds of each op of the whole graph, by phase."""
     found: Seconds = {call.name: dict.fromkeys(PHASES, 0.0) for call in calls}
     for phase in PHASES:
         asked = [call for call in calls if phase in call.phases]
         if not asked:
             continue
-        seconds = model.seconds(phase, [call.work for call in asked], Rates.of(device))
+        seconds = model.seconds(phase, [call.work for call in asked], PlaceRates.of(device))
         for call, taken_s in zip(asked, seconds, strict=True):
             found[call.name][phase] += float(taken_s)
     return found

@@ -25,8 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles import (
+from bigbrain_fx.costs import (
     Machine,
     OpProfile,
     ProfileStore,
@@ -35,6 +34,7 @@ from bigbrain_fx.profiles import (
     region_mode,
     signature,
 )
+from bigbrain_fx.errors import InputError
 from estimators.analytical import BACKWARD_LAUNCHES, FORWARD_LAUNCHES, Analytical
 
 VARIABLE = "BIGBRAIN_PROFILES"
@@ -259,7 +259,7 @@ def _optimizer(base: Known, keys: frozenset[str], device: Device) -> tuple[float
 
 
 def _session_machine(base: Known, keys: frozenset[str], machine: Machine) -> Machine:
-    """Return whose pair to take: see `bigbrain_fx.profiles.store`."""
+    """Return whose pair to take: see `bigbrain_fx.costs.profiles.store`."""
     shared = Counter(model for key in keys for model in base.origins.get(key, ()))
     known = [s for s in base.sessions[machine.key] if s.machine.knows_optimizer]
     best = max(known, key=lambda session: shared[session.model], default=None)

@@ -33,7 +33,7 @@ TABLE: Mapping[str, Callable[..., object]] = {
     Latency.name: Latency,
     Scattered.name: Scattered,
 }
-"""Every method by its name; `bigbrain_fx.plugins` checks that what it makes keeps the protocol."""
+"""Every method by its name; the registry checks that what it makes keeps the protocol."""
 
 PRESETS: Mapping[str, tuple[str, str]] = {
     "auto": ("auto", "analytical"),

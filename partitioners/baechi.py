@@ -16,8 +16,7 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.tensors import AHEAD
-from partitioners.facts import Facts, facts
+from bigbrain_fx.planning import AHEAD, Work, canonical, work
 from partitioners.footprint import require_fits
 from partitioners.jobs import Jobs, Timetable
 
@@ -28,7 +27,7 @@ SHARE_OF_A_DEVICE = 0.25  # the most that fusing may make one of
 class Prepared:
     """A graph made ready: fused facts, jobs that stand for their groups, micro-batches held."""
 
-    known: Facts
+    known: Work
     cluster: Cluster
     jobs: Jobs
     flights: Mapping[str, int]
@@ -83,13 +82,14 @@ def prepared(
         device.name: max(1, min(micro_batches, limits[min(i, len(limits) - 1)]))
         for i, device in enumerate(cluster.devices)
     }
-    known = facts(graph, costs)
+    cluster = canonical(cluster)
+    known = work(graph, costs)
     if known.groups:
         known = fused(known, cluster, costs, flights)
     return Prepared(known, cluster, jobs_of(known, cluster, costs), flights)
 
 
-def jobs_of(known: Facts, cluster: Cluster, costs: Costs) -> Jobs:
+def jobs_of(known: Work, cluster: Cluster, costs: Costs) -> Jobs:
     """Return a job per unit: its forward and backward; values move there, gradients back."""
     names = [device.name for device in cluster.devices]
     after: list[list[int]] = [[] for _ in known.groups]
@@ -111,7 +111,7 @@ def jobs_of(known: Facts, cluster: Cluster, costs: Costs) -> Jobs:
     )
 
 
-def _moved_s(known: Facts, costs: Costs, value: int, a: str, b: str) -> float:
+def _moved_s(known: Work, costs: Costs, value: int, a: str, b: str) -> float:
     there, back = known.values[value].nbytes, known.values[value].gradient_bytes
     return costs.transfer_s(there, a, b) + (costs.transfer_s(back, b, a) if back else 0.0)
 
@@ -119,7 +119,7 @@ def _moved_s(known: Facts, costs: Costs, value: int, a: str, b: str) -> float:
 # --------------------------------------------------------------------------- fusion
 
 
-def fused(known: Facts, cluster: Cluster, costs: Costs, flights: Mapping[str, int]) -> Facts:
+def fused(known: Work, cluster: Cluster, costs: Costs, flights: Mapping[str, int]) -> Work:
     """Make one of units that should not be parted: again and again, a unit and its only reader.
 
     They are made one when nothing else feeds the reader, or when sending the unit's values takes
@@ -141,7 +141,7 @@ def fused(known: Facts, cluster: Cluster, costs: Costs, flights: Mapping[str, in
 
 
 def _fuse_once(
-    known: Facts, nbytes: Sequence[float], moved_s: Sequence[float], limit: float
+    known: Work, nbytes: Sequence[float], moved_s: Sequence[float], limit: float
 ) -> list[list[int]]:
     """Return the units to make one, in an order to run: by their last member."""
     readers: list[set[int]] = [set() for _ in known.groups]
@@ -168,7 +168,7 @@ def _fuse_once(
     return [sorted(joined[last]) for last in sorted(joined)]
 
 
-def _bytes(known: Facts, flights: Mapping[str, int]) -> list[float]:
+def _bytes(known: Work, flights: Mapping[str, int]) -> list[float]:
     """Return about what each unit holds: weights, gradients, optimizer state, activations."""
     name = max(flights, key=lambda device: flights[device])
     found = (known.kept(flights[name]) * known.saved_bytes[name]).astype(np.float64)
@@ -178,7 +178,7 @@ def _bytes(known: Facts, flights: Mapping[str, int]) -> list[float]:
     return [float(nbytes) for nbytes in found]
 
 
-def _least_moved_s(known: Facts, costs: Costs) -> list[float]:
+def _least_moved_s(known: Work, costs: Costs) -> list[float]:
     """Return what sending all that a unit makes takes, over the best link."""
     names = [device.name for device in costs.cluster.devices]
     pairs = [(a, b) for a in names for b in names if a != b]

@@ -2,29 +2,40 @@
 
 Source: the objective is Alpa's (Zheng et al., OSDI'22, section 5.2: for each bound on the slowest
 stage minimise the sum), with transfers in it, links as resources of their own, concrete devices in
-every order instead of submeshes, and, instead of a scan of the bounds, a best-first search that
-proves its gap.
+every order instead of submeshes, and, instead of a scan of the bounds, `planning.best_first`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.orders import unit_orders
-from partitioners.coarse import blocks, quiet_cuts
-from partitioners.facts import Facts, facts
-from partitioners.footprint import in_flight_at, in_flight_by_device, needs
-from partitioners.line import Line, Solver, Split
-from partitioners.orders import device_sequences
-from partitioners.remedy import no_plan
+from bigbrain_fx.planning import (
+    BestFirst,
+    Cutter,
+    Found,
+    InFlight,
+    Line,
+    Setting,
+    Split,
+    Work,
+    chain_of,
+    device_orders,
+    in_flight_at,
+    polished,
+    step_s,
+    unit_orders,
+    work,
+)
+from partitioners.footprint import in_flight_by_device, needs
+from partitioners.nearest import no_plan
 
-MOST_UNITS = 1500  # longer chains are shortened first, by merging neighbours
-MOST_SOLVES = 20_000
+MOST_UNITS = 1000  # longer chains are cut only where little crosses
+MOST_STEPS = 100_000  # stages solved, for each order of the units
+MOST_SEQUENCES = 2000  # six unlike devices have 1956
 
 
 @dataclass(frozen=True)
@@ -32,14 +43,16 @@ class ChainDP:
     """Split the ops, in a topological order, into one contiguous piece per device.
 
     Minimises, over three topological orders of the ops, every order of the devices (see
-    `device_sequences`) and every cut,
+    `planning.device_orders`) and every cut,
 
         sum of all stage and transfer times + (micro_batches - 1) x the busiest stage or link
 
     where a stage's time is forward + backward of one micro-batch, and what happens once a step
     (optimizer, gradients of tied parameters) counts 1/micro_batches. A value counts at every cut
     between its maker and its last reader, though it is sent straight to the devices that read it.
-    Memory is a hard limit: see `footprint`.
+    Of the best splits met on the way, and of some whose stages end together or have as many ops
+    each, the fastest played through as 1F1B are polished (`planning.polish`), and the fastest is
+    taken. Memory is a hard limit: see `planning.chain`.
 
     Attributes:
         micro_batches: per step.
@@ -52,7 +65,7 @@ class ChainDP:
     """
 
     micro_batches: int = 8
-    in_flight: int | tuple[int, ...] | None = None
+    in_flight: InFlight = None
     use_all: bool = False
     gap: float = 1e-3
     block_gap: float = 0.02
@@ -68,147 +81,180 @@ class ChainDP:
         Raises:
             NoPlanError: no split fits the devices' memory; with the arithmetic of the nearest one.
         """
-        known = facts(graph, costs)
+        known = work(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")
-        found = self.best(known, cluster)
+        found = self.fastest(known, cluster)
         if found is None:
             raise self.no_plan(known, cluster)
-        line, split = self._between_layers(graph, known, cluster, found)
-        homes = split.device_of_unit
-        return Placement(
-            line.facts.placed(homes, split.sequence[0]), self._reason(graph, line, split, cluster)
-        )
+        found = self._between_layers(graph, known, cluster, found)
+        homes = found.line.homes(found.split)
+        placed = found.line.work.placed(homes, found.split.sequence[0])
+        return Placement(placed, self._reason(graph, found, cluster))
 
-    def _between_layers(
-        self, graph: Graph, known: Facts, cluster: Cluster, found: tuple[Line, Split]
-    ) -> tuple[Line, Split]:
+    def _between_layers(self, graph: Graph, known: Work, cluster: Cluster, found: Paced) -> Paced:
         """Return the best split that cuts no layer, if it is about as good as `found`."""
         whole = known.merged(layers(graph, known.groups))
-        other = self.best(whole, cluster)
-        most_s = found[1].step_s(self.micro_batches) * (1 + self.block_gap)
-        return found if other is None or other[1].step_s(self.micro_batches) > most_s else other
+        other = self.fastest(whole, cluster)
+        most_s = found.step_s * (1 + self.block_gap)
+        return found if other is None or other.step_s > most_s else other
 
-    def lines(self, known: Facts, cluster: Cluster, memory_scale: float = 1.0) -> Iterator[Line]:
-        """Yield the units in every order that is tried."""
-        for order in unit_orders(len(known.groups), known.edges):
-            shorter = _shortened(known.reordered(order))
-            yield Line(shorter, cluster, self.micro_batches, self.in_flight, memory_scale)
+    def cutters(self, known: Work, cluster: Cluster, memory_scale: float = 1.0) -> Iterator[Cutter]:
+        """Yield the units in every order that is tried, ready to be cut."""
+        setting = Setting(
+            cluster, self.micro_batches, in_flight=self.in_flight, memory_scale=memory_scale
+        )
+        for order in unit_orders(known.count, known.edges):
+            yield Cutter(Line(known, order, MOST_UNITS), setting)
 
-    def best(self, known: Facts, cluster: Cluster) -> tuple[Line, Split] | None:
-        """Return the best split, and the order it is of; None when nothing fits."""
-        sequences = device_sequences(cluster, self.use_all)
-        best: tuple[Line, Split] | None = None
-        for line in self.lines(known, cluster):
-            split = best_split(line, sequences, self.gap, best[1] if best else None)
-            if split is not None:
-                best = line, split
+    def sequences(self, cutter: Cutter) -> tuple[tuple[str, ...], ...]:
+        """Return the orders of devices that are worth trying, the best looking first."""
+        cluster = cutter.setting.cluster
+        rough = cutter.line.rough(self.micro_batches)
+        every = device_orders(cluster, MOST_SEQUENCES, rough)
+        return tuple(s for s in every if not self.use_all or len(s) == len(cluster.devices))
+
+    def best(self, known: Work, cluster: Cluster) -> tuple[Cutter, Split] | None:
+        """Return the split of least objective, and what it is of; None when nothing fits."""
+        return self._best(known, cluster, [])
+
+    def fastest(self, known: Work, cluster: Cluster) -> Paced | None:
+        """Return the fastest of the good splits; None when nothing fits."""
+        met: list[tuple[Cutter, Split]] = []
+        best = self._best(known, cluster, met)
+        if best is None:
+            return None
+        cutter, split = best
+        met.sort(key=lambda entry: entry[1].step_s(self.micro_batches))
+        every = [best, *met[:_PACED], *((cutter, other) for other in self._shaped(cutter, split))]
+        once = {(id(on), other.sequence, other.cuts): (on, other) for on, other in every}
+        paced = sorted((self._paced(*entry) for entry in once.values()), key=_by_pace)
+        better = [entry.polished() for entry in paced[:_POLISHED]]
+        fitting = (
+            entry
+            for entry in sorted((*better, *paced), key=_by_pace)
+            if self.holds_in_any_order(entry.cutter, entry.split, cluster)
+        )
+        return next(fitting, None)
+
+    def _shaped(self, cutter: Cutter, split: Split) -> Iterator[Split]:
+        """Yield splits of another shape than the objective's, for sequences that look good."""
+        for sequence in dict.fromkeys((split.sequence, *self.sequences(cutter)[:_SHAPED])):
+            solved = cutter.solve(sequence, float("inf"))
+            for other in (solved, cutter.tapered(sequence), cutter.even(sequence)):
+                if other is not None:
+                    yield other
+
+    def _best(
+        self, known: Work, cluster: Cluster, met: list[tuple[Cutter, Split]]
+    ) -> tuple[Cutter, Split] | None:
+        """Return the best split; those met on the way are added to a list."""
+        best: tuple[Cutter, Split] | None = None
+        sequences: Sequence[tuple[str, ...]] = ()
+        for cutter in self.cutters(known, cluster):
+            sequences = sequences or self.sequences(cutter)
+            search = BestFirst(cutter, best[1] if best else None)
+            search.run(sequences, self.gap, MOST_STEPS)
+            met += [(cutter, other) for other in search.met.values()]
+            if search.best is not None and (best is None or search.best is not best[1]):
+                best = cutter, search.best
         if best is None or self.holds_in_any_order(*best, cluster):
             return best
+        met.clear()
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
-        return replace(self, in_flight=most).best(known, cluster)  # no stage ever holds more
+        return replace(self, in_flight=most)._best(known, cluster, met)  # no stage ever holds more
 
-    def holds_in_any_order(self, line: Line, split: Split, cluster: Cluster) -> bool:
+    def _paced(self, cutter: Cutter, split: Split) -> Paced:
+        """Play a split through."""
+        line, setting, count = cutter.line, cutter.setting, len(split.sequence)
+        again = tuple(range(count)) if line.work.recompute else ()
+        flights = tuple(setting.flight(stage, count) for stage in range(count))
+        chain = chain_of(line, split, setting, again)
+        micro = self.micro_batches
+        paced_s = step_s(chain, micro, flights, line.work.trains)
+        return Paced(cutter, Found(line, split, micro, flights, again, paced_s))
+
+    def holds_in_any_order(self, cutter: Cutter, split: Split, cluster: Cluster) -> bool:
         """Whether it fits even when stages that do not depend on each other change places."""
-        homes = split.device_of_unit
-        flights = in_flight_by_device(line.facts, homes, self.micro_batches, self.in_flight)
+        line, count = cutter.line, len(split.sequence)
+        homes = line.homes(split)
+        ordered = line.work.reordered(line.order)
+        along = [homes[unit] for unit in line.order]
+        flights = in_flight_by_device(ordered, along, self.micro_batches, self.in_flight)
+        if all(flights[d] == cutter.setting.flight(s, count) for s, d in enumerate(split.sequence)):
+            return True
         return all(
             need.total <= cluster.device[device].memory_bytes
-            for device, need in needs(line.facts, homes, flights).items()
+            for device, need in needs(ordered, along, flights).items()
         )
 
-    def no_plan(self, known: Facts, cluster: Cluster) -> NoPlanError:
-        """Return the error for a model that does not fit, with the arithmetic and a remedy."""
+    def no_plan(self, known: Work, cluster: Cluster) -> NoPlanError:
+        """Return the error for a model that does not fit, with the arithmetic of the nearest."""
+        every: list[tuple[str, ...]] = []
 
-        def fits(facts: Facts, cluster: Cluster, micro_batches: int, scale: float) -> Split | None:
-            keeps_all = self.in_flight == self.micro_batches
-            in_flight = micro_batches if keeps_all else self.in_flight
-            planner = replace(self, micro_batches=micro_batches, in_flight=in_flight)
-            line = next(planner.lines(facts, cluster, scale))
-            every = device_sequences(cluster, self.use_all)
-            tried = [s for s in every if len(s) <= line.count][:_SEQUENCES_TO_EXPLAIN]
-            splits = (line.solve(sequence, float("inf")) for sequence in tried)
-            return next((split for split in splits if split is not None), None)
+        def fits(scale: float) -> list[str] | None:
+            cutter = next(self.cutters(known, cluster, scale))
+            if not every:
+                ranked = sorted(self.sequences(cutter), key=len, reverse=True)
+                every.extend(s for s in ranked if len(s) <= cutter.line.count)
+            splits = (cutter.solve(s, float("inf")) for s in every[:_SEQUENCES_TO_EXPLAIN])
+            found = next((split for split in splits if split is not None), None)
+            return None if found is None else cutter.line.homes(found)
 
-        def in_flight(stage: int, stages: int, micro_batches: int) -> int:
-            return in_flight_at(stage, stages, micro_batches, self.in_flight)
+        def in_flight(stage: int, stages: int) -> int:
+            return in_flight_at(stage, stages, self.micro_batches, self.in_flight)
 
-        if self.in_flight is not None:
-            classic = replace(self, in_flight=None)
-            if classic.best(known, cluster) is not None:
-                fits_as = "fits with fewer micro-batches in flight: --schedule 1f1b"
-                return no_plan(
-                    _shortened(known), cluster, self.micro_batches, in_flight, fits, fits_as
-                )
-        return no_plan(_shortened(known), cluster, self.micro_batches, in_flight, fits)
+        return no_plan(known, cluster, in_flight, fits)
 
-    def _reason(self, graph: Graph, line: Line, split: Split, cluster: Cluster) -> str:
+    def _reason(self, graph: Graph, found: Paced, cluster: Cluster) -> str:
+        split = found.split
         used, offered = len(split.sequence), len(cluster.devices)
-        micro = self.micro_batches
         head = (
             f"{used} of {offered} devices, {' -> '.join(split.sequence)}: about "
-            f"{split.step_s(micro):.4g} s a step at {micro} micro-batches, "
-            f"{split.most_s:.4g} s each on the busiest device or link; "
-            f"within {self.gap:.1%} of the best contiguous split of the orders tried"
+            f"{found.step_s:.4g} s a step at {self.micro_batches} micro-batches, "
+            f"{split.most_s:.4g} s each on the busiest device or link; the fastest of those within "
+            "reach of the best contiguous split of the orders tried"
         )
-        cuts = [describe(graph, line, split, stage) for stage in range(1, len(split.sequence))]
+        cuts = [describe(graph, found.line, split, stage) for stage in range(1, used)]
         return "\n".join((head, *cuts))
 
 
+@dataclass(frozen=True)
+class Paced:
+    """A split that was played through, and what it was made with."""
+
+    cutter: Cutter
+    found: Found
+
+    @property
+    def line(self) -> Line:
+        """What is split."""
+        return self.found.line
+
+    @property
+    def split(self) -> Split:
+        """How."""
+        return self.found.split
+
+    @property
+    def step_s(self) -> float:
+        """What a step takes."""
+        return self.found.step_s
+
+    def polished(self) -> Paced:
+        """Return a split beside it that is no slower."""
+        return replace(self, found=polished(self.cutter, self.found, _VISITS))
+
+
+def _by_pace(entry: Paced) -> float:
+    return float(f"{entry.step_s:.9e}")  # of equal ones, but for rounding, the first
+
+
+_PACED = 24  # splits that are played through
+_POLISHED = 2  # and polished
+_VISITS = 15_000  # forwards, backwards and units that may be looked at to polish one
+_SHAPED = 10  # sequences of devices for which splits of other shapes are, too
 _SEQUENCES_TO_EXPLAIN = 24
-
-
-def best_split(
-    line: Solver,
-    sequences: Iterable[Sequence[str]],
-    gap: float,
-    best: Split | None = None,
-) -> Split | None:
-    """Return the split of least `step_s`, or None when none fits or none beats `best`.
-
-    Best-first search over intervals of `most_s`, for each sequence of devices. In an interval
-    (low, high), no step is shorter than (least sum under `high`) + (M - 1) low; the interval with
-    the least bound is halved next, until the bound is within `gap` of the best split found.
-
-    Args:
-        line: the units in one order, or in every order.
-        sequences: the devices along the pipeline.
-        gap: 0.001: to a thousandth.
-        best: a split that is known already.
-    """
-    micro = line.micro_batches
-    start = best
-    heap: list[tuple[float, int, float, float, float, Sequence[str]]] = []
-    serial = 0
-
-    def consider(split: Split, low_s: float, sequence: Sequence[str]) -> None:
-        nonlocal best, serial
-        if best is None or split.step_s(micro) < best.step_s(micro) * (1 - 1e-12):
-            best = split
-        serial += 1
-        bound_s = split.sum_s + (micro - 1) * low_s
-        entry = (bound_s, serial, low_s, split.most_s, split.sum_s, sequence)
-        heapq.heappush(heap, entry)
-
-    for sequence in sequences:
-        low_s = line.least_busy_s(sequence)
-        split = line.solve(sequence, float("inf"))
-        if split is not None:
-            consider(split, low_s, sequence)
-    for _ in range(MOST_SOLVES):
-        if not heap or best is None or heap[0][0] >= best.step_s(micro) * (1 - gap - 1e-12):
-            break
-        _, _, low_s, high_s, sum_s, sequence = heapq.heappop(heap)
-        if high_s <= low_s * (1 + 1e-12):
-            continue  # the split that is known has the least sum and the least maximum
-        middle_s = (low_s + high_s) / 2
-        split = line.solve(sequence, middle_s)
-        if split is not None:
-            consider(split, low_s, sequence)
-        serial += 1
-        upper = (sum_s + (micro - 1) * middle_s, serial, middle_s, high_s, sum_s, sequence)
-        heapq.heappush(heap, upper)
-    return best if best is not start else None
 
 
 def layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
@@ -225,18 +271,15 @@ def _layer(path: str) -> str:
     return ".".join(parts[: numbered + 1])
 
 
-def _shortened(known: Facts) -> Facts:
-    """Merge neighbours until at most `MOST_UNITS` are left; cuts stay where little crosses."""
-    if len(known.groups) <= MOST_UNITS:
-        return known
-    return known.merged(blocks(quiet_cuts(known, MOST_UNITS)))
-
-
 def describe(graph: Graph, line: Line, split: Split, stage: int) -> str:
     """Return a line on one cut: where it is, and what crosses it."""
     cut = split.cuts[stage]
-    op = graph.op[line.facts.groups[cut - 1][-1]]
-    forward, backward = line.hop_bytes(cut)
+    place = int(line.places[cut])
+    op = graph.op[line.work.groups[line.order[place - 1]][-1]]
+    crossing = line.crossing
+    forward, backward = (
+        int(each[cut]) for each in (crossing.forward_bytes, crossing.backward_bytes)
+    )
     where = f"{op.name} ({op.source})" if op.source else op.name
     ends = f"{split.sequence[stage - 1]} | {split.sequence[stage]}"
     return f"{ends}: after {where}; {forward:,} bytes forward, {backward:,} back per micro-batch"

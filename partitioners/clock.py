@@ -19,7 +19,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from bigbrain_fx.core import Cluster
-from partitioners.facts import Facts
+from bigbrain_fx.planning import Work
 
 TICKS_PER_S = 10**12
 
@@ -50,7 +50,7 @@ class Timing:
         micro_batches: per step; what happens once a step counts 1/micro_batches per micro-batch.
     """
 
-    known: Facts
+    known: Work
     cluster: Cluster
     micro_batches: int
 

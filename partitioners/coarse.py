@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from partitioners.facts import Facts
+from bigbrain_fx.planning import Work
 
 
-def quiet_cuts(known: Facts, most: int) -> list[int]:
+def quiet_cuts(known: Work, most: int) -> list[int]:
     """Return the places to cut the units, in their order, into at most `most` runs.
 
     One in each of `most` equal parts, where the fewest bytes cross; 0 and the end are included.

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.planning import Work, canonical, least_busy_s
 from partitioners.clock import Timing
-from partitioners.facts import Facts
 from partitioners.improve import MOST_UNITS, coarse
 from partitioners.judge import Homes, Judge, require_micro_batches
 from partitioners.least_step import MOST_RIDES, least_busiest, least_step, rides
-from partitioners.line import least_busy_s
 from partitioners.room import Room
 from partitioners.sat import cp_model
 from partitioners.starts import good_start
@@ -56,7 +55,7 @@ class CPSat:
             NoPlanError: no placement to begin with fits; with the arithmetic per device.
         """
         cp_model()
-        judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start = good_start(judge)
@@ -79,7 +78,9 @@ class CPSat:
             InputError: OR-tools is not installed.
         """
         cp_model()
-        judge = Judge(graph, cluster, costs.alone or costs, self.micro_batches, self.in_flight)
+        judge = Judge(
+            graph, canonical(cluster), costs.alone or costs, self.micro_batches, self.in_flight
+        )
         if not judge.known.groups:
             return 0.0
         start = (0,) * len(judge.known.groups)
@@ -157,7 +158,7 @@ def _simple_bound_s(judge: Judge) -> float:
     return max(micro_batches * least_busy_s(each_s), _longest_s(known, devices))
 
 
-def _longest_s(known: Facts, devices: list[str]) -> float:
+def _longest_s(known: Work, devices: list[str]) -> float:
     """Return the longest path, every unit on the device that runs it fastest, moves for free."""
     least_s = np.min([known.seconds[d] for d in devices], axis=0)
     ready_s = np.zeros(len(least_s))

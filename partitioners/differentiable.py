@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.orders import unit_orders
+from bigbrain_fx.planning import (
+    Cutter,
+    InFlight,
+    Line,
+    Setting,
+    Work,
+    canonical,
+    device_orders,
+    least_busy_s,
+    unit_orders,
+)
 from partitioners.coarse import blocks, quiet_cuts
-from partitioners.facts import Facts
-from partitioners.footprint import Pieces, in_flight_at
 from partitioners.improve import COLD, Search, improved
 from partitioners.judge import Homes, Judge, require_micro_batches
-from partitioners.line import Line, least_busy_s
-from partitioners.orders import device_sequences
 from partitioners.soft_dp import Pipeline, most_likely, soft_step
 from partitioners.starts import start_of
 
@@ -72,7 +79,7 @@ class Differentiable:
         Raises:
             NoPlanError: no placement to begin with fits; with the arithmetic per device.
         """
-        judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start, _ = start_of(judge, self.unaided)
@@ -102,9 +109,10 @@ class Differentiable:
     def _roads(self, judge: Judge) -> list[_Road]:
         """Return the orders of units and devices that look best with few units, at some heat."""
         ranked: list[tuple[float, tuple[int, ...], tuple[str, ...]]] = []
-        sequences = list(islice(device_sequences(judge.cluster), _SEQUENCES))
+        sequences: list[tuple[str, ...]] = []
         for order in unit_orders(len(judge.known.groups), judge.known.edges):
             line = _Shortened(judge, order, _FEW_UNITS)
+            sequences = sequences or line.sequences(_SEQUENCES)
             for sequence in sequences:
                 if len(sequence) <= line.count:
                     pipeline = line.road(sequence, self.micro_batches, self.in_flight).pipeline
@@ -162,26 +170,35 @@ class _Shortened:
         self.judge, self.order = judge, order
         ordered = judge.known.reordered(order)
         self._runs = blocks(quiet_cuts(ordered, most))
-        self._known: Facts = ordered.merged(self._runs)
-        self._line = Line(self._known, judge.cluster, judge.micro_batches, judge.in_flight)
-        self._pieces = Pieces(self._known, len(judge.cluster.devices))
+        self._known: Work = ordered.merged(self._runs)
         self.count = len(self._runs)
+        self._line = Line(self._known, range(self.count), self.count)
+
+    def sequences(self, most: int) -> list[tuple[str, ...]]:
+        """Return the orders of devices that look best."""
+        return list(
+            device_orders(self.judge.cluster, most, self._line.rough(self.judge.micro_batches))[
+                :most
+            ]
+        )
 
     def road(
         self,
         sequence: tuple[str, ...],
         micro_batches: int,
-        in_flight: int | tuple[int, ...] | None,
+        in_flight: InFlight,
     ) -> _Road:
         """Return the pipeline over these devices."""
         number = {device.name: i for i, device in enumerate(self.judge.cluster.devices)}
-        hops = [self._line.hop(a, b) for a, b in pairwise(sequence)]
+        setting = Setting(self.judge.cluster, micro_batches, in_flight=in_flight)
+        cutter = Cutter(self._line, setting)
+        hops = [cutter.hop(a, b) for a, b in pairwise(sequence)]
         none = np.zeros((0, self.count + 1))
         pipeline = Pipeline(
-            np.stack([self._line.unit_s[device] for device in sequence]),
+            np.stack([cutter.unit_s(device) for device in sequence]),
             np.stack(
                 [
-                    self._fits(device, in_flight_at(s, len(sequence), micro_batches, in_flight))
+                    self._fits(device, setting.flight(s, len(sequence)), setting)
                     for s, device in enumerate(sequence)
                 ]
             ),
@@ -192,12 +209,11 @@ class _Shortened:
         devices = tuple(number[device] for device in sequence)
         return _Road(pipeline, self.order, tuple(self._runs), devices)
 
-    def _fits(self, device: str, in_flight: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def _fits(self, device: str, in_flight: int, setting: Setting) -> NDArray[np.bool_]:
         """Return [first, after]: whether the piece is one, and the device can hold it."""
-        memory_bytes = self.judge.cluster.device[device].memory_bytes
         pieces = ~np.tri(self.count, self.count + 1, dtype=bool)
-        held = self._pieces.bytes_needed(device, in_flight) <= memory_bytes
-        return np.asarray(pieces & held, dtype=np.bool_)
+        needed = self._line.bytes_needed(device, in_flight, setting)[:-1]
+        return np.asarray(pieces & (needed <= setting.memory_bytes(device)), dtype=np.bool_)
 
 
 def _units(stages: int) -> int:

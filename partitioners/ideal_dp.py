@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.chain_dp import ChainDP, best_split, describe, layers
-from partitioners.facts import Facts, facts
+from bigbrain_fx.planning import BestFirst, Cutter, InFlight, Line, Setting, Split, Work, work
+from partitioners.chain_dp import MOST_STEPS, ChainDP, describe, layers
 from partitioners.ideals import ideals
 from partitioners.lattice import Lattice
-from partitioners.line import Line, Split
-from partitioners.orders import device_sequences
 
 MOST_IDEALS = 1500
 MOST_WORK = 1e9  # pairs of ideals x stages of all sequences of devices
@@ -25,7 +23,7 @@ MOST_WORK = 1e9  # pairs of ideals x stages of all sequences of devices
 class _Found:
     """A split, the order it is of, and how far the search that found it went."""
 
-    line: Line
+    cutter: Cutter
     split: Split
     searched: str
 
@@ -37,7 +35,7 @@ class IdealDP:
     `chain-dp` tries three topological orders; this tries every set of ops that the first stages
     could have run (an ideal), so that branches may be divided in any way. Where there are more than
     1,500 such sets, whole layers are taken as one; where there are still more, the answer is
-    chain-dp's, and says so. The orders of devices are those of `device_sequences`; when the graph
+    chain-dp's, and says so. The orders of devices are chain-dp's; when the graph
     has so many ideals that trying all of them would take minutes, those that come out best on the
     chain are tried.
 
@@ -49,7 +47,7 @@ class IdealDP:
     """
 
     micro_batches: int = 8
-    in_flight: int | tuple[int, ...] | None = None
+    in_flight: InFlight = None
     use_all: bool = False
     gap: float = 1e-3
     name = "ideal-dp"
@@ -67,17 +65,18 @@ class IdealDP:
         Raises:
             NoPlanError: no split fits the devices' memory; with the arithmetic of the nearest one.
         """
-        known = facts(graph, costs)
+        known = work(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")
         found = self._best(graph, known, cluster)
         if found is None:
             raise self._chain.no_plan(known, cluster)
         split = found.split
-        placed = found.line.facts.placed(split.device_of_unit, split.sequence[0])
+        line = found.cutter.line
+        placed = line.work.placed(line.homes(split), split.sequence[0])
         return Placement(placed, self._reason(graph, found, cluster))
 
-    def _best(self, graph: Graph, known: Facts, cluster: Cluster) -> _Found | None:
+    def _best(self, graph: Graph, known: Work, cluster: Cluster) -> _Found | None:
         start = self._chain.best(known, cluster)
         whole, sets = known, ideals(len(known.groups), known.edges, MOST_IDEALS)
         searched = "of all orders of ops"
@@ -90,31 +89,34 @@ class IdealDP:
             return _Found(*start, few) if start else None
         lattice = Lattice(whole, sets, cluster, self.micro_batches, self.in_flight)
         sequences, note = self._sequences(lattice, cluster, start)
-        split = best_split(lattice, sequences, self.gap, start[1] if start else None)
-        if split is None:
+        search = BestFirst(lattice, start[1] if start else None)
+        search.run(sequences, self.gap, MOST_STEPS)
+        split = search.best
+        if split is None or (start and split is start[1]):
             return _Found(*start, searched + note) if start else None
         order, cuts = lattice.order(split)
-        line = Line(whole.reordered(order), cluster, self.micro_batches, self.in_flight)
-        better = line.measure(split.sequence, cuts)
-        if self._chain.holds_in_any_order(line, better, cluster):
-            return _Found(line, better, searched + note)
+        setting = Setting(cluster, self.micro_batches, in_flight=self.in_flight)
+        cutter = Cutter(Line(whole, order, whole.count), setting)
+        better = cutter.measure(split.sequence, cuts)
+        if self._chain.holds_in_any_order(cutter, better, cluster):
+            return _Found(cutter, better, searched + note)
         most = max(self.in_flight) if isinstance(self.in_flight, tuple) else len(cluster.devices)
         return replace(self, in_flight=most)._best(graph, known, cluster)
 
     def _sequences(
-        self, lattice: Lattice, cluster: Cluster, start: tuple[Line, Split] | None
+        self, lattice: Lattice, cluster: Cluster, start: tuple[Cutter, Split] | None
     ) -> tuple[Sequence[tuple[str, ...]], str]:
         """Return the orders of devices to try, and a remark when they are not all."""
-        every = device_sequences(cluster, self.use_all)
+        cutter = start[0] if start else next(self._chain.cutters(lattice.known, cluster))
+        every = self._chain.sequences(cutter)
         pairs = len(lattice.sets) ** 2
         if start is None or pairs * sum(map(len, every)) <= MOST_WORK:
             return every, ""
-        line = start[0]
         bound_s = {}
         for sequence in every:
-            split = line.solve(sequence, float("inf"))
+            split = cutter.solve(sequence, float("inf"))
             if split is not None:
-                busy_s = line.least_busy_s(sequence)
+                busy_s = cutter.least_busy_s(sequence)
                 bound_s[sequence] = split.sum_s + (self.micro_batches - 1) * busy_s
         ranked = sorted(bound_s, key=lambda sequence: bound_s[sequence])
         kept = max(1, int(MOST_WORK / pairs / len(cluster.devices)))
@@ -130,4 +132,6 @@ class IdealDP:
             f"{self.gap:.1%} of the best contiguous split {found.searched}"
         )
         stages = range(1, len(split.sequence))
-        return "\n".join((head, *(describe(graph, found.line, split, stage) for stage in stages)))
+        return "\n".join(
+            (head, *(describe(graph, found.cutter.line, split, stage) for stage in stages))
+        )

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bigbrain_fx.planning import Work
 from partitioners.anneal import walked
 from partitioners.clock import Clock, Timing
 from partitioners.coarse import blocks, quiet_cuts
-from partitioners.facts import Facts
 from partitioners.judge import Homes, Judge
 from partitioners.neighbours import neighbours
 from partitioners.room import Ledger, Room, is_pipeline
@@ -78,7 +78,7 @@ def improved(judge: Judge, homes: Homes, search: Search) -> Homes:
     return best
 
 
-def coarse(known: Facts, homes: Sequence[int], most: int = MOST_UNITS) -> tuple[list[range], Facts]:
+def coarse(known: Work, homes: Sequence[int], most: int = MOST_UNITS) -> tuple[list[range], Work]:
     """Return runs of units to move as one, and their facts; no run has two homes.
 
     Args:

@@ -12,10 +12,9 @@ from functools import cached_property
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
-from partitioners.facts import Facts, facts
+from bigbrain_fx.planning import InFlight, StageCutter, Work, work
 from partitioners.rehearsal import step_s
-from partitioners.room import InFlight, Room
-from partitioners.stagewise import Cutter
+from partitioners.room import Room
 
 Homes = tuple[int, ...]  # per unit: the number of its device in the cluster
 
@@ -46,9 +45,9 @@ class Judge:
         require_micro_batches(self.micro_batches)
 
     @cached_property
-    def known(self) -> Facts:
+    def known(self) -> Work:
         """The units, in the order of the graph."""
-        return facts(self.graph, self.costs)
+        return work(self.graph, self.costs)
 
     @cached_property
     def room(self) -> Room:
@@ -56,8 +55,8 @@ class Judge:
         return Room(self.known, self.cluster, self.micro_batches, self.in_flight)
 
     @cached_property
-    def _cutter(self) -> Cutter:
-        return Cutter.of(self.known, self.cluster, self.costs)
+    def _cutter(self) -> StageCutter:
+        return StageCutter(self.known, self.cluster)
 
     def names(self, homes: Sequence[int]) -> list[str]:
         """Return the devices' names."""
@@ -77,9 +76,8 @@ class Judge:
         count = micro_batches or self.micro_batches
         key = tuple(homes), count
         if key not in self._steps_s:
-            staged = self._cutter.staged(homes)
-            found = step_s(staged, self.cluster, count, self.in_flight, self.known.trains)
-            self._steps_s[key] = found
+            stages = self._cutter.stages(homes)
+            self._steps_s[key] = step_s(stages, count, self.in_flight, self.known.trains)
         return self._steps_s[key]
 
     def best(self, candidates: Iterable[Homes], micro_batches: int | None = None) -> Homes | None:

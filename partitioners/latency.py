@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.planning import canonical
 from partitioners.baechi import Ledger, prepared
 from partitioners.chain_dp import ChainDP
 from partitioners.heft import heft
@@ -55,7 +56,7 @@ class Latency:
         Raises:
             NoPlanError: nothing that was tried fits; with the arithmetic per device.
         """
-        judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         found = dict[Homes, str]()

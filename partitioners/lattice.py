@@ -14,11 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.tensors import AHEAD, Value
-from partitioners.facts import Facts, Seconds
-from partitioners.footprint import extra_ties, in_flight_at
+from bigbrain_fx.planning import (
+    AHEAD,
+    Array,
+    Crossing,
+    Hop,
+    InFlight,
+    Split,
+    Value,
+    Work,
+    hop_of,
+    in_flight_at,
+    least_busy_s,
+)
+from partitioners.footprint import extra_ties
 from partitioners.ideals import Sets, states, within
-from partitioners.line import Hop, Split, hop_of, least_busy_s
 
 _ROUNDING = 1.0 + 1e-12
 Matrix = NDArray[np.float64]  # [smaller ideal, larger ideal]
@@ -30,7 +40,7 @@ class Lattice:
     Splits that it returns have ideals, by number, for cuts; `order` makes units of them.
 
     Args:
-        facts: of the graph.
+        known: of the graph.
         sets: its ideals, by size.
         cluster: the devices and their links.
         micro_batches: in one step.
@@ -39,31 +49,36 @@ class Lattice:
 
     def __init__(
         self,
-        facts: Facts,
+        known: Work,
         sets: Sets,
         cluster: Cluster,
         micro_batches: int,
-        in_flight: int | tuple[int, ...] | None = None,
+        in_flight: InFlight = None,
     ) -> None:
-        self.facts, self.sets, self.cluster = facts, sets, cluster
-        self.micro_batches, self.in_flight = micro_batches, in_flight
+        self.known, self.sets, self.cluster = known, sets, cluster
+        self.micro_batches, self.in_flight, self.steps = micro_batches, in_flight, 0
         self.unit_s = {
-            d: facts.seconds[d] + facts.once_s[d] / micro_batches for d in sorted(facts.seconds)
+            d: known.seconds[d] + known.once_s[d] / micro_batches for d in sorted(known.seconds)
         }
         self._until_s = {d: sets @ each for d, each in self.unit_s.items()}
         self._fits: dict[tuple[object, ...], Sets] = {}
         self._hops: dict[tuple[str, str], Hop] = {}
-        self._tails: dict[tuple[object, ...], Seconds] = {}
+        self._tails: dict[tuple[object, ...], Array] = {}
         self._tails_limit_s = -1.0
 
     def least_busy_s(self, sequence: Sequence[str]) -> float:
         """Return a lower bound of `most_s`."""
         return least_busy_s(np.stack([self.unit_s[d] for d in sequence]))
 
+    def least_sum_s(self, sequence: Sequence[str]) -> float:
+        """Return a lower bound of `sum_s`: every unit where it takes least."""
+        return float(np.stack([self.unit_s[d] for d in sequence]).min(axis=0).sum())
+
     def solve(self, sequence: Sequence[str], limit_s: float) -> Split | None:
         """Return the split of least `sum_s` with `most_s` <= `limit_s`; None when there is none."""
-        if len(sequence) > len(self.facts.groups):
+        if len(sequence) > len(self.known.groups):
             return None
+        self.steps += len(sequence)
         if limit_s != self._tails_limit_s:  # sequences share their ends, for one limit
             self._tails, self._tails_limit_s = {}, limit_s
         if not np.isfinite(self._tail(sequence, 0, limit_s)[0]):
@@ -77,7 +92,7 @@ class Lattice:
         cuts = np.cumsum([0, *(len(stage) for stage in units)]).tolist()
         return tuple(unit for stage in units for unit in stage), tuple(cuts)
 
-    def _tail(self, sequence: Sequence[str], stage: int, limit_s: float) -> Seconds:
+    def _tail(self, sequence: Sequence[str], stage: int, limit_s: float) -> Array:
         """Return, for every ideal, the least sum of a pipeline of what is not in it."""
         flights = tuple(self._flight(sequence, s) for s in range(stage, len(sequence)))
         key = (tuple(sequence[stage:]), flights)
@@ -91,7 +106,7 @@ class Lattice:
             self._tails[key] = least - until_s
         return self._tails[key]
 
-    def _at_end(self, sequence: Sequence[str], stage: int, limit_s: float) -> Seconds:
+    def _at_end(self, sequence: Sequence[str], stage: int, limit_s: float) -> Array:
         """Return what everything from a stage's end on costs, for each ideal that it may end at."""
         until_s = self._until_s[sequence[stage]]
         if stage == len(sequence) - 1:
@@ -100,7 +115,7 @@ class Lattice:
             return last
         hop = self._hop(sequence[stage], sequence[stage + 1])
         tail = self._tail(sequence, stage + 1, limit_s)
-        at_end: Seconds = until_s + hop.round_trip_s + tail
+        at_end: Array = until_s + hop.round_trip_s + tail
         at_end[hop.wire_s > limit_s * _ROUNDING] = np.inf
         return at_end
 
@@ -125,21 +140,23 @@ class Lattice:
 
     def _hop(self, a: str, b: str) -> Hop:
         if (a, b) not in self._hops:
-            self._hops[a, b] = hop_of(self.cluster.link(a, b), *self._crossing, self.micro_batches)
+            self._hops[a, b] = hop_of(self.cluster, a, b, self._crossing, self.micro_batches)
         return self._hops[a, b]
 
     @cached_property
-    def _crossing(self) -> tuple[Seconds, Seconds, Seconds]:
-        """Return the bytes between every ideal and the rest: values, gradients, shared weights."""
-        found = np.zeros((3, len(self.sets)))
-        for value in self.facts.values:
+    def _crossing(self) -> Crossing:
+        """Return what goes between every ideal and the rest: values, gradients, shared weights."""
+        found = np.zeros((5, len(self.sets)))
+        for value in self.known.values:
             open_ = self.sets[:, value.maker] & ~self.sets[:, value.readers].all(axis=1)
             found[0] += value.nbytes * open_
             found[1] += value.gradient_bytes * open_
-        for weight in self.facts.weights:
+            found[2] += open_
+            found[3] += (value.gradient_bytes > 0) * open_
+        for weight in self.known.weights:
             read = self.sets[:, weight.readers]
-            found[2] += weight.trained_bytes * (read.any(axis=1) & ~read.all(axis=1))
-        return found[0], found[1], found[2]
+            found[4] += weight.trained_bytes * (read.any(axis=1) & ~read.all(axis=1))
+        return Crossing(*found)
 
     def _flight(self, sequence: Sequence[str], stage: int) -> int:
         return in_flight_at(stage, len(sequence), self.micro_batches, self.in_flight)
@@ -148,8 +165,8 @@ class Lattice:
         """Return which pieces [from, to] a stage's device can hold."""
         device, flight = sequence[stage], self._flight(sequence, stage)
         memory = self.cluster.device[device].memory_bytes
-        facts = self.facts
-        saved, work = facts.saved_bytes[device], facts.workspace_bytes[device]
+        known = self.known
+        saved, work = known.saved_bytes[device], known.workspace_bytes[device]
         key = (memory, flight, saved.tobytes(), work.tobytes())
         if key not in self._fits:
             self._fits[key] = self._pieces & (self.bytes_needed(device, flight) <= memory)
@@ -163,23 +180,23 @@ class Lattice:
 
     def bytes_needed(self, device: str, in_flight: int) -> Matrix:
         """Return the bytes of the piece between two ideals on a device; see `footprint`."""
-        flight = in_flight if self.facts.trains else 1
-        saved = self.sets @ self.facts.saved_bytes[device]
+        flight = in_flight if self.known.trains else 1
+        saved = self.sets @ self.known.saved_bytes[device]
         found: Matrix = self._once + flight * self._per_micro_batch
-        found += self.facts.kept(flight) * (saved[None, :] - saved[:, None])
-        found += self._largest(self.facts.workspace_bytes[device])
+        found += self.known.kept(flight) * (saved[None, :] - saved[:, None])
+        found += self._largest(self.known.workspace_bytes[device])
         return found
 
     @cached_property
     def _once(self) -> Matrix:
-        facts, devices = self.facts, len(self.cluster.devices)
+        known, devices = self.known, len(self.cluster.devices)
         found = self._messages(
             lambda v: (2 + AHEAD) * v.gradient_bytes + AHEAD * v.nbytes,
             lambda v: (1 + AHEAD) * v.gradient_bytes,
         )
         sums = _Products(len(self.sets))
-        for weight in facts.weights:
-            nbytes = weight.nbytes + weight.trained_bytes * (2 + facts.state_per_byte)
+        for weight in known.weights:
+            nbytes = weight.nbytes + weight.trained_bytes * (2 + known.state_per_byte)
             nbytes += extra_ties(weight, devices)
             number = states(self.sets, weight.readers)
             found += nbytes  # read by the piece, unless both ideals have the same of its readers
@@ -197,7 +214,7 @@ class Lattice:
         """Add up values that a piece receives, and values that it sends."""
         sums = _Products(len(self.sets))
         everything = np.ones(len(self.sets), dtype=bool)
-        for value in self.facts.values:
+        for value in self.known.values:
             made = self.sets[:, value.maker]
             number = states(self.sets, (value.maker, *value.readers))
             sums.add(received(value), made, everything)  # made before ...
@@ -207,7 +224,7 @@ class Lattice:
             sums.add(sent(value), ~made, open_)
         return sums.total()
 
-    def _largest(self, each: NDArray[np.int64]) -> Matrix:
+    def _largest(self, each: Array) -> Matrix:
         """Return the largest entry of every piece, from that of the piece with one unit less."""
         number = {row.tobytes(): i for i, row in enumerate(self.sets)}
         found = np.zeros((len(self.sets), len(self.sets)))  # [larger, smaller]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.facts import Facts, facts
+from bigbrain_fx.planning import Work, canonical, work
 from partitioners.footprint import in_flight_by_device, require_fits
 
 
@@ -19,7 +19,8 @@ from partitioners.footprint import in_flight_by_device, require_fits
 class MTopo:
     """Give each device consecutive ops up to its share of the memory needed, plus the largest op.
 
-    Baechi's devices are alike and get total / devices each; here the shares go by memory.
+    Baechi's devices are alike and get total / devices each; here the shares go by memory. Devices
+    come in the kernel's order, the fastest first, wherever they stand in the list.
 
     Attributes:
         micro_batches: per step.
@@ -36,7 +37,7 @@ class MTopo:
         Raises:
             NoPlanError: a device cannot hold its part; with the arithmetic per device.
         """
-        known = facts(graph, costs)
+        known, cluster = work(graph, costs), canonical(cluster)
         names = [device.name for device in cluster.devices]
         needs = _bytes(known, names[0])
         homes = [names[home] for home in filled(needs, [d.memory_bytes for d in cluster.devices])]
@@ -70,7 +71,7 @@ def filled(nbytes: Sequence[float], memory: Sequence[float]) -> list[int]:
     return homes
 
 
-def _bytes(known: Facts, device: str) -> list[float]:
+def _bytes(known: Work, device: str) -> list[float]:
     """Return about what each unit adds to a device: weights and all that goes with them, and saved.
 
     A weight that several units read counts at the first.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.planning import canonical
 from partitioners.improve import Search, improved
 from partitioners.judge import Judge, require_micro_batches
 from partitioners.starts import start_of
@@ -47,7 +48,7 @@ class MCMC:
         Raises:
             NoPlanError: no placement to begin with fits; with the arithmetic per device.
         """
-        judge = Judge(graph, cluster, costs, self.micro_batches, self.in_flight)
+        judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start, origin = start_of(judge, self.unaided)

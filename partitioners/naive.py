@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.facts import facts
+from bigbrain_fx.planning import work
 from partitioners.footprint import in_flight_by_device, require_fits
 
 
 @dataclass(frozen=True)
 class Naive:
-    """Give each device an equal number of consecutive ops, whatever they cost.
+    """Give each device an equal number of consecutive ops, whatever they cost, in the list's order.
+
+    That is what an even split by hand would be: alone of all methods it goes by the list.
 
     Ops that must stay together are not torn apart, so that numbers may differ by a group.
 
@@ -30,7 +32,7 @@ class Naive:
         Raises:
             NoPlanError: a device cannot hold its part; with the arithmetic per device.
         """
-        known = facts(graph, costs)
+        known = work(graph, costs)
         names = [device.name for device in cluster.devices]
         total = sum(len(group) for group in known.groups)
         homes: list[str] = []

@@ -7,9 +7,7 @@ leave. It knows no cost and no method.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-
-from partitioners.problem import Problem
+from collections.abc import Iterable, Sequence
 
 
 def neighbours(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
@@ -19,17 +17,6 @@ def neighbours(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
         near[a].add(b)
         near[b].add(a)
     return [sorted(each) for each in near]
-
-
-def sent_pairs(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield who makes what a net sends, with each of its readers."""
-    for net in problem.nets:
-        yield from ((net.members[0], reader) for reader in net.members[1:])
-
-
-def near_in(problem: Problem) -> list[list[int]]:
-    """Return, for each node, those that it has an edge or a net's value in common with, sorted."""
-    return neighbours(problem.count, (*problem.edges, *sent_pairs(problem)))
 
 
 def grown(

@@ -11,11 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.tensors import AHEAD
-from partitioners.facts import Facts
+from bigbrain_fx.planning import AHEAD, InFlight, Work
 from partitioners.footprint import Need, in_flight_by_device, needs
-
-InFlight = int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Room:
         in_flight: as in `footprint.in_flight_at` for a pipeline; scattered ops count the largest.
     """
 
-    known: Facts
+    known: Work
     cluster: Cluster
     micro_batches: int
     in_flight: InFlight = None
@@ -60,7 +57,7 @@ class Room:
         return max(1, min(self.micro_batches, most))
 
 
-def is_pipeline(known: Facts, homes: Sequence[object]) -> bool:
+def is_pipeline(known: Work, homes: Sequence[object]) -> bool:
     """Whether no device depends on itself through others."""
     return not _has_cycle({(homes[a], homes[b]) for a, b in known.edges if homes[a] != homes[b]})
 

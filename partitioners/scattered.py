@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from partitioners.facts import facts
+from bigbrain_fx.planning import canonical, work
 from partitioners.footprint import require_fits
 
 
@@ -34,11 +34,12 @@ class Scattered:
         Raises:
             NoPlanError: a device cannot hold its part; with the arithmetic per device.
         """
-        known = facts(graph, costs)
+        known, listed = work(graph, costs), cluster
+        cluster = canonical(cluster)
         names = [device.name for device in cluster.devices]
         dice = random.Random(self.seed)
         homes = [dice.choice(names) for _ in known.groups]
-        flights = {name: self._in_flight(index) for index, name in enumerate(names)}
+        flights = {name: self._in_flight(index) for index, name in enumerate(listed.device)}
         require_fits(known, cluster, homes, flights, self.name, one_stage_each=False)
         reason = f"{len(homes)} groups of ops at random, seed {self.seed}"
         return Placement(known.placed(homes, names[0]), reason)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import Nursery, cold_starts, warm_starts
+from tests.slow import is_slow
+from tests.support.warm import Nursery, cold_starts, warm_starts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start all the product's processes as new Pythons: ten minutes more",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not promise"` is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.promise)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +56,7 @@ def cold() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def learned_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small fitted model; the environment names it, so that `learned` can be made."""
-    from tests.fitted import costs_file
+    from tests.support.fitted import costs_file
 
     path = costs_file(tmp_path_factory.mktemp("learned") / "costs.json")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,7 +67,7 @@ def learned_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def profile_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Profiles of the ops of some synthetic graphs; the environment names the file."""
-    from tests.profiled import database
+    from tests.support.profiled import database
 
     path = database(tmp_path_factory.mktemp("measured") / "profiles.sqlite")
     with pytest.MonkeyPatch.context() as patch:

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.capture import capture_file
-from bigbrain_fx.capture.location import resolved
+from bigbrain_fx.bundles import source_of
 from bigbrain_fx.cluster import parse_cluster
-from bigbrain_fx.compile import source_of
 from bigbrain_fx.core import (
     Arg,
     Cluster,
@@ -36,6 +34,8 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
+from bigbrain_fx.frontend import capture_file
+from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.plan import Options, Source, make_plan
 
 WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32

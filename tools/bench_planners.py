@@ -3,12 +3,16 @@
     python -m tools.bench_planners --data PATH [--json] [--effort fast|normal|high]
         [--instance TEXT] [--partitioner NAME] [--time-limit SECONDS] [--unlike SEEDS]
         [--accelerators N] [--memory FACTOR] [--wires FACTOR] [--stack NODES,NODES,...]
+        [--milliseconds]
 
 PATH holds the public files (`tools.instance_files`), and perhaps `reference.json` with the best
 known values. Throughput instances, and those of pipedream and piper, are judged by the largest
 load; latency instances by the latency. Each planner runs in a process of its own, on one core.
 `--unlike 2` adds each instance with its devices made unlike by seeds 0 and 1. `--stack 500,2000`
-takes, instead, inference instances stacked until they have so many nodes. `--effort` is for `auto`.
+takes, instead, inference instances stacked until they have so many nodes. `--effort` is for
+`best-load`. `--milliseconds` mends the files whose transfers are seconds beside milliseconds of
+work (`tools.instance_files.transfers_in_seconds`): their rows are compared with each other and with
+a bound of their own, since published values are of the files as they are.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from typing import Any
 import click
 
 from bigbrain_fx.errors import InputError, NoPlanError
-from partitioners.best_load import WORK, Effort
-from tools.instance_files import find, read
+from tools.instance_files import find, in_milliseconds, read, transfers_in_seconds
 from tools.instances import Instance, feasible, latency, max_load, stacked, unlike, varied
+from tools.load_solvers.best_load import WORK, Effort
 from tools.solvers import SOLVERS, bound
 
 
@@ -70,6 +74,7 @@ class Wanted:
     memory: float = 1.0
     wires: float = 1.0
     stack: Sequence[int] = ()
+    milliseconds: bool = False
 
 
 def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
@@ -91,6 +96,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option("--memory", default=1.0, help="Factor of the devices' memory.")
 @click.option("--wires", default=1.0, help="Factor of the transfer times.")
 @click.option("--stack", default="", callback=_numbers, help="Stacked to so many nodes.")
+@click.option("--milliseconds", is_flag=True, help="Mend files whose transfers are seconds.")
 def main(
     data: Path,
     as_json: bool,
@@ -103,10 +109,11 @@ def main(
     memory: float,
     wires: float,
     stack: Sequence[int],
+    milliseconds: bool,
 ) -> None:
     """Print a row for every instance and planner."""
     rows: list[Row] = []
-    wanted = Wanted(names, unlike_seeds, accelerators, memory, wires, stack)
+    wanted = Wanted(names, unlike_seeds, accelerators, memory, wires, stack, milliseconds)
     try:
         published = _published(data)
         for name, instance in _instances(data, wanted):
@@ -139,12 +146,20 @@ def _instances(data: Path, wanted: Wanted) -> Iterator[tuple[str, Instance]]:
 def _plain(data: Path, wanted: Wanted) -> Iterator[tuple[str, Instance]]:
     """Yield the published instances, or stacks of those of one inference pass."""
     for name, path in find(data):
-        if not wanted.stack:
+        mends = wanted.milliseconds and transfers_in_seconds(name)
+        if not wanted.stack and mends:
+            yield f"{name}+ms", in_milliseconds(read(path))
+        elif not wanted.stack:
             yield name, read(path)
         elif name.startswith("throughput/") and name.endswith("inference"):
-            plain = read(path)
+            plain = in_milliseconds(read(path)) if mends else read(path)
             for count in wanted.stack:
                 yield f"{name}+stack{count}", stacked(plain, count)
+
+
+_IN_CALLS = ("allcpu", "greedy", "chain", "cpsat")
+"""Methods whose published latency is of accelerators that run calls, as `latency` judges; those of
+list schedules ("heft_op", "metf_op") start every op by itself, and are no yardstick for it."""
 
 
 def _published(data: Path) -> Mapping[str, Mapping[str, float]]:
@@ -157,8 +172,7 @@ def _published(data: Path) -> Mapping[str, Mapping[str, float]]:
     for key, entry in found.get("throughput", {}).items():
         table[f"throughput/{key}"] = {"best": entry["best_known"], "bound": entry["lower_bound"]}
     for key, entry in found.get("latency", {}).items():
-        methods = ("allcpu", "greedy", "chain", "cpsat", "heft_op", "metf_op")
-        best = min(entry[method] for method in methods if entry[method] is not None)
+        best = min(entry[method] for method in _IN_CALLS if entry[method] is not None)
         bounds = [entry[key] for key in ("critpath_lb", "cpsat_lb")]
         table[f"latency/{key}"] = {"best": best, "bound": max(bounds)}
     return table

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.alpha_beta import AlphaBeta, Pieces, fit_alpha_beta, fit_pieces, relative_errors
 from bigbrain_fx.errors import BigBrainError, InputError
+from tools.alpha_beta import AlphaBeta, Pieces, fit_alpha_beta, fit_pieces, relative_errors
 
 FILE = "collectives_p3.16xlarge_alpa.txt"
 VARIABLE = "BIGBRAIN_PUBLISHED_DATA"

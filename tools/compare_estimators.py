@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 import click
 
-from bigbrain_fx.cost_model import PHASES, CostModel, Phase, Rates, family
+from bigbrain_fx.costs.fit import FOLDS, Row, fit, folds, is_measured, seconds_of, work_of
+from bigbrain_fx.costs.model import PHASES, CostModel, Phase, PlaceRates, family
+from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.fit import FOLDS, Row, fit, folds, is_measured, seconds_of, work_of
-from bigbrain_fx.profiles import ProfileStore
 from tools.one_op import estimated
 from tools.published_layers import constant_ratios, read_published
 
@@ -154,8 +154,8 @@ def _analytical(row: Row, phase: Phase) -> float:
 
 def _learned(model: CostModel, rows: Sequence[Row], phase: Phase) -> list[float]:
     found = [0.0] * len(rows)
-    for rates in dict.fromkeys(Rates.of(machine) for machine, _ in rows):
-        places = [i for i, (machine, _) in enumerate(rows) if Rates.of(machine) == rates]
+    for rates in dict.fromkeys(PlaceRates.of(machine) for machine, _ in rows):
+        places = [i for i, (machine, _) in enumerate(rows) if PlaceRates.of(machine) == rates]
         forecasts = model.seconds(phase, [work_of(rows[i][1]) for i in places], rates)
         for i, forecast_s in zip(places, forecasts, strict=True):
             found[i] = float(forecast_s)

@@ -127,7 +127,7 @@ def warm() -> None:
         importlib.import_module(name)
     import torch
 
-    from bigbrain_fx.capture import capture
+    from bigbrain_fx.frontend import capture
 
     torch.set_num_threads(1)
     gc.set_threshold(200_000, 20, 100)  # as the process has that captures for the command line

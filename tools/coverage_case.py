@@ -18,16 +18,16 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigbrain_fx.capture import Captured, ModelFile, capture, load_model_file
+from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.core import Cluster, Device, Graph, Link
 from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.plugins import preset
-from bigbrain_fx.verify.child import chain, trace_of_processes
-from bigbrain_fx.verify.reference import Trace
+from bigbrain_fx.planning.registry import preset
+from bigbrain_fx.verification.bundle.child import chain, trace_of_processes
+from bigbrain_fx.verification.bundle.reference import Trace
 from tools.forked import fork
 from tools.zoo import Case
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from bigbrain_fx import cli
-from bigbrain_fx.launch import Run, RunOptions, StepLine, run
+from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
 from bigbrain_fx.plan import read_plan
 
 ROOT = Path(__file__).resolve().parent.parent

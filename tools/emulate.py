@@ -20,11 +20,11 @@ from pathlib import Path
 
 import click
 
+from bigbrain_fx.bundles.launch import BatchLine, Run, RunOptions, StepLine
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.doctor import Survey
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.launch import BatchLine, Run, RunOptions, StepLine
+from bigbrain_fx.measure.host import Survey
 from tools.emulation import Network, emulated
 
 PATH = click.Path(path_type=Path)

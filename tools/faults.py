@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--row", type=int, nargs="+", default=[], help="these rows only")
     parser.add_argument("--json", action="store_true", help="an object a row, and a summary")
     parser.add_argument("--write", type=Path, help="put all that is measured into this page")
-    parser.add_argument("--chaos", type=int, help="so many random kills")
+    parser.add_argument("--chaos", type=int, help="so many random strikes of all kinds")
     parser.add_argument("--steps", type=int, default=200, help="of --chaos (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="of --chaos (default 0)")
     parser.add_argument("--overhead", action="store_true", help="what it costs if nothing happens")

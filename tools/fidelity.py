@@ -35,13 +35,12 @@ from pathlib import Path
 import click
 import torch
 
-from bigbrain_fx.capture import CaptureSession
-from bigbrain_fx.compile import source_of
+from bigbrain_fx.bundles import source_of
+from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.core import Cluster, Costs, Placement
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.fitting import needed_bytes
-from bigbrain_fx.launch import RunOptions
+from bigbrain_fx.frontend import CaptureSession
 from bigbrain_fx.plan import (
     Options,
     Plan,
@@ -51,7 +50,8 @@ from bigbrain_fx.plan import (
     plan_placed,
     with_placement,
 )
-from bigbrain_fx.plugins import estimator, load, preset
+from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.planning.registry import estimator, load, preset
 from tools.emulation import Network, emulated
 from tools.fidelity_bench import (
     SOURCES,

@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bigbrain_fx.capture import CaptureSession, capture_file
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Costs, Device, Overheads
-from bigbrain_fx.doctor import Survey
+from bigbrain_fx.costs.profiles import Machine, ProfileStore
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.measure.host import Survey
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Plan, costs_of
-from bigbrain_fx.plugins import estimator
-from bigbrain_fx.profiler import ProfileOptions, profile
-from bigbrain_fx.profiles import Machine, ProfileStore
+from bigbrain_fx.planning.registry import estimator
 from tools.emulation import Network
 from tools.emulation.profiling import profile_devices
 from tools.fidelity_models import MICRO_BATCHES, MODELS

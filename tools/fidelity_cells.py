@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Placement
-from bigbrain_fx.units import units
+from bigbrain_fx.planning.units import units
 from tools.fidelity_models import MODELS, SITES
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.fitting import PROCESS
+from bigbrain_fx.plan.memory_check import PROCESS
 from tools.fidelity_cells import is_held_out
 from tools.fidelity_rows import Row
 

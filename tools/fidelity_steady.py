@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Costs, Instruction, OptimizerStep, Program
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.schedule import StageCosts, stage_costs
-from bigbrain_fx.simulate.clock import execute
+from bigbrain_fx.plan.schedule import StageCosts, stage_costs
+from bigbrain_fx.plan.simulate.clock import execute
 
 STEPS = 4
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.capture import CaptureSession, capture_file
-from bigbrain_fx.compile import source_of
+from bigbrain_fx.bundles import source_of
+from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.core import Cluster, Placement
-from bigbrain_fx.doctor import probe
 from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.measure.host import probe
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options, Plan, make_plan, measured_share, with_placement
-from bigbrain_fx.profiler import ProfileOptions, profile
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = 8

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, NoReturn
 
-from bigbrain_fx.launch import Command
+from bigbrain_fx.bundles.launch import Command
 
 POLL_S = 0.02
 
@@ -64,7 +64,7 @@ class Forked:
 
 
 def fork(command: Command, before: Callable[[Command], None] | None = None) -> Forked:
-    """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.launch`.
+    """Start a device's process as a copy of this one: a `Spawn` of `bigbrain_fx.bundles.launch`.
 
     `before` is called in the new process, the bundle's folder already on its path.
     """

@@ -23,17 +23,17 @@ from pathlib import Path
 import click
 import torch
 
-from bigbrain_fx.capture import CaptureSession, capture_file
+from bigbrain_fx.bundles import source_of
+from bigbrain_fx.bundles.launch import Run, RunOptions, run
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.compile import source_of
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.doctor import probe
+from bigbrain_fx.costs.profiles import Machine, ProfileStore
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.launch import Run, RunOptions, run
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.measure.host import probe
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options, Plan, make_plan, measured_share
-from bigbrain_fx.profiler import ProfileOptions, profile
-from bigbrain_fx.profiles import Machine, ProfileStore
 from tools.gpu_card import (
     Card,
     Kind,

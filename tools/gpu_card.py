@@ -10,8 +10,8 @@ import torch
 
 from bigbrain_fx.cluster.presets import PRESETS, Preset
 from bigbrain_fx.core import Cluster, Device
-from bigbrain_fx.profiler.machine import processor_name
-from bigbrain_fx.profiles import Machine
+from bigbrain_fx.costs.profiles import Machine
+from bigbrain_fx.measure.ops.machine import processor_name
 from tools.gpu_rows import Rates
 
 Kind = Literal["cuda", "cpu"]

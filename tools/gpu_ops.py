@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigbrain_fx.core import Device, Graph, Op, OpCost
-from bigbrain_fx.cost_model import family
+from bigbrain_fx.costs.model import family
+from bigbrain_fx.costs.profiles import Machine, signature
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.plugins import estimator
-from bigbrain_fx.profiles import Machine, signature
+from bigbrain_fx.planning.registry import estimator
 from tools.gpu_card import as_profiled
 from tools.gpu_report import families
 from tools.gpu_rows import Family

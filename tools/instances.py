@@ -15,7 +15,7 @@ from functools import cached_property
 import networkx as nx
 import numpy as np
 
-from partitioners.problem import Kind, Net, Problem
+from tools.load_solvers.problem import Kind, Net, Problem
 
 
 @dataclass(frozen=True, slots=True)

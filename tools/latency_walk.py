@@ -10,10 +10,11 @@ import random
 from collections.abc import Sequence
 from math import exp
 
-from partitioners.neighbours import grown, near_in
-from partitioners.problem import Problem
+from partitioners.neighbours import grown
 from tools.calls import Calls
 from tools.instances import Instance
+from tools.load_solvers.loads import near_in
+from tools.load_solvers.problem import Problem
 
 _LARGEST_PIECES = (1, 1, 1, 2, 2, 4, 8, 16, 32, 64)
 _HOT, _COLD = 0.02, 0.0002  # temperature at first and last, in shares of the latency

@@ -2,17 +2,21 @@
 
     python -m tools.matrix [--models gpt,moe] [--devices 2,4] [--processes 6] [--json]
     python -m tools.matrix --cell gpt/analytical/2/1f1b --cell moe/scattered/4/list/gloo
+    python -m tools.matrix --replicas 2,3 [--cell gpt/naive/2/1f1b/r2z1tree]
 
 Each model is captured once. A cell plans, writes the bundle, imports it, trains it for some AdamW
 steps (`--steps`, five) and compares with the one-process reference: all losses, every gradient of
 step 0, every tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table,
-as real processes over gloo; those train with the model file's own optimizer.
+as real processes over gloo; those train with the model file's own optimizer. `--replicas` makes
+another table: so many replicas of pipelines of one and two devices, every ZeRO stage, every order
+of sums; a model that writes buffers in training is refused there, in words.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 import tempfile
 import time
@@ -21,22 +25,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bigbrain_fx.capture import Captured, ModelFile, capture, load_model_file
-from bigbrain_fx.capture.optimizer import optimizer_facts
+from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.core import Cluster, Device, Link
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
+from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.plugins import load, preset
-from bigbrain_fx.recompute import Wanted, read_recompute
-from bigbrain_fx.verify.child import (
+from bigbrain_fx.plan.recompute import Wanted, read_recompute
+from bigbrain_fx.planning.registry import load, preset
+from bigbrain_fx.verification.bundle.child import (
     batches_of,
     import_bundle,
     run_bundle,
@@ -44,7 +49,7 @@ from bigbrain_fx.verify.child import (
     trace_of_processes,
     weights_of,
 )
-from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+from bigbrain_fx.verification.bundle.reference import Reference, Trace, train_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")
@@ -55,6 +60,9 @@ MICRO_BATCHES = 4
 STEPS = 5
 SPEEDS = (60e9, 30e9, 45e9, 60e9)  # FLOP/s: unlike devices, so that the cuts differ from naive's
 DEADLINE_S = 120.0
+ZERO = (0, 1, 2)
+ORDERS = ("replica", "micro", "tree")
+COPIES = re.compile(rf"r(\d+)z([0-3])({'|'.join(ORDERS)})")
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ class Cell:
     devices: int
     schedule: str
     transport: str = "in-process"
+    copies: str = ""  # "r2z1tree": two replicas, ZeRO 1, sums by the tree
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class Row:
         """Show the cell as one line of the table."""
         cell = self.cell
         left = f"{cell.model:8}{cell.partitioner:12}{cell.devices} {cell.schedule:7}"
+        left += f"{cell.copies:12}" if cell.copies else ""
         right = f"{cell.transport:11}{self.stages:3} stages {self.seconds:6.2f} s"
         return f"{left}{right}  {self.fault or 'equal'}"
 
@@ -96,6 +106,16 @@ def cells(
     )
 
 
+def replicated(models: Sequence[str], replicas: Sequence[int]) -> tuple[Cell, ...]:
+    """List the table of replicas: naive pipelines, so that each has all its devices."""
+    ways = itertools.product(models, (1, 2), replicas, ZERO, ORDERS)
+    return tuple(
+        Cell(model, "naive", devices, "1f1b", copies=f"r{count}z{zero}{order}")
+        for model, devices, count, zero, order in ways
+        if not (zero == 2 and order == "replica")
+    )
+
+
 def over_gloo(table: Sequence[Cell], count: int) -> tuple[Cell, ...]:
     """Turn `count` cells, spread over the table, into cells of real processes."""
     step = len(table) / max(1, min(count, len(table)))
@@ -107,12 +127,24 @@ def over_gloo(table: Sequence[Cell], count: int) -> tuple[Cell, ...]:
 
 
 def parse_cell(text: str) -> Cell:
-    """Read "gpt/analytical/2/1f1b", or the same with "/gloo" behind it."""
+    """Read "gpt/analytical/2/1f1b", or the same with "/r2z1tree" or "/gloo" behind it."""
     parts = text.split("/")
-    if len(parts) not in (4, 5) or not parts[2].isdigit():
-        raise click.BadParameter(f"expected gpt/analytical/2/1f1b[/gloo], found {text}")
+    copies = [part for part in parts[4:] if COPIES.fullmatch(part)]
+    others = [part for part in parts[4:] if part not in copies]
+    if len(parts) < 4 or not parts[2].isdigit() or len(copies) > 1 or len(others) > 1:
+        raise click.BadParameter(f"expected gpt/analytical/2/1f1b[/r2z1tree][/gloo], found {text}")
     model, partitioner, count, schedule = parts[:4]
-    return Cell(model, partitioner, int(count), schedule, *parts[4:])
+    transport = others[0] if others else "in-process"
+    return Cell(model, partitioner, int(count), schedule, transport, "".join(copies))
+
+
+def _replicas(cell: Cell) -> dict[str, Any]:
+    """Return a cell's replicas as options; nothing, where it has one."""
+    found = COPIES.fullmatch(cell.copies)
+    if found is None:
+        return {}
+    count, zero, order = found.groups()
+    return {"replicas": int(count), "zero_stage": int(zero), "sum_order": order}
 
 
 @dataclass
@@ -147,9 +179,15 @@ class Bench:
         )
         partitioner, estimator = preset(cell.partitioner)
         options = Options(
-            partitioner, estimator, cell.schedule, MICRO_BATCHES, recompute=self.recompute
+            partitioner,
+            estimator,
+            cell.schedule,
+            MICRO_BATCHES,
+            recompute=self.recompute,
+            **_replicas(cell),
         )
-        return make_plan(self.captured.graph, cluster(cell.devices), source, options)
+        where = cluster(cell.devices * (options.replicas or 1), alike=bool(cell.copies))
+        return make_plan(self.captured.graph, where, source, options)
 
     def fault(self, cell: Cell, plan: Plan) -> str:
         """Train a cell both ways; say what differs first, or nothing."""
@@ -194,9 +232,10 @@ class Bench:
         save_file({name: _own(value) for name, value in self.captured.inputs().items()}, path)
 
 
-def cluster(count: int) -> Cluster:
-    """Return `count` CPU devices on one host."""
-    made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(SPEEDS))
+def cluster(count: int, *, alike: bool = False) -> Cluster:
+    """Return `count` CPU devices on one host, of unlike speeds unless they shall be alike."""
+    speeds = itertools.repeat(SPEEDS[0], count) if alike else SPEEDS
+    made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(speeds))
     return Cluster(tuple(itertools.islice(made, count)), Link(50e-6, 1e9))
 
 
@@ -283,6 +322,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--models", default=",".join(MODELS), show_default=True)
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--devices", default=",".join(map(str, DEVICES)), show_default=True)
+@click.option("--replicas", default="", help="2,3: the table of replicas instead.")
 @click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
@@ -292,6 +332,7 @@ def main(
     models: str,
     partitioners: str,
     devices: str,
+    replicas: str,
     chosen: tuple[str, ...],
     processes: int,
     steps: int,
@@ -304,6 +345,8 @@ def main(
     load("estimator")
     counts = [int(number) for number in _names(devices)]
     table = cells(_names(models), _names(partitioners), counts)
+    if replicas:
+        table = replicated(_names(models), [int(number) for number in _names(replicas)])
     wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
     bad = 0
     for row in rows(wanted, steps, read_recompute(recompute)):

@@ -20,10 +20,10 @@ import click
 import torch
 
 from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.fitting import needed_bytes
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.plugins import load
-from bigbrain_fx.recompute import read_recompute
+from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.plan.recompute import read_recompute
+from bigbrain_fx.planning.registry import load
 from tools.live_bytes import resident_bytes, tracked_bytes
 from tools.matrix import MODELS, Bench, Cell
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import (
     Arg,
     Cluster,
@@ -24,8 +23,9 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from bigbrain_fx.cost_model import Phase, family
-from bigbrain_fx.profiles import Machine, OpProfile, TensorArg
+from bigbrain_fx.costs.model import Phase, family
+from bigbrain_fx.costs.profiles import Machine, OpProfile, TensorArg
+from bigbrain_fx.planning import registry as plugins
 
 _OUTPUT = re.compile(r"(\w+)\[([\d, ]*)\]")
 _CHANCE = re.compile(r"(?<![\w.])0\.\d*[1-9]")

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bigbrain_fx.launch import free_port
+from bigbrain_fx.bundles.launch import free_port
 
 SIDE = Path(__file__).resolve().parent / "peer_side.py"
 START_S = 120.0

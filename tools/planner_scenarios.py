@@ -22,7 +22,7 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from bigbrain_fx.cost_model import Rates
+from bigbrain_fx.costs.model import PlaceRates
 from bigbrain_fx.plan import Options, Source, make_plan
 
 GIB = 2**30
@@ -65,7 +65,7 @@ def synthetic(seeds: int) -> Iterator[Scenario]:
                     yield tight(plain)
 
 
-def captured(models: Mapping[str, Graph], rates: Rates | None = None) -> Iterator[Scenario]:
+def captured(models: Mapping[str, Graph], rates: PlaceRates | None = None) -> Iterator[Scenario]:
     """Yield captured models on unlike devices, over a fast link and a slow one.
 
     Args:
@@ -79,7 +79,7 @@ def captured(models: Mapping[str, Graph], rates: Rates | None = None) -> Iterato
             yield Scenario(name, f"models, unlike, {link}", graph, cluster, graph.batch // 2, model)
 
 
-def cluster_of(kind: str, link: str, rates: Rates | None = None) -> Cluster:
+def cluster_of(kind: str, link: str, rates: PlaceRates | None = None) -> Cluster:
     """Return four devices, each a host of its own."""
     flops, nbytes = (rates.flops_per_s, rates.memory_bytes_per_s) if rates else (60e9, 12e9)
     launch_s = rates.launch_s if rates else 5e-6

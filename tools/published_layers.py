@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from bigbrain_fx.cluster import PRESETS
-from bigbrain_fx.fit import Row
-from bigbrain_fx.profiles import Machine, OpProfile, Signature, TensorArg
+from bigbrain_fx.costs.fit import Row
+from bigbrain_fx.costs.profiles import Machine, OpProfile, Signature, TensorArg
 from tools.collectives import FILE
 
 _FLOAT = 4

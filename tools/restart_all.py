@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.commits import load_shard, records
+from bigbrain_fx.runtime.commits import load_shard, read_records
 
 DEADLINE_S = 300.0
 
@@ -111,7 +111,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _checks(folder: Path) -> dict[str, str]:
-    (record, *_) = records(folder, print)
+    (record, *_) = read_records(folder, print)
     found: dict[str, str] = {"step": str(record.step)}
     for device in record.devices:
         checked = load_shard(folder, record, device, {}, print).checks

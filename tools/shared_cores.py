@@ -22,11 +22,11 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.capture import CaptureSession, capture_file
 from bigbrain_fx.core import Cluster, Host
-from bigbrain_fx.doctor import probe
-from bigbrain_fx.profiler import ProfileOptions, profile
-from bigbrain_fx.sharing import crowded
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.measure.host import probe
+from bigbrain_fx.measure.ops import ProfileOptions, profile
+from bigbrain_fx.planning.contention import crowded
 from tools.forecast import MICRO_BATCHES, MODEL, ROWS, SPLITS, median_step_s, split_after
 
 

@@ -15,19 +15,19 @@ from typing import NamedTuple
 import numpy as np
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.anneal import improved
-from partitioners.best_load import Effort, best_load, packed
-from partitioners.contiguous import MOST_IDEALS, Objective, best_contiguous
 from partitioners.favourites import favourites
 from partitioners.jobs import Jobs, timetable
-from partitioners.least_load import least_load
-from partitioners.load_bound import load_bound
 from partitioners.m_topo import filled
-from partitioners.problem import Problem
-from partitioners.reduce import reduced
 from tools.calls import Calls
 from tools.instances import Instance
 from tools.latency_walk import sooner
+from tools.load_solvers.best_load import Effort, best_load, packed
+from tools.load_solvers.contiguous import MOST_IDEALS, Objective, best_contiguous
+from tools.load_solvers.least_load import least_load
+from tools.load_solvers.load_bound import load_bound
+from tools.load_solvers.loads import improved
+from tools.load_solvers.problem import Problem
+from tools.load_solvers.reduce import reduced
 
 
 class Answer(NamedTuple):
@@ -90,7 +90,7 @@ def mcmc(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer |
     return Answer(instance.spread(smaller.spread(best)), False)
 
 
-def auto(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
+def best_load_answer(instance: Instance, alone: bool, effort: Effort = "normal") -> Answer | None:
     """Find the best placement, contiguous or not, that some work allows."""
     if alone:
         return _soonest(instance, effort)
@@ -158,7 +158,7 @@ SOLVERS: Mapping[str, Solver] = {
     "chain-dp": chain_dp,
     "ideal-dp": ideal_dp,
     "mcmc": mcmc,
-    "auto": auto,
+    "best-load": best_load_answer,
     **({"cp-sat": cp_sat} if find_spec("ortools") else {}),
 }
 
@@ -166,8 +166,8 @@ SOLVERS: Mapping[str, Solver] = {
 def bound(instance: Instance, alone: bool) -> float:
     """Return what no placement is below.
 
-    The largest load: `partitioners.load_bound`. The latency: the longest path, each node on its
-    fastest device.
+    The largest load: `tools.load_solvers.load_bound`. The latency: the longest path, each node on
+    its fastest device.
     """
     if not alone:
         try:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.capture import capture_file
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, make_plan
-from bigbrain_fx.search import Effort
+from bigbrain_fx.plan.search import Effort
 from tools.planner_scenarios import SOURCE, cluster_of
 from tools.stacked_graph import stacked
 

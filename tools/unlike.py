@@ -29,16 +29,16 @@ from pathlib import Path
 import click
 import torch
 
-from bigbrain_fx.capture import CaptureSession, capture_file
-from bigbrain_fx.compile import source_of
+from bigbrain_fx.bundles import source_of
+from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.core import Cluster, Placement
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.launch import RunOptions
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.plan import Options, Plan, make_plan, plan_placed
-from bigbrain_fx.plugins import load
-from bigbrain_fx.profiler import ProfileOptions, profile
-from bigbrain_fx.units import units
+from bigbrain_fx.planning.registry import load
+from bigbrain_fx.planning.units import units
 from tools.emulation import Network, emulated
 from tools.fidelity_models import MODELS, Site
 

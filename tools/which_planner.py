@@ -25,14 +25,14 @@ from pathlib import Path
 
 import click
 
-from bigbrain_fx.capture import capture_file
 from bigbrain_fx.core import Graph
-from bigbrain_fx.cost_model import Rates, write_model
+from bigbrain_fx.costs.fit import fit
+from bigbrain_fx.costs.model import PlaceRates, write_model
+from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import BigBrainError, NoPlanError
-from bigbrain_fx.fit import fit
+from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.plan import Options, Plan, make_plan, plan_placed
-from bigbrain_fx.plugins import names, options_of
-from bigbrain_fx.profiles import ProfileStore
+from bigbrain_fx.planning.registry import names, options_of
 from tools.planner_scenarios import MODELS, SOURCE, Scenario, captured, synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,10 +176,10 @@ def without(profiles: Path, model: str, folder: Path) -> Path:
     return path
 
 
-def rates_of(profiles: Path) -> Rates:
+def rates_of(profiles: Path) -> PlaceRates:
     """Return the rates of the profiled machine: what a device of speed 1 has."""
     machine = ProfileStore(profiles, read_only=True).rows()[0][0]
-    return Rates.of(machine)
+    return PlaceRates.of(machine)
 
 
 # --------------------------------------------------------------------------- the table

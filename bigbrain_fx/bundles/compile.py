@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
-from bigbrain_fx.alike import place_like
-from bigbrain_fx.capture import CaptureSession, ModelFacts, capture_file
-from bigbrain_fx.capture.location import is_onnx
+from bigbrain_fx.bundles.found import (
+    FoundModel,
+    Given,
+    Loss,
+    captured_model,
+    checkpoint_of,
+    require_optimizer,
+)
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster, Graph, Placement
+from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import is_onnx
 from bigbrain_fx.plan import (
+    SCHEDULES,
     Options,
     Plan,
-    Source,
+    place_like,
+    plan_or_remedy,
     plan_placed,
     read_plan,
     replan,
     timeline,
     with_placement,
 )
-from bigbrain_fx.plugins import estimator, preset
-from bigbrain_fx.remedy import plan_or_remedy
-from bigbrain_fx.schedule import SCHEDULES
-from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
+from bigbrain_fx.planning import estimator, preset
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bigbrain_fx.capture import Captured
 
 TIME_LIMIT_S = 600.0
-Loss = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,13 @@ def split(
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
-    given = _Given(_checkpoint(model, weights), weights_by_reference)
+    given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, given=given) as found:
         plan = _plan(found, cluster, chosen, followed)
+        notes = require_optimizer(found, plan)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)
-        return Split(plan, Path(out), found.warnings, found.parameters, found.capture_s)
+        said = (*found.warnings, *notes)
+        return Split(plan, Path(out), said, found.parameters, found.capture_s)
 
 
 def estimate(
@@ -165,22 +167,6 @@ def simulate(
     return replace(moved, forecast=timeline(moved))
 
 
-def source_of(facts: ModelFacts) -> Source:
-    """Return what a plan remembers of the model file."""
-    location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
-    return Source(
-        location,
-        facts.has_batches,
-        facts.has_optimizer,
-        facts.has_loss,
-        facts.has_lr_scale,
-        facts.clip_norm,
-        facts.module,
-        facts.optimizer_state,
-        facts.optimizer_temporaries,
-    )
-
-
 # --------------------------------------------------------------------------- what was asked
 
 
@@ -210,16 +196,34 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     return followed.cluster
 
 
-def _plan(found: Found, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
+def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
         return plan_or_remedy(found.graph, cluster, found.source, options)
+    _require_one_replica(found.graph, options, followed)
     same = followed.micro_batches
     fits = found.graph.static_batch is None and found.graph.batch % same == 0
     count = options.micro_batches or (same if fits else None)
     alike = replace(options, partitioner=followed.partitioner, micro_batches=count)
     placement = place_like(found.graph, followed)
     return plan_placed(found.graph, cluster, found.source, alike, placement)
+
+
+def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:
+    """Refuse replicas where ops are placed as another plan has them: shares are not in it."""
+    asked = (options.replicas or 1) > 1 or options.replica_shares or options.zero_stage
+    if asked or options.sum_order != "replica":
+        raise InputError(
+            "--like places one replica, as another plan did",
+            help="leave --like out, or --replicas, --replica-shares, --zero and --sum-order",
+        )
+    if graph.training and followed.stages.micros:
+        raise InputError(
+            f"the plan to follow has {followed.stages.replicas} replicas, which --like does not "
+            "make again",
+            help=f"split with --replicas {followed.stages.replicas}, or --mode eval --like to "
+            "infer as the first replica",
+        )
 
 
 def _cluster(devices: str | Path | Cluster) -> Cluster:
@@ -249,193 +253,13 @@ def _on(plan: Plan, cluster: Cluster) -> Plan:
         )
     same = set(used) <= set(there)
     to = {name: name if same else there[i] for i, name in enumerate(used)}
-    homes = {op: to.get(device, there[0]) for op, device in plan.placement.device_of.items()}
-    placement = Placement(homes, plan.placement.reason)
-    return with_placement(replace(plan, cluster=cluster), placement)
 
+    def moved(homes: Mapping[str, str]) -> dict[str, str]:
+        return {op: to.get(device, there[0]) for op, device in homes.items()}
 
-# --------------------------------------------------------------------------- what was captured
-
-
-class _Weights(Protocol):
-    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None: ...
-
-    def write_batch(self, path: Path) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A checkpoint that the user gave, and whether its numbers stay in it."""
-
-    checkpoint: Checkpoint | None
-    by_reference: bool
-
-
-def _checkpoint(model: str | Path | nn.Module, weights: str | Path | None) -> Checkpoint | None:
-    """Read the checkpoint's headers before any work is done."""
-    if weights is None:
-        return None
-    if not isinstance(model, str | Path):
-        raise InputError(
-            "a module in memory has its weights already",
-            help="load them into it, or give the model file",
-        )
-    return read_checkpoint(weights)
-
-
-def _weights(
-    session: CaptureSession, given: _Given | None, scratch: Path
-) -> tuple[_Weights, tuple[str, ...]]:
-    """Return who writes the bundle's weights, and what to say of it."""
-    if given is None or given.checkpoint is None:
-        return session, ()
-    checkpoint, params = given.checkpoint, session.graph.params
-    fit = match(params, session.converted(checkpoint, scratch))
-    found = FromCheckpoint(params, fit.sources, checkpoint, session, given.by_reference)
-    return found, fit.notes
-
-
-@dataclass(frozen=True)
-class Found:
-    """A captured model, from a file or from memory.
-
-    `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory.
-    """
-
-    graph: Graph
-    source: Source
-    weights: _Weights
-    warnings: tuple[str, ...]
-    parameters: int
-    capture_s: float = 0.0
-
-
-@contextmanager
-def captured_model(
-    model: str | Path | nn.Module,
-    options: Options,
-    example_batch: object,
-    loss: Loss | None,
-    time_limit_s: float,
-    meta: bool = False,
-    given: _Given | None = None,
-) -> Iterator[Found]:
-    """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
-
-    Raises:
-        BigBrainError: the input cannot be used or captured.
-    """
-    if not isinstance(model, str | Path):
-        yield _in_memory(model, options, example_batch, loss)
-        return
-    if example_batch is not None or loss is not None:
-        raise InputError(
-            "a model file defines its own example_batch and loss",
-            at=str(model),
-            help="leave the arguments out, or give the module itself",
-        )
-    checkpoint = given.checkpoint if given else None
-    with (
-        _session(model, options, time_limit_s, meta, checkpoint is not None) as session,
-        tempfile.TemporaryDirectory(prefix="bigbrain-fx-weights-") as scratch,
-    ):
-        facts = session.facts
-        weights, notes = _weights(session, given, Path(scratch))
-        yield Found(
-            session.graph,
-            source_of(facts),
-            weights,
-            (*session.warnings, *notes),
-            facts.parameters,
-            session.capture_s,
-        )
-
-
-@contextmanager
-def _session(
-    model: str | Path, options: Options, time_limit_s: float, meta: bool, blank: bool = False
-) -> Iterator[CaptureSession]:
-    def start(rows: int | None) -> CaptureSession:
-        return capture_file(
-            model,
-            time_limit_s=time_limit_s,
-            meta=meta,
-            blank=blank,
-            training=options.mode == "train",
-            seed=options.seed,
-            micro_batch=rows,
-            assume=dict(options.assume),
-            leaves=options.leaves,
-        )
-
-    session = start(options.rows)
-    rows = _other_rows(session.graph, options)
-    if rows is not None:
-        session.close()
-        session = start(rows)
-    with session:
-        yield session
-
-
-def _in_memory(
-    module: nn.Module, options: Options, example_batch: object, loss: Loss | None
-) -> Found:
-    from torch import nn
-
-    from bigbrain_fx.capture import capture
-
-    if not isinstance(module, nn.Module):
-        raise InputError(
-            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
-            help='give "model.py", or an instance of the module',
-        )
-    if example_batch is None:
-        raise InputError(
-            "a module in memory needs an example batch",
-            help="split(module, devices, out, example_batch={...}, loss=...)",
-        )
-    trace = partial(
-        capture,
-        module,
-        example_batch,
-        cast("None", loss),
-        training=options.mode == "train",
-        assume=dict(options.assume),
-        leaves=options.leaves,
+    placement = replace(
+        plan.placement,
+        device_of=moved(plan.placement.device_of),
+        replicas=tuple(replace(r, device_of=moved(r.device_of)) for r in plan.placement.replicas),
     )
-    captured = trace(micro_batch=options.rows)
-    rows = _other_rows(captured.graph, options)
-    if rows is not None:
-        captured = trace(micro_batch=rows)
-    count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
-    weights = _InMemory(captured)
-    return Found(captured.graph, Source(""), weights, captured.warnings, count)
-
-
-def _other_rows(graph: Graph, options: Options) -> int | None:
-    """Return the rows to trace again with, when a trace of fixed size has others than asked for."""
-    count = options.micro_batches
-    if graph.static_batch is None or count is None or count < 1 or graph.batch % count:
-        return None
-    rows = graph.batch // count
-    return rows if rows != graph.static_batch else None
-
-
-@dataclass(frozen=True)
-class _InMemory:
-    """The weights of a module captured in this process."""
-
-    captured: Captured
-
-    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-        from safetensors.torch import save_file
-
-        for name, tensors in files.items():
-            found = {t: self.captured.tensors[t].detach().contiguous().clone() for t in tensors}
-            save_file(found, folder / name)
-
-    def write_batch(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        batch = self.captured.inputs()
-        save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
+    return with_placement(replace(plan, cluster=cluster), placement)

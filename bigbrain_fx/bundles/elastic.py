@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigbrain_fx.core import Cluster
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import (
+from bigbrain_fx.bundles.launch import (
     DeviceLostError,
     Run,
     RunOptions,
@@ -26,13 +24,20 @@ from bigbrain_fx.launch import (
     require_not_nccl,
     run,
 )
+from bigbrain_fx.bundles.resplitting import Resplit, resplit
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.resplit import Resplit, resplit
-from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
-from bigbrain_fx.runtime.commits import write_shard as commit_shard
-from bigbrain_fx.runtime.image import read_layout
-from bigbrain_fx.runtime.records import records
-from bigbrain_fx.supervisor import Event, EventLog
+from bigbrain_fx.runtime import (
+    about_of,
+    graph_hash,
+    open_generation,
+    read_layout,
+    read_records,
+    write_record,
+    write_shard as commit_shard,
+)
+from bigbrain_fx.supervisor import Aside, Event, EventLog
 
 OnStep = Callable[[StepLine], None]
 OnEvent = Callable[[Event], None]
@@ -107,7 +112,17 @@ def run_elastic(
             "a run that replaces no process cannot go on without a device",
             help="leave --no-replay out, or --elastic",
         )
-    at, left, seen = Path(bundle), options, dict[int, StepLine]()
+    aside = Aside()  # who waits, or is gone, keeps no step from being taken note of
+    try:
+        return _run_elastic(Path(bundle), options, aside.of(on_step), on_event)
+    finally:
+        aside.close()
+
+
+def _run_elastic(
+    bundle: Path, options: RunOptions, on_step: OnStep | None, on_event: OnEvent | None
+) -> Run:
+    at, left, seen = bundle, options, dict[int, StepLine]()
 
     def hear(line: StepLine) -> None:
         if line.step not in seen:
@@ -117,11 +132,11 @@ def run_elastic(
 
     restarts = 0
     while True:
-        rescued = _Rescued(at, read_plan(at), _free(Path(bundle), "rescued"))
+        rescued = _Rescued(at, read_plan(at), _free(bundle, "rescued"))
         try:
             done = run(at, left, hear, on_event=on_event, rescue=rescued.take)
         except DeviceLostError as lost:
-            moved = _move(at, left, rescued, lost, _free(Path(bundle), "elastic"))
+            moved = _move(at, left, rescued, lost, _free(bundle, "elastic"))
             restarts += 1
             _tell(moved, left, on_event)
             at, left = moved.bundle, _options(left, moved, options)
@@ -151,14 +166,17 @@ def without(cluster: Cluster, device: str) -> Cluster | None:
     links = tuple(entry for entry in cluster.links if device not in entry[:2])
     left = {each.host for each in devices}
     hosts = tuple(host for host in cluster.hosts if host.name in left)
-    return replace(cluster, devices=devices, links=links, hosts=hosts) if devices else None
+    replicas = tuple(group for group in cluster.replicas if device not in group)
+    if not devices:
+        return None
+    return replace(cluster, devices=devices, links=links, hosts=hosts, replicas=replicas)
 
 
 def _newest(options: RunOptions, rescued: _Rescued) -> Path | None:
     """Return the folder of commits that has the later step."""
     on_disk = -1
     if options.commits is not None and options.commits.is_dir():
-        on_disk = max((r.step for r in records(options.commits, lambda _: None)), default=-1)
+        on_disk = max((r.step for r in read_records(options.commits, lambda _: None)), default=-1)
     if max(on_disk, rescued.step) < 0:
         return None
     return options.commits if on_disk > rescued.step else rescued.folder

@@ -23,6 +23,7 @@ from bigbrain_fx.weights import (
     Stored,
     match,
     read_checkpoint,
+    rewrite_index,
     state,
     stored_tensors,
     write_file,
@@ -86,15 +87,14 @@ def load_weights(
     """
     folder = Path(bundle).resolve()
     plan, given = read_plan(folder), read_checkpoint(checkpoint)
-    own = _Own(stored_tensors(folder / "weights"))
+    own = _Unsaved(stored_tensors(folder / "weights"))
     fit = match(plan.graph.params, _whole(plan, given, own.tensors))
     writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
     scratch = Path(tempfile.mkdtemp(prefix=".weights-", dir=folder))
     try:
         scratch.chmod(0o755)
-        if (folder / "weights" / "index.json").exists():
-            shutil.copyfile(folder / "weights" / "index.json", scratch / "index.json")
         writer.write_weights(scratch, weight_files(plan))
+        rewrite_index(scratch, folder / "weights")
         _exchange(folder / "weights", scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -102,7 +102,7 @@ def load_weights(
 
 
 @dataclass(frozen=True)
-class _Own:
+class _Unsaved:
     """The tensors that a bundle has already: those outside the state dict stay as they are."""
 
     tensors: Mapping[str, Stored]

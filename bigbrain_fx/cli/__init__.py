@@ -10,6 +10,7 @@ from bigbrain_fx.cli import (
     weights,
 )
 from bigbrain_fx.cli.group import cli, main
+from bigbrain_fx.cli.templates import write_starter
 
 __all__ = [
     "cli",
@@ -21,4 +22,5 @@ __all__ = [
     "running",
     "starting",
     "weights",
+    "write_starter",
 ]

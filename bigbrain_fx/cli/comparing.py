@@ -18,8 +18,8 @@ from bigbrain_fx.cli.options import (
     located,
     model_options,
 )
+from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.progress import working
 
 
 @cli.command(short_help="Split a model in several ways, side by side; run them, too.")
@@ -69,8 +69,8 @@ def compare(
     finds no plan is a row with its reason; exit code 2 if none finds any, 5 if two with equal
     micro-batches compute different things.
     """
-    from bigbrain_fx.compare import compare as compare_all
-    from bigbrain_fx.show import comparison_json, json_line, show_comparison
+    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
+    from bigbrain_fx.verification import compare as compare_all
 
     if devices is None:
         raise InputError("no devices were given", help="add --devices cluster.json")
@@ -106,8 +106,8 @@ def plugins(as_json: bool) -> None:
     Those of other packages come in through the entry points bigbrain_fx.partitioners and
     bigbrain_fx.estimators.
     """
-    from bigbrain_fx.plugins import registered
-    from bigbrain_fx.show import json_line, plugin_json, show_plugins
+    from bigbrain_fx.cli.console import json_line, plugin_json, show_plugins
+    from bigbrain_fx.planning import registered
 
     entries = registered()
     if as_json:

@@ -16,15 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bigbrain_fx.explain import Explanation, explain, measured_text, size_text
-from bigbrain_fx.plan import Plan, measured_share
+from bigbrain_fx.plan import Explanation, Plan, explain, measured_share, measured_text, size_text
 
 if TYPE_CHECKING:
-    from bigbrain_fx.compare import Comparison, Contender
-    from bigbrain_fx.compile import Split
-    from bigbrain_fx.plugins import Plugin
-    from bigbrain_fx.search import Candidate, Search
-    from bigbrain_fx.verify import Verification
+    from bigbrain_fx.bundles import Split
+    from bigbrain_fx.plan import Candidate, Search
+    from bigbrain_fx.planning import Plugin
+    from bigbrain_fx.verification import Comparison, Contender, Verification
 
 MOST_DEVICES = 4  # of a row of a comparison; --json has them all
 MOST_CUTS = 12  # scattered placements have hundreds; --json has them all
@@ -136,8 +134,8 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    if found.recompute:
-        _say(found.recompute)
+    for text in filter(None, (found.replicas, found.recompute)):
+        _say(text)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
     if found.recovery:
@@ -148,8 +146,8 @@ def show_explanation(found: Explanation) -> None:
 def show_verification(found: Verification) -> None:
     """Print each equality, and where it fails."""
     for check in found.checks:
-        mark = ("equal", "green") if check.passed else ("DIFFERENT", "red")
-        _say(mark, f"  {check.name}: {check.detail}")
+        colour = {True: "green", False: "red", None: "yellow"}[check.passed]
+        _say((check.word, colour), f"  {check.name}: {check.detail}")
 
 
 def show_comparison(found: Comparison) -> None:
@@ -239,6 +237,9 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "schedule": plan.schedule,
         "recompute": plan.stages.recompute,
         "micro_batches": plan.micro_batches,
+        "replicas": [list(own) for own in plan.stages.micros],
+        "zero_stage": plan.stages.zero_stage,
+        "sum_order": plan.stages.sum_order,
         "rows": plan.rows,
         "stages": len(plan.stages.stages),
         "step_s": plan.forecast.step_s,

@@ -12,8 +12,7 @@ from bigbrain_fx.cli.options import POSITIVE
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
-    from bigbrain_fx.plan import Plan
-    from bigbrain_fx.recovery import Recovery, Trial
+    from bigbrain_fx.plan import FailureTrial, Plan, Recovery
 
 TORCHRUN_RESTART_S = 8.0  # to start all processes again, as measured for torchrun: 5.4 to 8.4 s
 
@@ -51,7 +50,7 @@ def read_duration(text: str, flag: str) -> float:
     Raises:
         InputError: it is none.
     """
-    from bigbrain_fx.cluster.quantity import BadValueError, duration_s
+    from bigbrain_fx.cluster import BadValueError, duration_s
 
     try:
         return duration_s(text)
@@ -63,8 +62,8 @@ def print_failures(
     plan: Plan, mtbf: str, hours: float, host_share: float, seed: int, as_json: bool
 ) -> None:
     """Print how much of the time a plan would train, with failures."""
-    from bigbrain_fx.recovery import Assumptions, choose, closed_form, restart_all, tried
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.plan import Assumptions, choose, closed_form, restart_all, tried
 
     if plan.mode != "train":
         raise InputError("--mtbf is for training", help="inference has no state to recover")
@@ -86,7 +85,7 @@ def print_failures(
     click.echo("\n".join(_lines(recovery, trial, formula, restarts)))
 
 
-def _lines(recovery: Recovery, trial: Trial, formula: float, restarts: float) -> list[str]:
+def _lines(recovery: Recovery, trial: FailureTrial, formula: float, restarts: float) -> list[str]:
     hours = trial.total_s / 3600
     return [
         str(recovery),

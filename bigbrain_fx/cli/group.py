@@ -22,7 +22,7 @@ from types import FrameType
 
 import click
 
-from bigbrain_fx import __version__
+from bigbrain_fx.core import VERSION
 from bigbrain_fx.errors import BigBrainError
 
 EPILOG = """Every option can come from the environment: --micro-batches of any command from
@@ -33,7 +33,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBR
 
 
 @click.group(context_settings=_SETTINGS, epilog=EPILOG)
-@click.version_option(__version__, prog_name="bigbrain-fx")
+@click.version_option(VERSION, prog_name="bigbrain-fx")
 @click.option(
     "--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line)."
 )

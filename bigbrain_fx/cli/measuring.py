@@ -21,7 +21,7 @@ from bigbrain_fx.cli.options import (
     read_rows,
     require_absent,
 )
-from bigbrain_fx.progress import working
+from bigbrain_fx.cli.progress import working
 
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
@@ -44,8 +44,8 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     The file is plain JSON. The error it prints is of ops that the fit did not see, a fifth of them
     at a time. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and --estimator learned.
     """
-    from bigbrain_fx.fit import fit_file
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.costs import fit_file
 
     require_absent(out, force)
     with working(f"fitting {model} to {profiles}"):
@@ -100,7 +100,7 @@ def doctor(
     by size and dtype, and every other figure before it was rounded.
     """
     from bigbrain_fx.cluster import to_json as cluster_json
-    from bigbrain_fx.doctor import probe
+    from bigbrain_fx.measure import probe
 
     if out is not None:
         require_absent(out, force)
@@ -176,9 +176,8 @@ def profile(
     _merge(merge, db, as_json)
     if model is None:
         return
-    from bigbrain_fx.profiler import ProfileOptions
-    from bigbrain_fx.profiler import profile as measure
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.measure import ProfileOptions, profile as measure
 
     options = ProfileOptions(
         read_rows(rows),
@@ -200,8 +199,8 @@ def profile(
 
 
 def _merge(others: tuple[Path, ...], db: Path, as_json: bool) -> None:
-    from bigbrain_fx.profiles import ProfileStore
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.costs import ProfileStore
 
     for other in others:
         taken = ProfileStore(db).merge(other)

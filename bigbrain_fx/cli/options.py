@@ -25,8 +25,8 @@ class Listed(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Fill in the names when the help is shown, and not before: loading plug-ins takes time."""
-        from bigbrain_fx.plugins import names
-        from bigbrain_fx.schedule import SCHEDULES
+        from bigbrain_fx.plan import SCHEDULES
+        from bigbrain_fx.planning import names
 
         listed = {"partitioner": names(), "estimator": names("estimator")}
         listed["partitioners"] = listed["partitioner"]
@@ -113,6 +113,33 @@ _OF_PLANNING = (
         metavar="all|none|0,2",
         help="Stages that keep no activations: each backward runs them forward again "
         "[default: none; `auto` chooses].",
+    ),
+    _option(
+        "--replicas",
+        metavar="N|auto",
+        help="Copies of the model on devices of their own, which share the micro-batches "
+        "[default: one, or those that the cluster file names].",
+    ),
+    _option(
+        "--replica-shares",
+        metavar="3:1",
+        help="How replicas share the micro-batches [default: by their speed, by forecast].",
+    ),
+    _option(
+        "--zero",
+        type=click.Choice(["0", "1", "2", "3"]),
+        default="0",
+        show_default=True,
+        help="What replicas divide: 1 the optimizer's state, 2 gradients, too (3, weights, is not "
+        "there yet).",
+    ),
+    _option(
+        "--sum-order",
+        type=click.Choice(["replica", "micro", "tree"]),
+        default="replica",
+        show_default=True,
+        help="How replicas add gradients. replica: each its own first. micro: by number, the bits "
+        "of one process. tree: the same bits for any replicas, with less sent than micro.",
     ),
     _option(
         "--effort",
@@ -221,11 +248,43 @@ def located(model: str, choices: dict[str, Any]) -> str:
     Raises:
         InputError: there is no such file, or it is a model file and something was chosen.
     """
-    from bigbrain_fx.capture.location import resolved
+    from bigbrain_fx.frontend import resolved
 
     words = {name: choices.pop(name) for name in ("batch", "seq", "dtype")}
     given = any(value is not None for value in words.values())
     return resolved(model, **words)[1] if given else model
+
+
+def read_replicas(text: str | None) -> int | None:
+    """Read "2" or "auto"; None is what was not said, and 0 is auto.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if text in (None, "auto"):
+        return None if text is None else 0
+    assert text is not None
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(
+            f"expected a number of replicas or auto, found {text!r}", at="--replicas", help="2"
+        )
+    return int(text)
+
+
+def read_shares(text: str | None) -> tuple[int, ...]:
+    """Read "3:1"; nothing is an empty tuple.
+
+    Raises:
+        InputError: these are no positive numbers.
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(":")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(
+            f"expected positive numbers with colons, found {text!r}",
+            at="--replica-shares",
+            help="3:1 gives the first replica three of four micro-batches",
+        )
+    return tuple(map(int, parts))
 
 
 def chosen(choices: dict[str, Any]) -> Options:
@@ -234,10 +293,9 @@ def chosen(choices: dict[str, Any]) -> Options:
     Raises:
         InputError: there is no such partitioner.
     """
-    from bigbrain_fx.capture.answers import read_answers
-    from bigbrain_fx.plan import Options
-    from bigbrain_fx.plugins import preset
-    from bigbrain_fx.recompute import read_recompute
+    from bigbrain_fx.frontend import read_answers
+    from bigbrain_fx.plan import Options, read_recompute
+    from bigbrain_fx.planning import preset
 
     partitioner, own = preset(choices["partitioner"])
     return Options(
@@ -252,4 +310,8 @@ def chosen(choices: dict[str, Any]) -> Options:
         recompute=read_recompute(choices["recompute"]),
         objective=choices["objective"],
         effort=choices["effort"],
+        replicas=read_replicas(choices["replicas"]),
+        replica_shares=read_shares(choices["replica_shares"]),
+        zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
+        sum_order=choices["sum_order"],
     )

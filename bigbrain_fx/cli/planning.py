@@ -19,8 +19,8 @@ from bigbrain_fx.cli.options import (
     model_options,
     planning_options,
 )
+from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.progress import working
 
 if TYPE_CHECKING:
     from bigbrain_fx.plan import Plan
@@ -57,14 +57,14 @@ def split(
     MODEL is model.py or model.py:name, which is code and is run as code, in a child process; or
     hf:config.json, a Hugging Face configuration, for transformers' own class; or an ONNX file.
     """
-    from bigbrain_fx import compile as road
-    from bigbrain_fx.show import json_line, show_plan, split_json
+    from bigbrain_fx import bundles
+    from bigbrain_fx.cli.console import json_line, show_plan, split_json
 
     if weights_by_reference and weights is None:
         raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
     model, options = located(model, choices), chosen(choices)
     with working(f"capturing {model}"):
-        made = road.split(
+        made = bundles.split(
             model,
             devices,
             out,
@@ -99,13 +99,13 @@ def estimate(
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
-    from bigbrain_fx import compile as road
+    from bigbrain_fx import bundles
 
     if devices is None:
         raise InputError("no devices were given", help="add --devices cluster.json")
     model, options = located(model, choices), chosen(choices)
     with working(f"capturing {model} without weights"):
-        plan = road.estimate(model, devices, options, time_limit_s=time_limit)
+        plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     _print_plan(plan, as_json)
 
 
@@ -114,9 +114,8 @@ def estimate(
 @json_option
 def explain(plan: Path, as_json: bool) -> None:
     """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
-    from bigbrain_fx.explain import explain as explain_plan
-    from bigbrain_fx.plan import read_plan
-    from bigbrain_fx.show import json_line, search_json, show_explanation, show_search
+    from bigbrain_fx.cli.console import json_line, search_json, show_explanation, show_search
+    from bigbrain_fx.plan import explain as explain_plan, read_plan
 
     known = read_plan(plan)
     found, searched = explain_plan(known), known.search
@@ -151,7 +150,7 @@ def simulate(
     With --mtbf processes fail: it says how often to snapshot and to commit, and what share of the
     time is training.
     """
-    from bigbrain_fx.compile import simulate as simulate_plan
+    from bigbrain_fx.bundles import simulate as simulate_plan
     from bigbrain_fx.plan import read_plan
 
     if again and devices is None:
@@ -164,7 +163,7 @@ def simulate(
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:
-    from bigbrain_fx.show import json_line, plan_json, show_forecast
+    from bigbrain_fx.cli.console import json_line, plan_json, show_forecast
 
     if as_json:
         click.echo(json_line(plan_json(plan)))

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bigbrain_fx.launch import Line
+    from bigbrain_fx.bundles import Line
 
 
 def _progress_console() -> Console:
@@ -38,7 +38,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 def stepping(steps: int | None, as_json: bool) -> Iterator[Callable[[Line], None]]:
     """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines."""
     if as_json:
-        from bigbrain_fx.show import json_line
+        from bigbrain_fx.cli.console import json_line
 
         yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
         return
@@ -55,7 +55,7 @@ def stepping(steps: int | None, as_json: bool) -> Iterator[Callable[[Line], None
 
 
 def _line_text(line: Line) -> str:
-    from bigbrain_fx.launch import StepLine
+    from bigbrain_fx.bundles import StepLine
 
     if isinstance(line, StepLine):
         return f"step {line.step:5d}   loss {line.loss:.6f}   {line.step_s:.3f} s"
@@ -63,7 +63,7 @@ def _line_text(line: Line) -> str:
 
 
 def _pace_text(line: Line) -> str:
-    from bigbrain_fx.launch import StepLine
+    from bigbrain_fx.bundles import StepLine
 
     if isinstance(line, StepLine):
         return f"loss {line.loss:.4f}   {line.step_s:.3f} s a step"

@@ -8,7 +8,7 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import PATH, bundle_argument, force_bundle_option, json_option
-from bigbrain_fx.progress import working
+from bigbrain_fx.cli.progress import working
 
 
 @cli.command(short_help="Go on with a training run on other devices.")
@@ -35,8 +35,8 @@ def resplit(
     Weights, the optimizer's state, seed and place in the data go along by parameter name; the model
     file is not needed.
     """
-    from bigbrain_fx.resplit import resplit as resplit_bundle
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.bundles import resplit as resplit_bundle
+    from bigbrain_fx.cli.console import json_line
 
     with working(f"moving {bundle}"):
         done = resplit_bundle(bundle, devices, out, commits, partitioner=partitioner, force=force)

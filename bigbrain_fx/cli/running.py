@@ -12,8 +12,8 @@ import click
 from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
+from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.progress import stepping, working
 
 if TYPE_CHECKING:
     from bigbrain_fx.plan import Plan
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 _SEVERAL = "for several hosts: copy the bundle to each, run there (or add --local)"
-_SECRET = (
-    "with a file `secret` in it that only you can read, the same on all hosts: "
-    "`(umask 077; head -c 32 /dev/urandom | base64 > secret)`"
-)
+_SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
 
 
 @cli.command(short_help="Run a bundle, a process per device.")
@@ -75,6 +72,13 @@ _SECRET = (
     help="End a process that makes no progress for so many seconds.",
 )
 @click.option(
+    "--grace",
+    "grace_s",
+    type=POSITIVE,
+    help="When asked to stop, wait so many seconds for the end of a step, and for the last commit "
+    "[default: 3 times the longest recent step, at least 30].",
+)
+@click.option(
     "--snapshot-every",
     type=COUNT,
     help="Steps between snapshots in memory [default: measured].",
@@ -100,6 +104,9 @@ _SECRET = (
     metavar="DURATION",
     help='Choose both intervals for this mean time between failures of the job, as "4h".',
 )
+@click.option(
+    "--rescue", type=PATH, help="Write there what cannot be written to --commits; another disk."
+)
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
@@ -118,15 +125,24 @@ def run(
     It trains, or infers, as it was split for. A training process that dies is replaced: the others
     wait for it, and the result is the same. SIGTERM ends a training after its step.
     """
-    from bigbrain_fx.elastic import run_elastic
-    from bigbrain_fx.launch import DEFAULT_STEPS, RunOptions, can_supervise, commands, hosts
-    from bigbrain_fx.launch import run as run_bundle
+    from bigbrain_fx.bundles import (
+        DEFAULT_STEPS,
+        RunOptions,
+        can_supervise,
+        commands,
+        hosts,
+        run as run_bundle,
+        run_elastic,
+        secret_command,
+    )
+    from bigbrain_fx.cli.console import json_line
     from bigbrain_fx.plan import read_plan
-    from bigbrain_fx.show import json_line
 
     plan = read_plan(bundle)
     if choices["resume"] and choices["commits"] is None:
         raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
+    if choices["rescue"] is not None and choices["commits"] is None:
+        raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
     if choices["spares"] is None and not no_replay and can_supervise(plan):
         choices["spares"] = 1
     if mtbf is not None:
@@ -140,7 +156,7 @@ def run(
             )
         click.echo(_SEVERAL, err=True)
         if options.spares is not None:
-            click.echo(_SECRET, err=True)
+            click.echo(_SECRET + secret_command(), err=True)
         for host, command in commands(plan, options):
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
@@ -171,7 +187,7 @@ def _sizes(found: Mapping[str, int]) -> str:
 
 def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:
     """Choose what was not given: steps between snapshots and, where they are wanted, commits."""
-    from bigbrain_fx.recovery import Assumptions, choose
+    from bigbrain_fx.plan import Assumptions, choose
 
     if plan.mode != "train":
         raise InputError("--mtbf is for training", help="inference has no state to recover")
@@ -203,8 +219,8 @@ def _tell(event: Event) -> None:
 @json_option
 def verify(bundle: Path, steps: int, model: str | None, processes: bool, as_json: bool) -> None:
     """Check that BUNDLE computes what the unsplit model computes."""
-    from bigbrain_fx.show import json_line, show_verification
-    from bigbrain_fx.verify import verify as verify_bundle
+    from bigbrain_fx.cli.console import json_line, show_verification
+    from bigbrain_fx.verification import verify as verify_bundle
 
     with working(f"verifying {bundle}"):
         found = verify_bundle(bundle, steps=steps, model=model, processes=processes)

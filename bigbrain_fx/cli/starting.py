@@ -33,7 +33,7 @@ def schema(as_json: bool) -> None:
 @json_option
 def init(folder: Path, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
-    from bigbrain_fx.starter import write_starter
+    from bigbrain_fx.cli.templates import write_starter
 
     for path in write_starter(folder, force=force):
         click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")

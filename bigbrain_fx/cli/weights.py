@@ -9,8 +9,8 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import COUNT, PATH, bundle_argument, json_option
+from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.progress import working
 
 
 @cli.command(short_help="Join a bundle's weights to one checkpoint, or write it as ONNX.")
@@ -45,8 +45,8 @@ def export(
         _export_onnx(bundle, onnx, as_json)
         return
     assert to is not None
-    from bigbrain_fx.checkpoints import export_weights
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.bundles import export_weights
+    from bigbrain_fx.cli.console import json_line
 
     done = export_weights(bundle, to, weights=weights, shard_bytes=shard_bytes)
     files = [str(path) for path in done.files]
@@ -57,8 +57,8 @@ def export(
 
 
 def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
-    from bigbrain_fx.onnx_out import export_onnx
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.bundles import export_onnx
+    from bigbrain_fx.cli.console import json_line
 
     with working(f"exporting {bundle}"):
         found = export_onnx(bundle, folder)
@@ -80,8 +80,8 @@ def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
 @json_option
 def load(bundle: Path, checkpoint: Path, by_reference: bool, as_json: bool) -> None:
     """Replace the weights of BUNDLE by those of a checkpoint; all of them or none."""
-    from bigbrain_fx.checkpoints import load_weights
-    from bigbrain_fx.show import json_line
+    from bigbrain_fx.bundles import load_weights
+    from bigbrain_fx.cli.console import json_line
 
     notes = load_weights(bundle, checkpoint, by_reference=by_reference)
     for note in notes:

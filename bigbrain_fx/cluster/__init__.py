@@ -5,6 +5,16 @@ This room knows the file; it knows nothing of models or plans, and imports no to
 
 from bigbrain_fx.cluster.file import schema
 from bigbrain_fx.cluster.presets import PRESETS, Preset
+from bigbrain_fx.cluster.quantity import BadValueError, duration_s
 from bigbrain_fx.cluster.resolve import parse_cluster, read_cluster, to_json
 
-__all__ = ["PRESETS", "Preset", "parse_cluster", "read_cluster", "schema", "to_json"]
+__all__ = [
+    "PRESETS",
+    "BadValueError",
+    "Preset",
+    "duration_s",
+    "parse_cluster",
+    "read_cluster",
+    "schema",
+    "to_json",
+]

@@ -95,7 +95,7 @@ def _left_out(**extra: Any) -> Any:  # noqa: ANN401  # a Field stands for a valu
     return Field(default=None, json_schema_extra=_hide_null, **extra)
 
 
-class Entry(BaseModel):
+class StrictModel(BaseModel):
     """The habits of every object in the file: no unknown field, no guessing of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -103,7 +103,7 @@ class Entry(BaseModel):
     comment: str | None = _left_out(alias="$comment", description="A note for people; ignored.")
 
 
-class OverheadsEntry(Entry):
+class OverheadsEntry(StrictModel):
     """What the device's process does beside computing; `doctor` measures it. All default to 0."""
 
     message: Time = Field(
@@ -126,7 +126,7 @@ class OverheadsEntry(Entry):
     )
 
 
-class DeviceEntry(Entry):
+class DeviceEntry(StrictModel):
     """One device. With a preset the other rates may be left out; what is written overrides it."""
 
     name: DeviceName
@@ -157,7 +157,7 @@ class DeviceEntry(Entry):
     )
 
 
-class LinkEntry(Entry):
+class LinkEntry(StrictModel):
     """A connection: a message of n bytes takes latency + n / bandwidth, either way."""
 
     bandwidth: Bandwidth
@@ -171,7 +171,7 @@ class BetweenEntry(LinkEntry):
     hosts: Annotated[list[HostName], Field(min_length=2, max_length=2)] | None = _left_out()
 
 
-class LinksEntry(Entry):
+class LinksEntry(StrictModel):
     """The connections; an exception for two devices wins over one for their hosts."""
 
     default: LinkEntry | None = _left_out(
@@ -183,7 +183,7 @@ class LinksEntry(Entry):
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 
 
-class HostEntry(Entry):
+class HostEntry(StrictModel):
     """A host whose devices share something scarce; their own rates are those of each alone.
 
     What `doctor` measures of several devices at once is slowed already: name neither cores nor
@@ -202,7 +202,7 @@ class HostEntry(Entry):
     )
 
 
-class ClusterFile(Entry):
+class ClusterFile(StrictModel):
     """The devices to split a model over, in pipeline order, and the connections between them."""
 
     schema_url: str | None = _left_out(
@@ -212,6 +212,11 @@ class ClusterFile(Entry):
     links: LinksEntry = Field(default_factory=LinksEntry)
     hosts: list[HostEntry] = Field(
         default=[], description="Hosts whose devices share a NIC, memory bandwidth or cores."
+    )
+    replicas: list[list[str]] = Field(
+        default=[],
+        max_length=MAX_DEVICES,
+        description="The devices of each copy of the model, by name; others stay unused.",
     )
 
 

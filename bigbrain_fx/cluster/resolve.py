@@ -74,6 +74,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
         default_link=_link(file.links.default) if file.links.default else DEFAULT_LINK,
         links=_links(document, file.links, devices),
         hosts=hosts,
+        replicas=_replicas(document, file.replicas, devices),
     )
 
 
@@ -243,14 +244,7 @@ def _ends(
         field, names, known = "devices", entry.devices, [device.name for device in devices]
     known = list(dict.fromkeys(known))
     for k, name in enumerate(names):
-        if name not in known:
-            near = nearest(name, known)
-            hint = f'did you mean "{near[0]}"? ' if near else ""
-            raise document.error(
-                (*path, field, k),
-                f"no {field[:-1]} {quoted(name)} in this cluster",
-                f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
-            )
+        _require_known(document, (*path, field, k), name, known, field[:-1])
     if field == "devices" and names[0] == names[1]:
         raise document.error(
             (*path, field),
@@ -262,6 +256,45 @@ def _ends(
 
 def _link(entry: LinkEntry) -> Link:
     return Link(latency_s=entry.latency, bytes_per_s=entry.bandwidth)
+
+
+# --------------------------------------------------------------------------- replicas
+
+
+def _replicas(
+    document: Document, groups: list[list[str]], devices: tuple[Device, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the devices of each replica, once each is known and in one of them."""
+    known = [device.name for device in devices]
+    first: dict[str, int] = {}
+    for i, group in enumerate(groups):
+        if not group:
+            raise document.error(
+                ("replicas", i), "a replica without a device", "name one at least, or leave it out"
+            )
+        for k, name in enumerate(group):
+            _require_known(document, ("replicas", i, k), name, known)
+            if name in first:
+                raise document.error(
+                    ("replicas", i, k),
+                    f"device {quoted(name)} is already in replicas[{first[name]}]",
+                    "a device computes for one replica: name it once",
+                )
+            first[name] = i
+    return tuple(tuple(sorted(group, key=known.index)) for group in groups)
+
+
+def _require_known(
+    document: Document, path: JsonPath, name: str, known: list[str], what: str = "device"
+) -> None:
+    if name not in known:
+        near = nearest(name, known)
+        hint = f'did you mean "{near[0]}"? ' if near else ""
+        raise document.error(
+            path,
+            f"no {what} {quoted(name)} in this cluster",
+            f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+        )
 
 
 # --------------------------------------------------------------------------- and back
@@ -285,6 +318,8 @@ def to_json(cluster: Cluster) -> str:
         }
         if cluster.hosts:
             content["hosts"] = [_host_json(host) for host in cluster.hosts]
+        if cluster.replicas:
+            content["replicas"] = [list(group) for group in cluster.replicas]
     except BadValueError as error:
         raise InputError(f"cannot write the cluster: {error.what}", help=error.help) from error
     return json.dumps(content, indent=2) + "\n"

@@ -16,6 +16,7 @@ from bigbrain_fx.core.cluster import (
     Overheads,
     blas_bytes,
 )
+from bigbrain_fx.core.doors import door
 from bigbrain_fx.core.graph import (
     Arg,
     CallArguments,
@@ -45,14 +46,30 @@ from bigbrain_fx.core.programs import (
 )
 from bigbrain_fx.core.protocols import Estimator, Partitioner
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
-from bigbrain_fx.core.stages import Costs, Edge, EdgeKind, OpCost, Placement, Stage, Stages
+from bigbrain_fx.core.stages import (
+    Bucket,
+    Costs,
+    Edge,
+    EdgeKind,
+    OpCost,
+    Placement,
+    Replica,
+    Stage,
+    Stages,
+    SumOrder,
+    ZeroStage,
+    sums_each,
+)
+from bigbrain_fx.core.version import VERSION
 
 __all__ = [
     "BLAS_BYTES",
     "BLAS_BYTES_FROM_HOPPER_ON",
     "DTYPE_BYTES",
+    "VERSION",
     "Arg",
     "Backward",
+    "Bucket",
     "CallArguments",
     "Cluster",
     "Const",
@@ -82,13 +99,18 @@ __all__ = [
     "Program",
     "Recv",
     "Ref",
+    "Replica",
     "Saves",
     "Send",
     "Slice",
     "Stage",
     "Stages",
+    "SumOrder",
     "TensorSpec",
+    "ZeroStage",
     "blas_bytes",
+    "door",
     "leaves",
     "size_of",
+    "sums_each",
 ]

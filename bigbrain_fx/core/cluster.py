@@ -103,13 +103,15 @@ class Link:
 class Cluster:
     """The devices, in pipeline order unless a planner finds a better one, and their links.
 
-    `hosts` are those whose devices share something that is scarce.
+    `hosts` are those whose devices share something that is scarce. `replicas` are the devices of
+    each copy of the model, where the user has said so.
     """
 
     devices: tuple[Device, ...]
     default_link: Link
     links: tuple[tuple[str, str, Link], ...] = ()
     hosts: tuple[Host, ...] = ()
+    replicas: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def device(self) -> Mapping[str, Device]:

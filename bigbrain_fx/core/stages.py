@@ -65,12 +65,50 @@ class Costs:
         return self.cluster.link(a, b).transfer_s(nbytes)
 
 
+SumOrder: TypeAlias = Literal["replica", "micro", "tree"]
+"""How gradients of micro-batches are added over replicas.
+
+- "replica": each replica adds its own, ascending; then the replicas' sums, ascending.
+- "micro": all ascending by number, whoever computed them, as plain accumulation in one process.
+- "tree": by the binary tree of their numbers: the same for any replicas and any shares.
+"""
+
+ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
+"""What replicas divide among them: nothing, optimizer state, gradients too, weights too."""
+
+
+def sums_each(order: SumOrder, zero_stage: ZeroStage) -> bool:
+    """Whether each micro-batch is summed by itself: added by number, or its gradients divided."""
+    return order == "micro" or zero_stage >= 2
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of the model on devices of its own, and the micro-batches that it computes.
+
+    `micros` are numbers of the whole step, ascending; those of all replicas are 0..M-1, each once.
+    `in_flight` is as in `schedule.build`, for this replica's devices. `breaks` are ops at which
+    their device begins another stage: it makes a tied weight's gradients apart, as others do.
+    """
+
+    device_of: Mapping[str, str]
+    micros: tuple[int, ...]
+    in_flight: tuple[int, ...] | None = None
+    breaks: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Placement:
-    """Which device runs which op: anything, contiguous pipelines and scattered ops alike."""
+    """Which device runs which op: anything, contiguous pipelines and scattered ops alike.
+
+    With several `replicas`, `device_of` is the first one's.
+    """
 
     device_of: Mapping[str, str]
     reason: str = ""
+    replicas: tuple[Replica, ...] = ()
+    zero_stage: ZeroStage = 0
+    sum_order: SumOrder = "replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +122,7 @@ class Stage:
         inputs: model inputs that it takes from its device's own data loader.
         receives: values of earlier stages that it reads. sends: its values that later stages read.
         runs_again: its forward keeps only what it received, and runs again before each backward.
+        replica: of which it is a part; stages of one replica have consecutive numbers.
     """
 
     index: int
@@ -95,9 +134,10 @@ class Stage:
     receives: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
     runs_again: bool = False
+    replica: int = 0
 
 
-EdgeKind: TypeAlias = Literal["activation", "gradient", "tied", "norm"]
+EdgeKind: TypeAlias = Literal["activation", "gradient", "reduce", "gather", "tied", "norm", "loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +152,9 @@ class Edge:
     - "tied", once a step, carries stage `source`'s gradient of a parameter that stage `target`'s
       device holds too.
     - "norm", once a step, carries the norms of one device's gradients, for clipping.
+    - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece.
+    - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights.
+    - "loss", once a step, carries a replica's losses to the first one.
     """
 
     value: str
@@ -124,16 +167,43 @@ class Edge:
         return f"{self.kind} {self.value} {self.source}->{self.target}"
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that replicas sum together, as one flat tensor of one element type.
+
+    Attributes:
+        stages: that make them, one of each replica.
+        params: whose they are, by canonical name, in the order of the flat tensor.
+        pieces: elements of it that each replica sums.
+        marks: elements after each piece that say which parameters got a gradient at all. Code of
+            the user's own may leave one out in some micro-batches; of other ops all make theirs.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    params: tuple[str, ...]
+    pieces: tuple[int, ...]
+    dtype: str
+    marks: int = 0
+
+
 @dataclass(frozen=True)
 class Stages:
     """The cut graph: stages in topological order, and everything that crosses between them.
 
-    `moved` lists ops that run elsewhere than placed, because they must stay together with others.
+    Attributes:
+        moved: ops that run elsewhere than placed, because they must stay together with others.
+        micros: of each replica, the micro-batches that it computes; empty: one replica, all.
+        buckets: what replicas sum, in the order in which they sum it.
     """
 
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
     moved: tuple[str, ...] = ()
+    micros: tuple[tuple[int, ...], ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    zero_stage: ZeroStage = 0
+    sum_order: SumOrder = "replica"
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -149,6 +219,31 @@ class Stages:
     def recompute(self) -> tuple[int, ...]:
         """Numbers of the stages that run their forward again before each backward."""
         return tuple(stage.index for stage in self.stages if stage.runs_again)
+
+    @property
+    def sums_each(self) -> bool:
+        """Whether replicas sum each micro-batch's gradients by themselves, not all at last."""
+        return sums_each(self.sum_order, self.zero_stage)
+
+    @cached_property
+    def bucket(self) -> Mapping[str, Bucket]:
+        """Bucket by name."""
+        return {bucket.name: bucket for bucket in self.buckets}
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the model there are."""
+        return max(1, len(self.micros))
+
+    def of_replica(self, replica: int) -> tuple[Stage, ...]:
+        """Return the stages of one replica, in order."""
+        return tuple(stage for stage in self.stages if stage.replica == replica)
+
+    def micros_of(self, stage: int, micro_batches: int) -> tuple[int, ...]:
+        """Return the numbers of the micro-batches that a stage computes, of so many in a step."""
+        if not self.micros:
+            return tuple(range(micro_batches))
+        return self.micros[self.stages[stage].replica]
 
     def of(self, device: str) -> tuple[Stage, ...]:
         """Return the stages of one device, in order."""

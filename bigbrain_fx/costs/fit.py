@@ -15,26 +15,26 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bigbrain_fx.cost_model import (
+from bigbrain_fx.costs.model import (
     LEAF,
     PHASES,
     CostModel,
+    Floats,
     Kernel,
     Linear,
+    OpWork,
     Phase,
-    Rates,
+    PhaseModel,
+    PlaceRates,
     Regressor,
-    Stages,
     Trees,
-    Work,
     joined,
     matrix,
     shape_columns,
     write_model,
 )
-from bigbrain_fx.cost_model.regressors import Floats
+from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore
 
 Row: TypeAlias = tuple[Machine, OpProfile]
 Learner: TypeAlias = Callable[[Floats, Floats], Regressor]
@@ -103,7 +103,7 @@ def predictions(model: CostModel, rows: Sequence[Row]) -> list[tuple[float, floa
             timed = [p for m, p in rows if m.key == machine.key and is_measured(p, phase)]
             if not timed or phase not in model.phases:
                 continue
-            guesses = model.seconds(phase, [work_of(p) for p in timed], Rates.of(machine))
+            guesses = model.seconds(phase, [work_of(p) for p in timed], PlaceRates.of(machine))
             measured = [seconds_of(p, phase) for p in timed]
             found.extend(zip(map(float, guesses), measured, strict=True))
     return found
@@ -134,7 +134,7 @@ def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
     learner = _learner(kind)
     works = [work_of(profile) for _, profile in rows]
     families = tuple(sorted({work.family for work in works}))
-    phases: dict[Phase, Stages] = {}
+    phases: dict[Phase, PhaseModel] = {}
     for phase in PHASES:
         timed = [row for row in rows if has(row[1], phase)]
         if len(timed) >= FEWEST_TIMES:
@@ -145,7 +145,7 @@ def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
             help="profile more models: bigbrain-fx profile model.py",
         )
     machines = {machine.key: machine for machine, _ in rows}
-    places = tuple(Rates.of(machines[key]) for key in sorted(machines))
+    places = tuple(PlaceRates.of(machines[key]) for key in sorted(machines))
     return CostModel(kind, families, places, phases, *_optimizer(machines.values()))
 
 
@@ -159,9 +159,9 @@ def _optimizer(machines: Iterable[Machine]) -> tuple[float, float]:
     return statistics.median(touches), statistics.median(launches)
 
 
-def work_of(profile: OpProfile) -> Work:
+def work_of(profile: OpProfile) -> OpWork:
     """Return what was measured as an op to be priced."""
-    return Work(profile.signature, profile.flops, profile.reads_bytes, profile.writes_bytes)
+    return OpWork(profile.signature, profile.flops, profile.reads_bytes, profile.writes_bytes)
 
 
 def seconds_of(profile: OpProfile, phase: Phase) -> float:
@@ -175,21 +175,21 @@ def _fit_phase(
     families: tuple[str, ...],
     learner: Learner,
     two_stage: bool,
-) -> Stages:
+) -> PhaseModel:
     works = [work_of(profile) for _, profile in rows]
-    rates = [Rates.of(machine) for machine, _ in rows]
+    rates = [PlaceRates.of(machine) for machine, _ in rows]
     x = matrix(works, rates, families)
     seconds = np.array([seconds_of(profile, phase) for _, profile in rows])
     target = np.log2(seconds)
     if not two_stage:
-        return Stages(learner(x, target), None, len(rows))
+        return PhaseModel(learner(x, target), None, len(rows))
     shapes = x[:, : shape_columns(families)]
     ideal_s = np.array([w.roofline_s(r) for w, r in zip(works, rates, strict=True)])
     share = np.log2(ideal_s) - target
     fold = folds([work.signature.key for work in works])
     guessed = _out_of_fold(learner, shapes, share, fold)
     second = learner(np.column_stack([x, guessed]), target)
-    return Stages(second, learner(shapes, share), len(rows))
+    return PhaseModel(second, learner(shapes, share), len(rows))
 
 
 def _out_of_fold(learner: Learner, x: Floats, target: Floats, fold: Sequence[int]) -> Floats:

@@ -3,10 +3,10 @@
 This room knows the plan and how code is written. It imports no torch and knows no processes.
 """
 
-from bigbrain_fx.emit.bundle import check_out, write_bundle
-from bigbrain_fx.emit.classes import StageText
-from bigbrain_fx.emit.outputs import output_dims
-from bigbrain_fx.emit.texts import bundle_texts, stage_texts, weight_files
+from bigbrain_fx.emit.files.bundle import check_out, write_bundle
+from bigbrain_fx.emit.files.outputs import output_dims
+from bigbrain_fx.emit.files.texts import bundle_texts, stage_texts, weight_files
+from bigbrain_fx.emit.modules.classes import StageText
 
 __all__ = [
     "StageText",

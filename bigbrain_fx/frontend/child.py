@@ -1,43 +1,39 @@
 """The child process of a capture session: load the model file, capture, then answer requests.
 
-Run as `python -m bigbrain_fx.capture.child '{"location": ...}'`. Standard output carries one JSON
+Run as `python -m bigbrain_fx.frontend.child '{"location": ...}'`. Standard output carries one JSON
 object a line; what the user's code prints goes to stderr. It ends with its standard input, or with
 its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast
 
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.service import Replies
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bigbrain_fx.capture.modelfile import ModelFile
-    from bigbrain_fx.capture.trace import Captured
+    from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.tracing.trace import Captured
 
-_PR_SET_PDEATHSIG = 1
 _OBJECTS_A_SWEEP = 200_000
 """Objects made between two sweeps for garbage: torch's own modules are a million that all stay."""
 
 
 def main() -> None:
     """Capture, report, and serve requests until standard input ends."""
-    _die_with_parent()
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
-    requests, replies = _private_pipes()
+    replies = Replies()
     wanted = json.loads(sys.argv[1])
     service: list[_Service] = []
 
@@ -45,45 +41,10 @@ def main() -> None:
         service.append(_Service(wanted))
         return service[0].report()
 
-    if not _reply(replies, start):
+    if not replies.reply(start):
         return
-    for line in requests:
-        _reply(replies, partial(service[0].serve, json.loads(line)))
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _private_pipes() -> tuple[IO[str], IO[str]]:
-    """Keep stdin and stdout for the protocol; the user's code reads nothing, prints to stderr."""
-    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _reply(replies: IO[str], work: Callable[[], Mapping[str, object]]) -> bool:
-    """Do some work and send its result, or what went wrong; return whether it went well."""
-    failed = True
-    try:
-        message = work()
-        failed = False
-    except BigBrainError as error:
-        message = {"error": _as_data(error)}
-    except Exception:
-        message = {"internal": traceback.format_exc()}
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-    return not failed
-
-
-def _as_data(error: BigBrainError) -> Mapping[str, object]:
-    fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
-    return {"kind": type(error).__name__, **fields}
+    for line in replies.requests:
+        replies.reply(partial(service[0].serve, json.loads(line)))
 
 
 class _Service:
@@ -93,7 +54,7 @@ class _Service:
         import torch  # noqa: F401  # counted apart: any program that trains pays for it
 
         started_s = time.perf_counter()
-        from bigbrain_fx.capture.modelfile import load_model_file
+        from bigbrain_fx.frontend.modelfile import load_model_file
 
         location, seed = str(wanted["location"]), cast("int", wanted["seed"])
         self.meta = bool(wanted["meta"])
@@ -101,12 +62,14 @@ class _Service:
         self.file = load_model_file(location, seed=seed, meta=self.meta, blank=blank)
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.captured = _capture(self.file, wanted)
+        if wanted["training"] and not self.meta and not blank:
+            _require_steady(self.file, seed)
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
-        from bigbrain_fx.capture.optimizer import optimizer_facts
+        from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = optimizer_facts(file.model, file.optimizer)
@@ -136,15 +99,19 @@ class _Service:
             self.write_batch(Path(str(request["path"])))
         elif request["do"] == "convert":
             return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
+        elif request["do"] == "optimizer":
+            held = cast("Mapping[str, list[str]]", request["held"])
+            return {"note": self.try_optimizer(held, bool(request["here"]))}
         else:
-            raise InputError(f"expected weights, batch or convert, found {request['do']!r}")
+            expected = "weights, batch, convert or optimizer"
+            raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
     def write_weights(self, folder: Path, files: Mapping[str, list[str]]) -> None:
         """Write the named tensors to safetensors files."""
         from safetensors.torch import save_file
 
-        from bigbrain_fx.capture.blank import is_blank
+        from bigbrain_fx.frontend.tracing.blank import is_blank
 
         for file, names in files.items():
             tensors = self.captured.tensors
@@ -159,11 +126,18 @@ class _Service:
 
     def convert(self, path: str, folder: Path) -> Mapping[str, tuple[str, str]]:
         """Return the file and key of each tensor of a checkpoint, by the model's names."""
-        from bigbrain_fx.capture.hf_weights import converted
+        from bigbrain_fx.frontend.hf.weights import converted
         from bigbrain_fx.weights import read_checkpoint
 
         found = converted(self.file.model, read_checkpoint(path), folder)
         return {name: (str(stored.file), stored.key) for name, stored in found.items()}
+
+    def try_optimizer(self, held: Mapping[str, list[str]], here: bool) -> str | None:
+        """Require that the optimizer can be made once per device."""
+        from bigbrain_fx.frontend.tracing.parted import require_parted
+
+        own = self.file.optimizer
+        return None if own is None else require_parted(self.file.model, own, held, here=here)
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
@@ -177,7 +151,7 @@ class _Service:
 
 
 def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
-    from bigbrain_fx.capture.trace import capture
+    from bigbrain_fx.frontend.tracing.trace import capture
 
     return capture(
         file.model,
@@ -189,7 +163,16 @@ def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         assume=cast("Mapping[str, bool]", wanted["assume"]),
         leaves=(*file.leaves, *cast("list[str]", wanted["leaves"])),
         autocast=file.autocast,
+        loss_needed=not wanted["meta"],
     )
+
+
+def _require_steady(file: ModelFile, seed: int) -> None:
+    from bigbrain_fx.frontend.tracing.values import require_steady
+
+    if file.batches is not None:
+        batches = partial(file.batches, seed)
+        require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
 
 
 def _module_name(file: ModelFile) -> str:
@@ -223,7 +206,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _structure(template: object) -> object:
     """Write a template as JSON: {"tensor": name}, {"dict": ...}, {"tuple": ...}, {"value": ...}."""
-    from bigbrain_fx.capture.batch import Slot
+    from bigbrain_fx.frontend.translation.batch import Slot
 
     match template:
         case Slot(name):

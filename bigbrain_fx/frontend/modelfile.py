@@ -18,17 +18,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.blank import reserve, unmade
-from bigbrain_fx.capture.location import (
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.location import (
     hf_location,
     is_hf,
     is_onnx,
     onnx_location,
     split_location,
 )
-from bigbrain_fx.capture.sources import where
-from bigbrain_fx.capture.step import Loss
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.blank import reserve, unmade
+from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.translation.sources import where
 
 _DTYPES = ("bfloat16", "float16")
 
@@ -104,7 +104,7 @@ def load_model_file(
 
 
 def _of_hf(location: str, seed: int, meta: bool, blank: bool) -> ModelFile:
-    from bigbrain_fx.capture.hf import load_hf
+    from bigbrain_fx.frontend.hf.model import load_hf
 
     at = hf_location(location)
     with _building(meta, blank):
@@ -114,7 +114,7 @@ def _of_hf(location: str, seed: int, meta: bool, blank: bool) -> ModelFile:
 
 
 def _of_onnx(location: str, seed: int, blank: bool) -> ModelFile:
-    from bigbrain_fx.onnx_in import example_inputs, load_onnx
+    from bigbrain_fx.frontend.onnx import example_inputs, load_onnx
 
     at = onnx_location(location)
     if blank:

@@ -6,15 +6,7 @@ prints on stderr.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +15,10 @@ from typing import cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx import errors
-from bigbrain_fx.capture.location import resolved
 from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.frontend.client import Child, Message, Task
+from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import Checkpoint, read_header
-
-Message = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +61,7 @@ class CaptureSession:
         capture_s: seconds that the child took, its import of torch left out.
     """
 
-    def __init__(self, child: _Child, graph: Graph, answer: Message) -> None:
+    def __init__(self, child: Child, graph: Graph, answer: Message) -> None:
         self._child = child
         self.graph = graph
         self.facts = TypeAdapter(ModelFacts).validate_python(answer["facts"])
@@ -113,6 +102,25 @@ class CaptureSession:
         return Checkpoint(
             checkpoint.path, {name: (made | own)[file, key] for name, (file, key) in places.items()}
         )
+
+    def try_optimizer(self, held: Mapping[str, Sequence[str]], *, here: bool) -> tuple[str, ...]:
+        """Try the model file's optimizer with the parameters of each device.
+
+        Args:
+            held: device -> the names of its trained parameters.
+            here: whether the devices are CPUs, as in the trial.
+
+        Returns:
+            What the user should know.
+
+        Raises:
+            InputError: it fails there, or updates otherwise than with all parameters.
+        """
+        if not self.facts.has_optimizer:
+            return ()
+        names = {device: list(held) for device, held in held.items()}
+        answer = self._child.ask({"do": "optimizer", "held": names, "here": here})
+        return (str(answer["note"]),) if answer["note"] else ()
 
     def close(self) -> None:
         """End the child process."""
@@ -174,7 +182,17 @@ def capture_file(
             "assume": dict(assume or {}),
             "leaves": list(leaves),
         }
-        child = _Child(file, wanted, time_limit_s)
+        task = Task(
+            module="bigbrain_fx.frontend.child",
+            name="capture",
+            slow=f"{file.name} {{}} to load and capture",
+            slow_help="raise the time limit, or keep training and downloads out of the model file",
+            ended_help="keep os._exit and the like out of the model file",
+            limit_s=time_limit_s,
+            subject=file.name,
+            at=str(file),
+        )
+        child = Child(task, wanted)
         try:
             answer = child.answer()
             graph = TypeAdapter(Graph).validate_json(Path(folder, "graph.json").read_bytes())
@@ -182,96 +200,3 @@ def capture_file(
         except BaseException:
             child.close()
             raise
-
-
-class _Child:
-    """The child process: one JSON object a line each way."""
-
-    def __init__(self, file: Path, wanted: Message, time_limit_s: float) -> None:
-        self._file = file
-        self._limit_s = time_limit_s
-        self._rest = b""
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # -P: the working directory must not shadow modules of the child.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bigbrain_fx.capture.child", json.dumps(wanted)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # whatever the model file starts ends with it
-        )
-
-    def ask(self, request: Message) -> Message:
-        """Send a request and wait for its answer."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
-        return self.answer()
-
-    def answer(self) -> Message:
-        """Wait for the next line; raise what the child reports."""
-        message = cast("Message", json.loads(self._line()))
-        if "internal" in message:
-            raise RuntimeError(f"capture failed in its child process\n{message['internal']}")
-        if "error" in message:
-            raise _error(cast("Message", message["error"]))
-        return message
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        deadline_s = time.monotonic() + self._limit_s
-        while b"\n" not in self._rest:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                raise self._too_slow()
-            data = os.read(pipe, 65536)
-            if not data:
-                raise self._ended()
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
-
-    def _too_slow(self) -> InputError:
-        self.close(at_once=True)
-        return InputError(
-            f"{self._file.name} took longer than {self._limit_s:g} s to load and capture",
-            at=str(self._file),
-            help="raise the time limit, or keep training and downloads out of the model file",
-        )
-
-    def _ended(self) -> InputError:
-        self.close()
-        code = self._process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return InputError(
-            f"{self._file.name} ended its process ({how})",
-            at=str(self._file),
-            notes=("SIGKILL often means: out of memory",) if code == -signal.SIGKILL else (),
-            help="keep os._exit and the like out of the model file",
-        )
-
-    def close(self, at_once: bool = False) -> None:
-        """End the child and what it started."""
-        process = self._process
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0 if at_once else 5)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _error(message: Message) -> BigBrainError:
-    kind = getattr(errors, str(message["kind"]), BigBrainError)
-    notes = tuple(str(note) for note in cast("Sequence[str]", message["notes"]))
-    at, help_ = cast("str | None", message["at"]), cast("str | None", message["help"])
-    return cast("BigBrainError", kind(str(message["what"]), at=at, notes=notes, help=help_))

@@ -8,6 +8,8 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
+from bigbrain_fx.plan.explain import Explanation, explain, measured_text, size_text
 from bigbrain_fx.plan.making import (
     costs_of,
     make_plan,
@@ -19,21 +21,66 @@ from bigbrain_fx.plan.making import (
 )
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, to_json
 from bigbrain_fx.plan.reading import from_json, read_plan
+from bigbrain_fx.plan.recompute import read_recompute, recompute_text
+from bigbrain_fx.plan.recovery import (
+    Assumptions,
+    FailureTrial,
+    Recovery,
+    choose,
+    closed_form,
+    restart_all,
+    tried,
+)
+from bigbrain_fx.plan.remedy import plan_or_remedy
+from bigbrain_fx.plan.replica_text import replicas_text
+from bigbrain_fx.plan.report import report
+from bigbrain_fx.plan.reuse import place_like
+from bigbrain_fx.plan.schedule import SCHEDULES, messages
+from bigbrain_fx.plan.search import Candidate, Search
+from bigbrain_fx.plan.simulate import chrome_trace
 
 __all__ = [
     "AUTO",
     "FORMAT",
+    "SCHEDULES",
+    "Assumptions",
+    "Candidate",
+    "Explanation",
+    "FailureTrial",
     "Options",
     "Plan",
+    "Recovery",
+    "Search",
     "Source",
+    "choose",
+    "chrome_trace",
+    "closed_form",
     "costs_of",
+    "explain",
     "from_json",
+    "holders",
+    "live_ops",
     "make_plan",
     "measured_share",
+    "measured_text",
+    "messages",
+    "norms_spec",
+    "owners",
+    "place_like",
+    "plan_or_remedy",
     "plan_placed",
     "read_plan",
+    "read_recompute",
+    "recompute_text",
     "replan",
+    "replicas_text",
+    "report",
+    "restart_all",
+    "roots",
+    "size_text",
     "timeline",
     "to_json",
+    "tried",
+    "updating",
     "with_placement",
 ]

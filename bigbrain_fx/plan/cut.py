@@ -8,19 +8,27 @@ This room knows the graph and the placement; it knows nothing of schedules, time
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
-from bigbrain_fx.units import is_size, units
+from bigbrain_fx.planning import is_size, live_ops as live_ops, units
 
 SIZE = "aten.sym_size.int"
 _REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
-def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
+def cut(
+    graph: Graph,
+    placement: Placement,
+    rows: int,
+    *,
+    clip: bool = False,
+    breaks: Sequence[str] = (),
+) -> Stages:
     """Turn a placement into stages and edges.
 
     Args:
@@ -29,6 +37,7 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
             decides.
         rows: of a micro-batch, so that edges know their bytes.
         clip: whether gradients are clipped by their global norm, so that devices exchange norms.
+        breaks: ops at which their device begins another stage.
 
     Returns:
         Stages in an order in which they can run. Deterministic.
@@ -40,7 +49,7 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
     found = units(concrete)
     groups = [group for group in (_only(group, live) for group in found.groups) if group]
     device_of = [_device_of(concrete, group, placement) for group in groups]
-    order = _shorter(_Groups.of(graph, groups, device_of))
+    order = _shorter(_Groups.of(graph, groups, _parts_of(groups, device_of, graph, breaks)))
     stages = [
         _stage(graph, found.replicated, number, device_of[ids[0]], [groups[i] for i in ids])
         for number, ids in enumerate(order)
@@ -53,28 +62,8 @@ def cut(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) ->
         if placement.device_of[name] != device
     ]
     edges = (*_activations(concrete, stages), *_gradients(concrete, stages), *_tied(graph, stages))
-    return Stages(tuple(stages), (*edges, *(_norms(graph, stages) if clip else ())), tuple(moved))
-
-
-def live_ops(graph: Graph) -> frozenset[str]:
-    """Return the ops that the loss (else an output) depends on, that write state, or that check."""
-    wanted = [graph.loss] if graph.loss else list(graph.outputs)
-    pending = [name for name in wanted if name in graph.op]
-    pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
-    pending += [op.name for op in graph.ops if op.checks]
-    writers = defaultdict(list)
-    for op in graph.ops:
-        for name in op.mutates:
-            writers[name].append(op.name)
-    live: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in live:
-            continue
-        live.add(name)
-        pending += [ref for ref in graph.op[name].refs if ref in graph.op]
-        pending += writers[name]
-    return frozenset(live)
+    whole = Stages(tuple(stages), edges, tuple(moved))
+    return replace(whole, edges=(*edges, *norms(graph, whole))) if clip else whole
 
 
 def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
@@ -82,7 +71,8 @@ def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
     found: set[int] = set()
     for stage in reversed(stages):
         own = set(stage.ops) - set(stage.recomputed)
-        later = [other for other in stages if other.index in found]
+        others = (other for other in stages if other.replica == stage.replica)
+        later = [other for other in others if other.index in found]
         wanted = {value for other in later for value in _graded_reads(graph, other)} | {graph.loss}
         if any(value in graph.graded for value in wanted & own):
             found.add(stage.index)
@@ -142,6 +132,26 @@ class _Groups:
 
     def reversed(self) -> _Groups:
         return _Groups(self.device_of, self.after, self.before)
+
+
+def _parts_of(
+    groups: Sequence[tuple[str, ...]],
+    device_of: Sequence[str],
+    graph: Graph,
+    breaks: Sequence[str],
+) -> list[str]:
+    """Return each group's device; a device that breaks counts as one for each of its parts."""
+    if not breaks:
+        return list(device_of)
+    place = {op.name: i for i, op in enumerate(graph.ops)}
+    home = {name: device_of[i] for i, group in enumerate(groups) for name in group}
+    starts = {name: min(map(place.__getitem__, group)) for group in groups for name in group}
+    found = []
+    for group, device in zip(groups, device_of, strict=True):
+        own = [name for name in breaks if home[name] == device]
+        part = sum(starts[name] <= starts[group[0]] for name in own)
+        found.append(f"{device} part {part}" if part else device)
+    return found
 
 
 def _shorter(groups: _Groups) -> list[list[int]]:
@@ -328,12 +338,12 @@ def holders(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[Stage]]:
     for stage in stages:
         for name in dict.fromkeys(graph.param[param].canonical for param in stage.params):
             reading.setdefault(name, []).append(stage)
-    graded = {name for stage in stages for name in _graded_params(graph, stage)}
+    graded = {name for stage in stages for name in graded_params(graph, stage)}
     order = {param.canonical: i for i, param in reversed(list(enumerate(graph.params)))}
     return {name: reading[name] for name in sorted(graded, key=lambda name: order[name])}
 
 
-def _graded_params(graph: Graph, stage: Stage) -> set[str]:
+def graded_params(graph: Graph, stage: Stage) -> set[str]:
     """Return the parameters, by canonical name, that get a gradient from a stage."""
     ops = (graph.op[name] for name in stage.ops if name in graph.graded)
     found = {graph.param[name] for op in ops for name in op.params}
@@ -344,7 +354,7 @@ def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
     """Yield each leaf's gradient to all other devices that hold the parameter, last stage first."""
     if graph.loss is None:
         return
-    graded = {stage.index: _graded_params(graph, stage) for stage in stages}
+    graded = {stage.index: graded_params(graph, stage) for stage in stages}
     for name, held_by in holders(graph, stages).items():
         first_on: dict[str, int] = {}
         for stage in held_by:
@@ -355,10 +365,10 @@ def _tied(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
                     yield Edge(name, source.index, target, "tied", graph.param[name].spec.nbytes)
 
 
-def _norms(graph: Graph, stages: list[Stage]) -> Iterator[Edge]:
+def norms(graph: Graph, stages: Stages) -> Iterator[Edge]:
     """Yield the norms of each device's parameters to every other device, once a step."""
     owned = owners(graph, stages)
-    first_on = {stage.device: stage.index for stage in reversed(stages)}
+    first_on = {stage.device: stage.index for stage in reversed(stages.stages)}
     for a, own in owned.items():
         for b in first_on:
             if a != b and own:
@@ -376,12 +386,27 @@ def norms_spec(graph: Graph, names: Sequence[str]) -> TensorSpec:
     return TensorSpec((len(names),), dtype, (1,))
 
 
-def owners(graph: Graph, stages: Sequence[Stage]) -> dict[str, list[str]]:
+def owners(graph: Graph, stages: Stages) -> dict[str, list[str]]:
     """Return the parameters each device answers for: those of which it is the first holder.
 
-    By canonical name, in the order of the model.
+    Of replicas it is the first one's device; with ZeRO, that of the replica that updates it. By
+    canonical name, in the order of the model.
     """
-    owned: dict[str, list[str]] = {device: [] for device in dict.fromkeys(s.device for s in stages)}
-    for name, held_by in holders(graph, stages).items():
-        owned[held_by[0].device].append(name)
+    updates = updating(graph, stages) if stages.zero_stage else {}
+    held = [holders(graph, stages.of_replica(replica)) for replica in range(stages.replicas)]
+    owned: dict[str, list[str]] = {device: [] for device in stages.devices}
+    for name in held[0]:
+        owned[held[updates.get(name, 0)][name][0].device].append(name)
     return owned
+
+
+def updating(graph: Graph, stages: Stages) -> dict[str, int]:
+    """Return the replica whose piece of its bucket each parameter is in, where pieces are whole."""
+    found: dict[str, int] = {}
+    for bucket in stages.buckets:
+        ends = list(accumulate(bucket.pieces))
+        start = 0
+        for name in bucket.params:
+            found[name] = min(bisect_right(ends, start), len(ends) - 1)
+            start += graph.param[name].spec.numel
+    return found

@@ -7,14 +7,16 @@ forecasts are compared. This room decides nothing and knows no terminal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
-from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.plan import Plan, costs_of, measured_share, with_placement
-from bigbrain_fx.recompute import recompute_text
-from bigbrain_fx.recovery import Recovery, choose
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
+from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.recompute import recompute_text
+from bigbrain_fx.plan.recovery import Recovery, choose
+from bigbrain_fx.plan.replica_text import replicas_text
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,9 @@ class Explanation:
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others; `recompute` says which stages run their forward again before
-    each backward. `measured` is the share of the ops' time that was measured, None if the estimator
-    does not measure. `recovery` is what a failure would cost, None where
-    there is one device or no training.
+    each backward, `replicas` what copies of the model share. `measured` is the share of the ops'
+    time that was measured, None if the estimator does not measure. `recovery` is what a failure
+    would cost, None where there is one device or no training.
     """
 
     step_s: float
@@ -79,6 +81,7 @@ class Explanation:
     measured: float | None = None
     recovery: Recovery | None = None
     recompute: str = ""
+    replicas: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -94,7 +97,7 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
-        lines += [self.recompute] if self.recompute else []
+        lines += [text for text in (self.replicas, self.recompute) if text]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -130,6 +133,7 @@ def explain(plan: Plan) -> Explanation:
         measured_share(plan),
         recovery,
         recompute_text(plan.stages),
+        replicas_text(plan.stages),
     )
 
 
@@ -178,7 +182,7 @@ def _cut(plan: Plan, costs: Costs, source: int, target: int) -> Cut:
     ]
     a, b = plan.stages.stages[source], plan.stages.stages[target]
     link = plan.cluster.link(a.device, b.device)
-    neighbours = plan.stages.is_chain and target == source + 1
+    neighbours = plan.stages.is_chain and target == source + 1 and a.replica == b.replica
     moves = _alternatives(plan, costs, a, b) if neighbours else ()
     return Cut(
         source,
@@ -220,12 +224,24 @@ def _moved(
 ) -> Alternative:
     """Forecast the plan with some ops moved: all that lie between the block's end and the cut."""
     name = f"all of {block}" if whole else block
-    placement = Placement({**plan.placement.device_of, **dict.fromkeys(ops, to.device)})
+    placement = _with_ops_on(plan.placement, ops, to)
     try:
         moved = with_placement(plan, placement, costs)
         return Alternative(name, to.device, moved.forecast.step_s)
-    except NoPlanError as error:
+    except (NoPlanError, InputError) as error:
         return Alternative(name, to.device, None, error.what)
+
+
+def _with_ops_on(placement: Placement, ops: Sequence[str], to: Stage) -> Placement:
+    """Return a placement with some ops on a stage's device, of its replica."""
+    moved = dict.fromkeys(ops, to.device)
+    if not placement.replicas:
+        return Placement({**placement.device_of, **moved})
+    replicas = [
+        replace(each, device_of={**each.device_of, **moved}) if number == to.replica else each
+        for number, each in enumerate(placement.replicas)
+    ]
+    return replace(placement, device_of=replicas[0].device_of, replicas=tuple(replicas))
 
 
 def _is_of(plan: Plan, stage: Stage, op: str, block: str) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.fitting import needed_bytes
+from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
-from bigbrain_fx.search import Ask, Score, Trial, search
-from bigbrain_fx.sharing import crowded
+from bigbrain_fx.plan.search import Ask, Score, Trial, search
+from bigbrain_fx.planning import crowded
 
 
 class Judge:

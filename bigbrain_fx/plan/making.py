@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.fitting import with_data
+from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Judge
+from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, planned
-from bigbrain_fx.recompute import wanted_by
-from bigbrain_fx.schedule import stage_costs
-from bigbrain_fx.simulate import simulate
+from bigbrain_fx.plan.recompute import Wanted, wanted_by
+from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
+from bigbrain_fx.plan.schedule import stage_costs
+from bigbrain_fx.plan.simulate import simulate
 
 
 def make_plan(
@@ -39,19 +42,13 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if wants_replicas(graph, cluster, options):
+        return plan_replicas(graph, cluster, source, options, make_plan)
     if options.partitioner == AUTO:
         return Judge(graph, cluster, source, options).plan(known)
-    found: list[Plan] = []
-    failure: NoPlanError | None = None
-    for count in counts(graph, cluster, options):
-        try:
-            found.append(planned(graph, cluster, source, options, count))
-        except NoPlanError as error:
-            failure = failure or error
-    if not found:
-        assert failure is not None
-        raise failure
-    return min(found, key=lambda plan: plan.forecast.step_s)
+    tried = counts(graph, cluster, options)
+    tries = [partial(planned, graph, cluster, source, options, count) for count in tried]
+    return fastest(tries, but=(NoPlanError,))
 
 
 def plan_placed(
@@ -63,7 +60,8 @@ def plan_placed(
         NoPlanError: it does not fit in memory.
         InputError: the batch cannot be split as asked, or the cluster lacks a device.
     """
-    lacking = sorted(set(placement.device_of.values()) - set(cluster.device))
+    homes = [placement.device_of, *(replica.device_of for replica in placement.replicas)]
+    lacking = sorted({d for home in homes for d in home.values()} - set(cluster.device))
     if lacking:
         raise InputError(
             f"the cluster has no device {', '.join(lacking)}, where the placement puts ops",
@@ -78,14 +76,29 @@ def plan_placed(
 
 
 def replan(plan: Plan, cluster: Cluster) -> Plan:
-    """Make the same plan's choices again for another cluster: what would it give there?"""
+    """Make the same plan's choices again for another cluster: what would it give there?
+
+    Where so many replicas cannot be made of it, as many as can.
+    """
+    if plan.stages.replicas == 1:
+        return _replan(plan, cluster, plan.stages.replicas)
+    try:
+        return _replan(plan, cluster, plan.stages.replicas)
+    except (InputError, NoPlanError):
+        return _replan(plan, cluster, 0)
+
+
+def _replan(plan: Plan, cluster: Cluster, replicas: int) -> Plan:
     options = Options(
         plan.partitioner,
         plan.estimator,
         None,
         plan.micro_batches,
         plan.seed,
-        recompute=wanted_by(plan.stages, plan.trained),
+        recompute=_recompute_of(plan),
+        replicas=replicas,
+        zero_stage=plan.stages.zero_stage,
+        sum_order=plan.stages.sum_order,
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)
@@ -93,6 +106,13 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
         options, recompute=None, objective=plan.search.objective, effort=plan.search.effort
     )
     return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
+
+
+def _recompute_of(plan: Plan) -> Wanted:
+    """Return what recomputes, for another cut; of replicas all: their stages' numbers change."""
+    if plan.stages.micros and plan.stages.recompute:
+        return "all"
+    return wanted_by(plan.stages, plan.trained)
 
 
 def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:

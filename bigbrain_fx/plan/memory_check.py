@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Device, DeviceForecast, Forecast, Graph, Stages
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.schedule import library_bytes, rounded
+from bigbrain_fx.plan.schedule import library_bytes, rounded
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessMemory:
     """What a kind of device takes beside live tensors.
 
     Attributes:
@@ -29,9 +29,9 @@ class Process:
     context_bytes: int
 
 
-PROCESS: Mapping[str, Process] = {
-    "cpu": Process(share=1.2, context_bytes=40 << 20),
-    "cuda": Process(share=1.1, context_bytes=600 << 20),
+PROCESS: Mapping[str, ProcessMemory] = {
+    "cpu": ProcessMemory(share=1.2, context_bytes=40 << 20),
+    "cuda": ProcessMemory(share=1.1, context_bytes=600 << 20),
 }
 """CPU: covers VmHWM less a warmed baseline in `python -m tools.memory` and, on emulated devices, in
 `tools.fidelity` (gloo's buffers, blocks that malloc keeps). CUDA: the context, and segments that

@@ -9,11 +9,21 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Cluster, Forecast, Graph, Placement, Program, Stages
-from bigbrain_fx.recompute import Wanted, recompute_text
-from bigbrain_fx.search import Effort, Objective, Search
+from bigbrain_fx.core import (
+    Cluster,
+    Forecast,
+    Graph,
+    Placement,
+    Program,
+    Stages,
+    SumOrder,
+    ZeroStage,
+)
+from bigbrain_fx.plan.recompute import Wanted, recompute_text
+from bigbrain_fx.plan.replica_text import replicas_text
+from bigbrain_fx.plan.search import Effort, Objective, Search
 
-FORMAT = 1
+FORMAT = 2
 AUTO = "auto"
 """The partitioner that tries the others, with every choice that was left open."""
 
@@ -29,6 +39,9 @@ class Options:
     value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
     the stages (by number, or "all") that keep no activations and run forward again before backward.
     `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
+    `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
+    to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
+    divide besides, and `sum_order` how gradients are added; see `core.Placement`.
     """
 
     partitioner: str = "chain-dp"
@@ -45,6 +58,10 @@ class Options:
     recompute: Wanted = None
     objective: Objective = "throughput"
     effort: Effort = "normal"
+    replicas: int | None = None
+    replica_shares: tuple[int, ...] = ()
+    zero_stage: ZeroStage = 0
+    sum_order: SumOrder = "replica"
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,8 @@ class Plan:
         ]
         if self.stages.recompute:
             lines.append(f"  {recompute_text(self.stages)}")
+        if self.stages.micros:
+            lines.append(f"  {replicas_text(self.stages)}")
         for entry in self.forecast.devices:
             numbers = ", ".join(str(stage.index) for stage in self.stages.of(entry.device))
             peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"

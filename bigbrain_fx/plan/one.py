@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placement
-from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.fitting import beside_tensors, for_tensors, require_fits, with_data
+from bigbrain_fx.plan.cut import trained
+from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plugins import estimator, options_of, partitioner
-from bigbrain_fx.recompute import recomputing
-from bigbrain_fx.schedule import build, require_sound, stage_costs
-from bigbrain_fx.sharing import crowded
-from bigbrain_fx.simulate import simulate
+from bigbrain_fx.plan.recompute import recomputing
+from bigbrain_fx.plan.replica_cut import cut_replicas
+from bigbrain_fx.plan.schedule import build, require_sound, stage_costs
+from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning import crowded, estimator, options_of, partitioner
 
 
 def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4) -> list[int]:
@@ -168,7 +168,7 @@ def placed(
     """
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
-    stages = cut(graph, placement, rows, clip=source.clip_norm is not None)
+    stages = cut_replicas(graph, placement, rows, clip=source.clip_norm is not None)
     with_backward = trained(graph, stages.stages)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"

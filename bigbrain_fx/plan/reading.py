@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter
+
+READABLE = (1, FORMAT)
 
 
 def from_json(text: bytes, where: str) -> Plan:
@@ -19,7 +23,7 @@ def from_json(text: bytes, where: str) -> Plan:
     """
     _require_format(text, where)
     try:
-        return plan_adapter().validate_json(text)
+        plan = plan_adapter().validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
@@ -29,6 +33,10 @@ def from_json(text: bytes, where: str) -> Plan:
             help="make it again with `bigbrain-fx split`",
         ) from error
 
+    plan = replace(plan, format=FORMAT)  # what an older one lacks has a default
+    plan.__dict__["key"] = hashlib.sha256(text).hexdigest()[:16]  # of the plan as it was written
+    return plan
+
 
 def _require_format(text: bytes, where: str) -> None:
     """Look at the format first: a newer one may have other fields."""
@@ -37,7 +45,7 @@ def _require_format(text: bytes, where: str) -> None:
     except ValueError:
         return  # the reader says where it is broken
     number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
-    if number != FORMAT:
+    if number not in READABLE:
         raise InputError(
             f"plan format {number!r} is not {FORMAT}",
             at=where,

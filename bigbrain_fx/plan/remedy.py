@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.fitting import least_memory, mib
-from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plan.making import make_plan
+from bigbrain_fx.plan.memory_check import least_memory, mib
+from bigbrain_fx.plan.nouns import Options, Plan, Source
 
 _PLENTY = 1 << 60
 _TOO_MANY_OPS = 2000  # planning again and again would take longer than a user waits for a refusal

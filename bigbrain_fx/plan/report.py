@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from bigbrain_fx.core import Forecast, Slice
-from bigbrain_fx.explain import Cut, DevicePart, Explanation, explain
-from bigbrain_fx.plan import Plan, timeline
+from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation, explain
+from bigbrain_fx.plan.making import timeline
+from bigbrain_fx.plan.nouns import Plan
 
 WIDTH = 1000  # of the drawing, in pixels
 ROW = 26

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Graph, Op, Placement
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan.nouns import Plan
 
 _Sign = tuple[str, int, str, int]  # module, call of it, target, how many alike came before
 
 
 @dataclass(frozen=True)
-class _Known:
+class _PlanOfNames:
     """Where a plan runs things, by stage."""
 
     of_op: Mapping[_Sign, int]
@@ -26,7 +26,7 @@ class _Known:
 
 
 def place_like(graph: Graph, plan: Plan) -> Placement:
-    """Place every op where the plan runs the same one.
+    """Place every op where the plan, of replicas the first, runs the same one.
 
     An op is the same when it is the n-th of its kind in the same call of the same module. What has
     no twin goes where its parameters are, else with the latest of what it reads: that keeps stages
@@ -51,16 +51,16 @@ def place_like(graph: Graph, plan: Plan) -> Placement:
     return Placement(homes, f"as plan {plan.key} placed {plan.graph.name}")
 
 
-def _known(plan: Plan) -> _Known:
+def _known(plan: Plan) -> _PlanOfNames:
     sign_of = dict(zip((op.name for op in plan.graph.ops), _signs(plan.graph), strict=True))
     of_op: dict[_Sign, int] = {}
     of_param: dict[str, int] = {}
-    for stage in plan.stages.stages:
+    for stage in plan.stages.of_replica(0):
         copies = set(stage.recomputed)
         of_op.update({sign_of[name]: stage.index for name in stage.ops if name not in copies})
         for name in stage.params:
             of_param.setdefault(name, stage.index)
-    return _Known(of_op, of_param)
+    return _PlanOfNames(of_op, of_param)
 
 
 def _signs(graph: Graph) -> list[_Sign]:
@@ -74,7 +74,7 @@ def _signs(graph: Graph) -> list[_Sign]:
     return found
 
 
-def _by_params(op: Op, known: _Known) -> int | None:
+def _by_params(op: Op, known: _PlanOfNames) -> int | None:
     return next((known.of_param[name] for name in op.params if name in known.of_param), None)
 
 

@@ -6,7 +6,7 @@ A cluster's devices have the rates that each has alone. Hosts say what their dev
     memory_bandwidth    CPU devices that together would move more get shares, by what each would
 
 GPUs compute on cores and in memory of their own. It knows devices and hosts; it knows no graphs, no
-times and no messages (NICs are the simulator's).
+times and no messages (that these take turns on a NIC is the simulator's).
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def crowded(cluster: Cluster) -> Cluster:
         devices=tuple(map(crowds.slowed, cluster.devices)),
         hosts=tuple(Host(host.name, host.nic_bytes_per_s) for host in cluster.hosts),
     )
+
+
+def bytes_per_s(cluster: Cluster, a: str, b: str) -> float:
+    """Return the rate of a message that shares its link and NICs with nobody."""
+    return min([cluster.link(a, b).bytes_per_s, *(rate for _, rate in cluster.nics(a, b))])
 
 
 @dataclass(frozen=True)

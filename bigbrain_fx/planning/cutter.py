@@ -6,7 +6,7 @@ For a sequence of devices and a limit on how long each device and link may be bu
 
 It knows no schedule: what is in flight is given.
 
-Source: planners.md 4; Alpa (Zheng et al., OSDI'22, section 5.2), with links as resources.
+Source: Alpa (Zheng et al., OSDI'22, section 5.2), with links as resources.
 """
 
 from __future__ import annotations
@@ -18,19 +18,45 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.search.line import Line, Setting, Split
-from bigbrain_fx.search.work import Array, Numbers
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.planning.chain import Crossing, Line, Setting, Split
+from bigbrain_fx.planning.contention import bytes_per_s
+from bigbrain_fx.planning.unit_work import Array, Numbers
 
 _ROUNDING = 1.0 + 1e-12
 _HALVINGS = 18
 
 
 @dataclass(frozen=True, slots=True)
-class _Hop:
+class Hop:
     """Each place as a cut between two devices: there and back, and the busier direction."""
 
     round_trip_s: Array
     wire_s: Array
+
+
+def hop_of(cluster: Cluster, a: str, b: str, crossing: Crossing, micro_batches: int) -> Hop:
+    """Return what crossing from one device to another takes, per micro-batch.
+
+    Args:
+        cluster: the devices and links.
+        a: the device before a cut.
+        b: the one after it.
+        crossing: what crosses every cut; gradients of tied weights once a step each way.
+        micro_batches: in one step.
+    """
+    latency_s, per_s = cluster.link(a, b).latency_s, bytes_per_s(cluster, a, b)
+    there, back = crossing.forward_bytes / per_s, crossing.backward_bytes / per_s
+    tied = crossing.tied_bytes / per_s / micro_batches
+    trips = 1.0 * (crossing.forward_bytes > 0) + (crossing.backward_bytes > 0)
+    handled = np.zeros_like(there)
+    for end in (cluster.device[name].overheads for name in (a, b)):
+        handled += end.message_s * (crossing.forward_count + crossing.backward_count)
+        if end.message_bytes_per_s:
+            total = crossing.forward_bytes + crossing.backward_bytes
+            handled += total / end.message_bytes_per_s
+    round_trip = there + back + 2 * tied + trips * latency_s + handled
+    return Hop(round_trip, np.maximum(there, back) + tied)
 
 
 class Cutter:
@@ -43,29 +69,61 @@ class Cutter:
     def __init__(self, line: Line, setting: Setting) -> None:
         self.line, self.setting, self.steps = line, setting, 0
         self._unit_until = {d: line.unit_until(d, setting) for d in line.work.on}
-        self._hops: dict[tuple[object, ...], _Hop] = {}
+        self._hops: dict[tuple[object, ...], Hop] = {}
+        self._hop_between: dict[tuple[str, str], Hop] = {}
+        self._least_busy_s: dict[tuple[int, ...], float] = {}  # by kinds of devices
+        self._tails: dict[tuple[object, ...], _Tail] = {}  # without a limit: sequences share ends
+
+    @property
+    def micro_batches(self) -> int:
+        """How many a step has."""
+        return self.setting.micro_batches
+
+    def unit_s(self, device: str) -> Array:
+        """Return the seconds per micro-batch of what lies between each two places."""
+        found: Array = np.diff(self._unit_until[device])
+        return found
 
     def least_busy_s(self, sequence: Sequence[str]) -> float:
         """Return a lower bound of `most_s`: the work divided by speed, and the dearest unit."""
-        return least_busy_s(np.stack([np.diff(self._unit_until[d]) for d in sequence]))
+        key = tuple(sorted(id(self.line.work.on[d]) for d in sequence))
+        if key not in self._least_busy_s:
+            found = least_busy_s(np.stack([self.unit_s(d) for d in sequence]))
+            self._least_busy_s[key] = found
+        return self._least_busy_s[key]
+
+    def least_sum_s(self, sequence: Sequence[str]) -> float:
+        """Return a lower bound of `sum_s`: every unit and every hop where it takes least."""
+        units_s = float(np.stack([self.unit_s(d) for d in sequence]).min(axis=0).sum())
+        hops = (self.hop(a, b).round_trip_s[1:-1] for a, b in pairwise(sequence))
+        return units_s + sum(float(trips.min(initial=np.inf)) for trips in hops)
 
     def solve(self, sequence: Sequence[str], limit_s: float) -> Split | None:
         """Return the split of least `sum_s` with `most_s` <= `limit_s`; None when there is none."""
         if len(sequence) > self.line.count:
             return None
         self.steps += len(sequence)
-        tail: Array | None = None
-        ends: list[Numbers] = []
-        for stage in range(len(sequence) - 1, -1, -1):
-            tail, end = self._stage(sequence, stage, limit_s, tail)
-            ends.append(end)
-        assert tail is not None
-        if not np.isfinite(tail[0]):
+        tails = self._solved(sequence, limit_s)
+        if not np.isfinite(tails[0].sum_s[0]):
             return None
         cuts = [0]
-        for end in reversed(ends):
-            cuts.append(int(end[cuts[-1]]))
+        for tail in tails:
+            cuts.append(tail.end(cuts[-1]))
         return self.measure(sequence, cuts)
+
+    def _solved(self, sequence: Sequence[str], limit_s: float) -> list[_Tail]:
+        """Return, for every stage, what it and all later ones take at least."""
+        stages = len(sequence)
+        flights = [self.setting.flight(stage, stages) for stage in range(stages)]
+        known = self._tails if limit_s == np.inf else {}
+        tails: list[_Tail] = []
+        for stage in range(stages - 1, -1, -1):
+            key = (tuple(sequence[stage:]), tuple(flights[stage:]))
+            if key not in known:
+                later = tails[-1] if tails else None
+                known[key] = self._stage(sequence[stage:], flights[stage], limit_s, later)
+            tails.append(known[key])
+        return tails[::-1]
 
     def tapered(self, sequence: Sequence[str]) -> Split | None:
         """Return a split whose stages end together: later ones begin later, so they get less.
@@ -84,6 +142,25 @@ class Cutter:
             best, low_s, high_s = (cuts, low_s, middle_s) if cuts else (best, middle_s, high_s)
         return self.measure(sequence, best) if best else None
 
+    def even(self, sequence: Sequence[str]) -> Split | None:
+        """Return the split whose stages have about as many units each, if it fits."""
+        count, stages = self.line.count, len(sequence)
+        if stages > count:
+            return None
+        units = np.linspace(0, self.line.work.count, stages + 1)
+        cuts = [int(np.argmin(abs(self.line.places - unit))) for unit in units]
+        return self.measure(sequence, cuts) if self.fits(sequence, cuts) else None
+
+    def fits(self, sequence: Sequence[str], cuts: Sequence[int]) -> bool:
+        """Whether every stage has units, and its device can hold them."""
+        stages = len(sequence)
+        return all(
+            self.line.reach(device, self.setting.flight(stage, stages), self.setting).has(
+                cuts[stage], cuts[stage + 1]
+            )
+            for stage, device in enumerate(sequence)
+        )
+
     def _within(self, sequence: Sequence[str], most_s: float) -> list[int] | None:
         """Return cuts with head_s + M t_s <= `most_s` for every stage, if the greedy finds some."""
         cuts, head_s, count = [0], 0.0, self.line.count
@@ -93,14 +170,14 @@ class Cutter:
             until, first = self._unit_until[device], cuts[-1]
             room_s = (most_s - head_s) / micro
             after = int(np.searchsorted(until, (until[first] + room_s) * _ROUNDING, "right")) - 1
-            flight = max(1, min(micro, stages - stage))
+            flight = self.setting.flight(stage, stages)
             reach = self.line.reach(device, flight, self.setting)
             after = reach.last(first, min(after, count - (stages - 1 - stage)))
             if after <= first:
                 return None
             cuts.append(after)
             if stage + 1 < stages:
-                trip_s = self._hop(device, sequence[stage + 1]).round_trip_s[after]
+                trip_s = self.hop(device, sequence[stage + 1]).round_trip_s[after]
                 head_s += float(until[after] - until[first] + trip_s)
         return cuts if cuts[-1] == count else None
 
@@ -108,7 +185,7 @@ class Cutter:
         """Return the split with these cuts and its times; memory is not looked at."""
         untils = [self._unit_until[device] for device in sequence]
         loads = [float(u[b] - u[a]) for u, a, b in zip(untils, cuts[:-1], cuts[1:], strict=True)]
-        hops = [self._hop(a, b) for a, b in pairwise(sequence)]
+        hops = [self.hop(a, b) for a, b in pairwise(sequence)]
         trips = [float(hop.round_trip_s[cut]) for hop, cut in zip(hops, cuts[1:-1], strict=True)]
         wires = [float(hop.wire_s[cut]) for hop, cut in zip(hops, cuts[1:-1], strict=True)]
         return Split(
@@ -116,50 +193,56 @@ class Cutter:
         )
 
     def _stage(
-        self, sequence: Sequence[str], stage: int, limit_s: float, tail: Array | None
-    ) -> tuple[Array, Numbers]:
-        """Return, for each first place, the least sum of this stage and all later ones; its end."""
-        line, until = self.line, self._unit_until[sequence[stage]]
-        flight = max(1, min(self.setting.micro_batches, len(sequence) - stage))
+        self, sequence: Sequence[str], flight: int, limit_s: float, later: _Tail | None
+    ) -> _Tail:
+        """Return what the first of these stages and all later ones take at least."""
+        line, until = self.line, self._unit_until[sequence[0]]
         latest = np.searchsorted(until, until + limit_s * _ROUNDING, side="right") - 1
-        reach = line.reach(sequence[stage], flight, self.setting)
-        if tail is None:
-            rest = until[-1] - until
-            fits = reach.all_until if reach.fits is None else line.count * reach.fits[:, -1]
-            rest[np.minimum(latest, fits) < line.count] = np.inf
-            rest[-1] = np.inf  # an empty stage is no stage
-            return rest, np.full(line.count + 1, line.count)
-        hop = self._hop(sequence[stage], sequence[stage + 1])
-        at_end = until + hop.round_trip_s + tail
-        at_end[hop.wire_s > limit_s * _ROUNDING] = np.inf
+        reach = line.reach(sequence[0], flight, self.setting)
+        if later is None:
+            at_end = np.full(line.count + 1, np.inf)
+            at_end[-1] = until[-1]
+        else:
+            hop = self.hop(sequence[0], sequence[1])
+            at_end = until + hop.round_trip_s + later.sum_s
+            at_end[hop.wire_s > limit_s * _ROUNDING] = np.inf
         if reach.fits is None:
             lasts = np.minimum(latest, reach.all_until)
-            ends = first_minima(at_end, np.arange(1, line.count + 2), lasts)
-        else:
-            ends = _masked_minima(at_end, reach.fits, latest)
-        least = np.where(ends >= 0, at_end[ends], np.inf) - until
-        return least, ends
+            least = range_minima(at_end, np.arange(1, line.count + 2), lasts)
+            return _Tail(least - until, at_end, lasts, None)
+        within = reach.fits & (np.arange(line.count + 1)[None, :] <= latest[:, None])
+        least = np.where(within, at_end[None, :], np.inf).min(axis=1)
+        return _Tail(least - until, at_end, latest, within)
 
-    def _hop(self, a: str, b: str) -> _Hop:
-        cluster, crossing = self.setting.cluster, self.line.crossing
-        link = cluster.link(a, b)
-        rates = [rate for _, rate in cluster.nics(a, b)]
-        ends = [cluster.device[name].overheads for name in (a, b)]
-        key = (link, *rates, *ends)
-        if key not in self._hops:
-            per_s = min([link.bytes_per_s, *rates])
-            there, back = crossing.forward_bytes / per_s, crossing.backward_bytes / per_s
-            tied = crossing.tied_bytes / per_s / self.setting.micro_batches
-            trips = 1.0 * (crossing.forward_bytes > 0) + (crossing.backward_bytes > 0)
-            handled = np.zeros_like(there)
-            for end in ends:
-                handled += end.message_s * (crossing.forward_count + crossing.backward_count)
-                if end.message_bytes_per_s:
-                    total = crossing.forward_bytes + crossing.backward_bytes
-                    handled += total / end.message_bytes_per_s
-            round_trip = there + back + 2 * tied + trips * link.latency_s + handled
-            self._hops[key] = _Hop(round_trip, np.maximum(there, back) + tied)
-        return self._hops[key]
+    def hop(self, a: str, b: str) -> Hop:
+        """Return each place as a cut between two neighbouring devices."""
+        if (a, b) not in self._hop_between:
+            cluster = self.setting.cluster
+            ends = (cluster.device[name].overheads for name in (a, b))
+            key = (cluster.link(a, b), bytes_per_s(cluster, a, b), *ends)
+            if key not in self._hops:
+                crossing, micro = self.line.crossing, self.setting.micro_batches
+                self._hops[key] = hop_of(cluster, a, b, crossing, micro)
+            self._hop_between[a, b] = self._hops[key]
+        return self._hop_between[a, b]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The stages from one on: for each first place, the least sum; where the first of them ends."""
+
+    sum_s: Array
+    at_end: Array
+    lasts: Numbers
+    allowed: NDArray[np.bool_] | None
+
+    def end(self, first: int) -> int:
+        """Return the end of the first stage, the earliest of equals."""
+        after = int(self.lasts[first]) + 1
+        at_end = self.at_end[first + 1 : after]
+        if self.allowed is not None:
+            at_end = np.where(self.allowed[first, first + 1 : after], at_end, np.inf)
+        return first + 1 + int(at_end.argmin())
 
 
 def least_busy_s(seconds: Array) -> float:
@@ -175,32 +258,22 @@ def least_busy_s(seconds: Array) -> float:
     return float(max((seconds * shares[:, None]).min(axis=0).sum(), seconds.min(axis=0).max()))
 
 
-def _masked_minima(values: Array, allowed: NDArray[np.bool_], lasts: Numbers) -> NDArray[np.intp]:
-    """Return where the least of the allowed values up to each last one is; -1 if none is finite."""
-    within = np.arange(len(values))[None, :] <= lasts[:, None]
-    each = np.where(allowed & within, values[None, :], np.inf)
-    found = each.argmin(axis=1)
-    return np.where(np.isfinite(each[np.arange(len(values)), found]), found, -1)
+def range_minima(values: Array, firsts: Numbers, lasts: Numbers) -> Array:
+    """Return the least of values[first : last + 1] for every range; infinity for an empty one.
 
-
-def first_minima(values: Array, firsts: Numbers, lasts: Numbers) -> NDArray[np.intp]:
-    """Return where the least of values[first : last + 1] is, for every range; -1 if none is finite.
-
-    Of equal ones the earliest. A sparse table of positions: n log n.
+    A sparse table: row k has the least of each 2^k neighbours.
     """
     count = len(values)
-    lengths = np.minimum(lasts, count - 1) - firsts + 1
+    lasts = np.minimum(lasts, count - 1)
+    lengths = lasts - firsts + 1
     level_of = np.frexp(np.maximum(lengths, 1))[1] - 1
-    table = [np.arange(count)]
-    for level in range(int(level_of.max())):
-        half = 1 << level
-        left, right = table[-1][:-half], table[-1][half:]
-        row = table[-1].copy()
-        row[:-half] = np.where(values[right] < values[left], right, left)
-        table.append(row)
-    stacked = np.stack(table)
-    start = np.minimum(firsts, count - 1)
-    second = np.maximum(np.minimum(lasts, count - 1) - (1 << level_of) + 1, 0)
-    left, right = stacked[level_of, start], stacked[level_of, second]
-    found = np.where(values[right] < values[left], right, left)
-    return np.where((lengths > 0) & np.isfinite(values[found]), found, -1)
+    table = np.full((int(level_of.max()) + 1, count), np.inf)
+    table[0] = values
+    for level in range(1, len(table)):
+        half = 1 << (level - 1)
+        np.minimum(table[level - 1, :-half], table[level - 1, half:], out=table[level, :-half])
+    starts = np.minimum(firsts, count - 1)
+    seconds = np.maximum(lasts - (1 << level_of) + 1, 0)
+    found = np.minimum(table[level_of, starts], table[level_of, seconds])
+    least: Array = np.where(lengths > 0, found, np.inf)
+    return least

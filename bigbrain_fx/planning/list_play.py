@@ -1,7 +1,7 @@
 """The list scheduler on arrays: a device that is free takes the most urgent job that is ready.
 
-What `bigbrain_fx.schedule.greedy` does, which plug-ins may not import: a backward before a forward,
-an early micro-batch before a late one, then the longest way to the end.
+A backward before a forward, an early micro-batch before a late one, then the longest way to the
+end, as `plan.schedule.greedy` has it.
 
 Source: Graham 1969 (list scheduling); the rank is HEFT's upward rank (Topcuoglu et al., 2002).
 """
@@ -9,20 +9,10 @@ Source: Graham 1969 (list scheduling); the rank is HEFT's upward rank (Topcuoglu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from bigbrain_fx.core import Cluster
-from partitioners.stagewise import Message, Staged
-
-Job = tuple[bool, int, int]  # (is it a forward, stage, micro-batch)
-Orders = Mapping[int, Sequence[Job]]  # device -> its jobs in order
-
-
-def wire_s(cluster: Cluster, a: int, b: int, nbytes: int) -> tuple[float, float]:
-    """Return how long a message occupies its link, and the latency on top."""
-    link = cluster.link(cluster.devices[a].name, cluster.devices[b].name)
-    return nbytes / link.bytes_per_s, link.latency_s
+from bigbrain_fx.planning.clock import Job, Message, Orders, TimedStages
 
 
 class Play:
@@ -30,16 +20,12 @@ class Play:
 
     Args:
         staged: the stages.
-        cluster: the devices and links.
         micro_batches: per step.
         limits: device -> the most micro-batches on it at once.
     """
 
-    def __init__(
-        self, staged: Staged, cluster: Cluster, micro_batches: int, limits: Mapping[int, int]
-    ) -> None:
-        self.staged, self.cluster, self.micro_batches = staged, cluster, micro_batches
-        self.limits = limits
+    def __init__(self, staged: TimedStages, micro_batches: int, limits: Mapping[int, int]) -> None:
+        self.staged, self.micro_batches, self.limits = staged, micro_batches, limits
         self._out: dict[bool, dict[int, list[Message]]] = {True: {}, False: {}}
         self._inputs: dict[bool, dict[int, int]] = {True: {}, False: {}}
         for way, messages in ((True, staged.values), (False, staged.gradients)):
@@ -83,18 +69,14 @@ class Play:
         count = len(staged.device_of)
         back = [0.0] * count
         for stage in range(count):
-            ways = (self._way_s(m) + back[m.target] for m in self._out[False].get(stage, ()))
+            ways = (m.way_s + back[m.target] for m in self._out[False].get(stage, ()))
             back[stage] = staged.backward_s[stage] + max(ways, default=0.0)
         there = list(back)
         for stage in reversed(range(count)):
-            ways = (self._way_s(m) + there[m.target] for m in self._out[True].get(stage, ()))
+            ways = (m.way_s + there[m.target] for m in self._out[True].get(stage, ()))
             own_s = staged.forward_s[stage]
             there[stage] = max(own_s + max(ways, default=0.0), own_s + back[stage])
         return {True: there, False: back}
-
-    def _way_s(self, message: Message) -> float:
-        a, b = self.staged.device_of[message.source], self.staged.device_of[message.target]
-        return 0.0 if a == b else sum(wire_s(self.cluster, a, b, message.nbytes))
 
     def _waits_for(self, job: Job) -> int:
         is_forward, stage, micro = job
@@ -159,9 +141,9 @@ class Play:
         a, b = self.staged.device_of[message.source], self.staged.device_of[message.target]
         if a == b:
             return now_s
-        busy_s, latency_s = wire_s(self.cluster, a, b, message.nbytes)
-        self._link_free_s[a, b] = max(now_s, self._link_free_s.get((a, b), 0.0)) + busy_s
-        return self._link_free_s[a, b] + latency_s
+        free_s = max(now_s, self._link_free_s.get((a, b), 0.0)) + message.wire_s
+        self._link_free_s[a, b] = free_s
+        return free_s + message.latency_s
 
     def _at(self, when_s: float, job: Job, *, is_done: bool) -> None:
         self._serial += 1

@@ -1,15 +1,9 @@
-"""The orders a pipeline may be tried in: topological orders of units, and sequences of devices.
-
-It knows edges and devices; it knows no times and no method. Who asks says how many orders are too
-many, and in what devices are unlike.
-"""
+"""The topological orders of units that a pipeline may be tried in. It knows edges only."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-from bigbrain_fx.core import Cluster, Device
+from collections.abc import Iterable, Iterator
 
 
 def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
@@ -61,78 +55,3 @@ def _depth_first(
             if waiting[reader] == 0:
                 ready.append(reader)
     return tuple(order)
-
-
-def rates(device: Device) -> tuple[object, ...]:
-    """Return what a device does and holds: all but its name, its host and its overheads."""
-    return (
-        device.kind,
-        device.memory_bytes,
-        device.flops_per_s,
-        device.memory_bytes_per_s,
-        device.launch_s,
-        device.threads,
-    )
-
-
-def distinct_orders(
-    cluster: Cluster, trait: Callable[[Device], object]
-) -> Iterator[tuple[str, ...]]:
-    """Yield every order of every subset; devices that could change places are taken in order.
-
-    Two could where their traits are equal, and their links to every other device.
-
-    Args:
-        cluster: the devices and their links.
-        trait: what two devices must have in common.
-    """
-    kinds = _kinds(cluster, trait)
-    names = [device.name for device in cluster.devices]
-
-    def extend(taken: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
-        if taken:
-            yield tuple(names[i] for i in taken)
-        seen: set[int] = set()
-        for i, kind in enumerate(kinds):
-            if i not in taken and kind not in seen:
-                seen.add(kind)
-                yield from extend((*taken, i))
-
-    return extend(())
-
-
-def _kinds(cluster: Cluster, trait: Callable[[Device], object]) -> list[int]:
-    """Return, for each device, the first that it could change places with; itself, maybe."""
-    devices = cluster.devices
-    traits = [trait(device) for device in devices]
-    links = [[cluster.link(device.name, other.name) for other in devices] for device in devices]
-
-    def swappable(a: int, b: int) -> bool:
-        others = (i for i in range(len(links)) if i not in (a, b))
-        return traits[a] == traits[b] and all(links[a][i] == links[b][i] for i in others)
-
-    found: list[int] = []
-    for i in range(len(devices)):
-        firsts = (j for j in range(i) if found[j] == j and swappable(j, i))
-        found.append(next(firsts, i))
-    return found
-
-
-def sorted_orders(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
-    """Return the given order of the devices, and orders by speed, memory and host, each once."""
-    given = cluster.devices
-    orders: list[Sequence[Device]] = [
-        given,
-        sorted(given, key=lambda d: -d.flops_per_s),
-        sorted(given, key=lambda d: d.flops_per_s),
-        sorted(given, key=lambda d: -d.memory_bytes),
-        sorted(given, key=lambda d: d.memory_bytes),
-        sorted(given, key=lambda d: d.host),
-    ]
-    return tuple(dict.fromkeys(tuple(device.name for device in order) for order in orders))
-
-
-def beginnings(orders: Sequence[tuple[str, ...]], step: int) -> tuple[tuple[str, ...], ...]:
-    """Return whole orders and how they begin: all devices, then fewer by `step`, 1 always."""
-    lengths = [*range(len(orders[0]), 1, -max(1, step)), 1]
-    return tuple(dict.fromkeys(order[:length] for length in lengths for order in orders))

@@ -25,6 +25,10 @@ Kind: TypeAlias = Literal["partitioner", "estimator"]
 
 _OURS = "bigbrain-fx"
 _DEFAULT_ESTIMATOR = "analytical"
+_MOVED = {
+    **dict.fromkeys(("units", "orders", "tensors", "plugins"), "planning"),
+    **dict.fromkeys(("profiles", "cost_model"), "costs"),
+}
 
 
 def partitioner(name: str, **options: object) -> Partitioner:
@@ -145,7 +149,7 @@ def load(kind: Kind) -> ModuleType:
         InputError: a file of the same name was found instead.
     """
     module = importlib.import_module(f"{kind}s")
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     found = Path(module.__file__ or ".").resolve()
     if found.parent.parent != home or not hasattr(module, "TABLE"):
         raise InputError(
@@ -199,11 +203,19 @@ def _class(kind: Kind, name: str) -> Callable[..., object]:
         raise InputError(
             f"the {kind} '{name}' cannot be loaded: {type(error).__name__}: {error}",
             at=f"{point.value}, package '{_package(point)}'",
-            help="mend or uninstall the package",
+            help=_moved(error) or "mend or uninstall the package",
         ) from error
     if not callable(found):
         raise _not_a_plugin(kind, name, "a class")
     return found
+
+
+def _moved(error: Exception) -> str | None:
+    """Say where a module of version 0.1.0 is now that a package still imports by its old name."""
+    gone = str(error.name).removeprefix("bigbrain_fx.") if isinstance(error, ImportError) else ""
+    if gone not in _MOVED:
+        return None
+    return f"since 0.1.0 bigbrain_fx.{gone} is bigbrain_fx.{_MOVED[gone]}: import from there"
 
 
 def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:

@@ -1,89 +1,102 @@
 """Placement of units -> stages, as the cut makes them, with their times and their messages.
 
 What a device really runs is not unit by unit: it is a stage, which waits for all that it reads and
-sends when all of it is done. This is `bigbrain_fx.cut` in arrays, for placing methods that compare
-thousands of placements; a test holds the two together. It knows no order in time.
+sends when all of it is done. This is `plan.cut` in arrays, for methods that compare thousands of
+placements; a test holds the two together. It knows no order in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import numpy as np
-
-from bigbrain_fx.core import Cluster, Costs
-from partitioners.facts import Facts, Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A value on its way to a later stage, or its gradient to an earlier one."""
-
-    source: int
-    target: int
-    nbytes: int
+from bigbrain_fx.core import Cluster, Overheads
+from bigbrain_fx.planning.clock import Message, TimedStages
+from bigbrain_fx.planning.contention import bytes_per_s
+from bigbrain_fx.planning.unit_io import Value
+from bigbrain_fx.planning.unit_work import Work
 
 
-@dataclass(frozen=True)
-class Staged:
-    """Stages in an order in which they can run; devices are numbers in the cluster.
+class Wires:
+    """What a message from one device to another takes.
 
-    Attributes:
-        device_of: per stage.
-        forward_s, backward_s: per stage, of one micro-batch.
-        values, gradients: what goes between stages, those on one device included.
-        once_s: per device: what happens once a step.
+    Args:
+        cluster: the links, and what messages cost processes.
+        names: of the devices, by number.
     """
 
-    device_of: tuple[int, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    values: tuple[Message, ...]
-    gradients: tuple[Message, ...]
-    once_s: dict[int, float]
+    def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
+        self.cluster, self.names = cluster, names
+        self._known: dict[tuple[int, int], tuple[float, float, Overheads, Overheads]] = {}
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether every device has exactly one stage."""
-        return len(set(self.device_of)) == len(self.device_of)
+    def message(self, source: int, target: int, nbytes: int, a: int, b: int) -> Message:
+        """Return the message between two stages, on devices a and b."""
+        if a == b:
+            return Message(source, target, nbytes)
+        if (a, b) not in self._known:
+            ends = self.names[a], self.names[b]
+            there, here = (self.cluster.device[name].overheads for name in ends)
+            latency_s = self.cluster.link(*ends).latency_s
+            self._known[a, b] = bytes_per_s(self.cluster, *ends), latency_s, there, here
+        per_s, latency_s, there, here = self._known[a, b]
+        handled_s = there.handling_s(nbytes), here.handling_s(nbytes)
+        return Message(source, target, nbytes, nbytes / per_s, latency_s, *handled_s)
 
-    @cached_property
-    def devices(self) -> tuple[int, ...]:
-        """The devices in use, in order of their first stage."""
-        return tuple(dict.fromkeys(self.device_of))
+
+def messages(
+    values: Iterable[Value],
+    known: Work,
+    stage_of: Sequence[int],
+    device_of: Sequence[int],
+    wires: Wires,
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return who gets each value from whom, and the relay of each gradient.
+
+    A second reader on a device gets a value from the first; a gradient goes through the stages that
+    give one, last one first, to the maker.
+
+    Args:
+        values: in the order of their makers' stages; others than those between stages may be left
+            out.
+        known: the units.
+        stage_of: per unit.
+        device_of: per stage.
+        wires: what it takes.
+    """
+    there: list[Message] = []
+    back: list[Message] = []
+    for value in values:
+        maker = stage_of[value.maker]
+        readers = sorted({stage_of[unit] for unit in value.readers} - {maker})
+        holder = {device_of[maker]: maker}
+        for reader in readers:
+            source = holder.setdefault(device_of[reader], reader)
+            source = maker if source == reader else source
+            ends = device_of[source], device_of[reader]
+            there.append(wires.message(source, reader, value.nbytes, *ends))
+        if value.gradient_bytes and known.trains:
+            graded = {stage_of[unit] for unit in known.flows(value)}
+            for a, b in pairwise([maker, *(reader for reader in readers if reader in graded)]):
+                ends = device_of[b], device_of[a]
+                back.append(wires.message(b, a, value.gradient_bytes, *ends))
+    return tuple(there), tuple(back)
 
 
 @dataclass(frozen=True)
-class Cutter:
+class StageCutter:
     """The units of a graph, ready to be cut for one placement after another.
 
     Attributes:
         known: the units, none of them fused, in the order of the graph.
         cluster: the devices.
-        forward: device -> forward seconds of one micro-batch, per unit.
     """
 
-    known: Facts
+    known: Work
     cluster: Cluster
-    forward: dict[str, Seconds]
 
-    @staticmethod
-    def of(known: Facts, cluster: Cluster, costs: Costs) -> Cutter:
-        """Read the forward times of every unit from the costs."""
-        paid = [list(group) for group in known.groups]
-        for name, unit in known.copies.items():
-            if unit >= 0:
-                paid[unit].append(name)
-        forward = {
-            d.name: np.array([sum(costs.ops[d.name][n].forward_s for n in names) for names in paid])
-            for d in cluster.devices
-        }
-        return Cutter(known, cluster, forward)
-
-    def staged(self, homes: Sequence[int]) -> Staged:
+    def stages(self, homes: Sequence[int]) -> TimedStages:
         """Cut a placement: `homes` are numbers of devices, one per unit."""
         stages = stage_lists(self._before, self._after, homes)
         stage_of = [0] * len(homes)
@@ -91,18 +104,21 @@ class Cutter:
             for unit in units:
                 stage_of[unit] = number
         device_of = tuple(homes[units[0]] for units in stages)
-        names = [self.cluster.devices[home].name for home in device_of]
-        forward_s = tuple(
-            float(self.forward[n][u].sum()) for n, u in zip(names, stages, strict=True)
-        )
-        both_s = [float(self.known.seconds[n][u].sum()) for n, u in zip(names, stages, strict=True)]
-        values, gradients = self._messages(stage_of, device_of)
-        return Staged(
+        on = [self.known.on[self.cluster.devices[home].name] for home in device_of]
+        forward_s = [float(o.forward_s[u].sum()) for o, u in zip(on, stages, strict=True)]
+        again_s = forward_s if self.known.recompute else [0.0] * len(stages)
+        backward_s = [
+            float(o.backward_s[u].sum()) + twice_s
+            for o, u, twice_s in zip(on, stages, again_s, strict=True)
+        ]
+        own = {home: self.cluster.devices[home].overheads for home in device_of}
+        return TimedStages(
             device_of,
-            forward_s,
-            tuple(both - there for both, there in zip(both_s, forward_s, strict=True)),
-            values,
-            gradients,
+            tuple(forward_s),
+            tuple(backward_s),
+            *messages(self._values(stage_of), self.known, stage_of, device_of, self._wires),
+            {home: each.step_s for home, each in own.items()},
+            {home: each.instruction_s for home, each in own.items()},
             self._once_s(homes),
         )
 
@@ -114,28 +130,12 @@ class Cutter:
     def _after(self) -> list[list[int]]:
         return _neighbours(len(self.known.groups), self.known.edges)
 
-    def _messages(
-        self, stage_of: Sequence[int], device_of: Sequence[int]
-    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """Return who gets each value from whom, and the relay of each gradient.
+    def _values(self, stage_of: Sequence[int]) -> Iterable[Value]:
+        return sorted(self.known.values, key=lambda value: stage_of[value.maker])
 
-        A second reader on a device gets a value from the first; a gradient goes through the
-        readers, last one first, to the maker.
-        """
-        there: list[Message] = []
-        back: list[Message] = []
-        for value in sorted(self.known.values, key=lambda value: stage_of[value.maker]):
-            maker = stage_of[value.maker]
-            readers = sorted({stage_of[unit] for unit in value.readers} - {maker})
-            holder = {device_of[maker]: maker}
-            for reader in readers:
-                source = holder.setdefault(device_of[reader], reader)
-                source = maker if source == reader else source
-                there.append(Message(source, reader, value.nbytes))
-            if value.gradient_bytes:
-                relay = pairwise([maker, *readers])
-                back += (Message(b, a, value.gradient_bytes) for a, b in relay)
-        return tuple(there), tuple(back)
+    @cached_property
+    def _wires(self) -> Wires:
+        return Wires(self.cluster, [device.name for device in self.cluster.devices])
 
     def _once_s(self, homes: Sequence[int]) -> dict[int, float]:
         """Return what each device does once a step: the optimizer, gradients of tied weights."""
@@ -220,11 +220,3 @@ def _neighbours(count: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]
     for a, b in edges:
         found[a].append(b)
     return found
-
-
-def ends(staged: Staged, messages: Sequence[Message]) -> Iterator[tuple[Message, int, int]]:
-    """Yield each message that is one, with the devices at its ends."""
-    for message in messages:
-        a, b = staged.device_of[message.source], staged.device_of[message.target]
-        if a != b:
-            yield message, a, b

@@ -1,111 +1,162 @@
-"""Graph x Costs -> numbers per unit: all that a partitioner needs to know, and no tensor names.
+"""Graph x Costs -> arrays: what each unit costs, makes, reads and keeps; all that planners look at.
 
-A unit is a group of ops that must share a device (`bigbrain_fx.units`). This file knows no method:
-every partitioner may start from these numbers.
+A unit is a group of ops that must share a device (`bigbrain_fx.planning.units`). Nothing here knows
+of splits or schedules, and no method: every planner may start from these figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import Costs, Graph
-from bigbrain_fx.tensors import Value, Weight, edges_of, once_s, values_of, weights_of
-from bigbrain_fx.units import spread, units
+from bigbrain_fx.core import Costs, Graph, Op, OpCost
+from bigbrain_fx.planning.keeping import Keeping, keeping
+from bigbrain_fx.planning.unit_io import Value, Weight, edges_of, once_s, values_of, weights_of
+from bigbrain_fx.planning.units import live_ops, spread, units
 
-Seconds = NDArray[np.float64]
-Bytes = NDArray[np.int64]
-_Number = TypeVar("_Number", np.float64, np.int64)
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What each unit costs, makes and reads, in the order of `groups`.
+class OnKind:
+    """What the units take on one kind of device: seconds and bytes of one micro-batch.
 
     Attributes:
-        groups: the ops of each unit; the units in topological order.
-        copies: replicated ops, and the unit that reads each first (-1: nobody does).
-        seconds: device -> forward and backward of one micro-batch, per unit.
-        once_s: device -> work done once a step (the optimizer), per unit.
-        saved_bytes, workspace_bytes: device -> bytes, per unit; as in `OpCost`, but the workspace
-            includes the results of the op that needs the most, or what the optimizer needs.
+        once_s: the optimizer's time of the parameters that a unit reads first.
+        saved_bytes: from forward to backward; a storage at the first unit that keeps it.
+        workspace_bytes: while a unit runs: what its op that needs most makes and works with.
+        updated_bytes: while the optimizer runs.
+        keeping: the same as the first two, for pieces of a chain: storages have two ends there.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    once_s: Array
+    saved_bytes: Array
+    workspace_bytes: Array
+    updated_bytes: Array
+    keeping: Keeping
+
+    def merged(self, blocks: Sequence[Sequence[int]], position: Mapping[int, int]) -> OnKind:
+        """Return the figures with units made one."""
+        flat = [old for block in blocks for old in block]
+        starts = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
+
+        def summed(each: Array) -> Array:
+            return np.add.reduceat(each[flat], starts)
+
+        def largest(each: Array) -> Array:
+            return np.maximum.reduceat(each[flat], starts)
+
+        return OnKind(
+            summed(self.forward_s),
+            summed(self.backward_s),
+            summed(self.once_s),
+            summed(self.saved_bytes),
+            largest(self.workspace_bytes),
+            largest(self.updated_bytes),
+            self.keeping.merged(flat, starts, position),
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """The units of a concrete graph, in topological order.
+
+    Attributes:
+        groups: the ops of each unit.
+        copies: replicated ops, and the unit that reads each first (-1: nobody does); dead ops, too.
+        on: device -> figures; devices with equal figures share one object.
         state_per_byte: optimizer state per byte of trained parameters.
         trains: whether there is a backward pass.
+        graded: whether the loss's gradient reaches a unit.
         rows: of the micro-batch that all this is for.
-        recompute: whether every stage runs its forward again; `seconds` have that.
+        recompute: whether every stage runs its forward again.
     """
 
     groups: tuple[tuple[str, ...], ...]
     copies: Mapping[str, int]
     values: tuple[Value, ...]
     weights: tuple[Weight, ...]
-    seconds: Mapping[str, Seconds]
-    once_s: Mapping[str, Seconds]
-    saved_bytes: Mapping[str, Bytes]
-    workspace_bytes: Mapping[str, Bytes]
+    on: Mapping[str, OnKind]
     state_per_byte: float
     trains: bool
-    rows: int
+    graded: tuple[bool, ...]
+    rows: int = 1
     recompute: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return len(self.groups)
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (maker, reader), each once, sorted."""
+        return edges_of(self.values)
+
+    @cached_property
+    def seconds(self) -> Mapping[str, Array]:
+        """Device -> forward and backward of one micro-batch, and the second forward if any."""
+        forwards = 2.0 if self.recompute else 1.0
+        return {d: forwards * on.forward_s + on.backward_s for d, on in self.on.items()}
+
+    @cached_property
+    def once_s(self) -> Mapping[str, Array]:
+        """Device -> the optimizer's seconds, once a step, per unit."""
+        return {device: on.once_s for device, on in self.on.items()}
+
+    @cached_property
+    def saved_bytes(self) -> Mapping[str, Array]:
+        """Device -> what each unit keeps from forward to backward."""
+        return {device: on.saved_bytes for device, on in self.on.items()}
+
+    @cached_property
+    def workspace_bytes(self) -> Mapping[str, Array]:
+        """Device -> what each unit holds while it runs."""
+        return {device: on.workspace_bytes for device, on in self.on.items()}
+
+    def flows(self, value: Value) -> Iterator[int]:
+        """Yield the readers that give a gradient back; all of them, where nothing trains."""
+        for reader in value.readers:
+            if not self.trains or (value.gradient_bytes and self.graded[reader]):
+                yield reader
 
     def kept(self, in_flight: int) -> int:
         """Return for how many micro-batches a stage keeps what its backward needs."""
         return 1 if self.recompute else in_flight
 
-    @cached_property
-    def edges(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (maker, reader) of units, each once, sorted."""
-        return edges_of(self.values)
-
-    def reordered(self, order: Sequence[int]) -> Facts:
-        """Return the same facts with the units in another order: `order[new] = old`."""
-        position = {old: new for new, old in enumerate(order)}
-        return self._renumbered(position, [[old] for old in order])
-
-    def merged(self, blocks: Sequence[Sequence[int]]) -> Facts:
-        """Return the facts with consecutive units made one: `blocks[new]` lists them."""
-        position = {old: new for new, block in enumerate(blocks) for old in block}
-        return self._renumbered(position, blocks)
-
-    def smaller(self, factor: int) -> Facts:
-        """Return the facts for micro-batches of 1/factor of the rows, as far as bytes go."""
-        values = tuple(
-            replace(v, nbytes=v.nbytes // factor, gradient_bytes=v.gradient_bytes // factor)
-            for v in self.values
-        )
-        saved = {device: array // factor for device, array in self.saved_bytes.items()}
-        workspace = {device: array // factor for device, array in self.workspace_bytes.items()}
-        return replace(self, values=values, saved_bytes=saved, workspace_bytes=workspace)
-
-    def placed(self, device_of_unit: Sequence[str], first_device: str) -> dict[str, str]:
+    def placed(self, device_of_unit: Sequence[str], first_device: str = "") -> dict[str, str]:
         """Return the device of every op; a replicated op goes to its first reader's."""
-        return spread(self.groups, self.copies, device_of_unit, first_device)
+        first = first_device or (device_of_unit[0] if device_of_unit else "")
+        return spread(self.groups, self.copies, device_of_unit, first)
 
-    def _renumbered(self, position: Mapping[int, int], blocks: Sequence[Sequence[int]]) -> Facts:
-        starts = np.cumsum([0, *(len(block) for block in blocks)])[:-1]
-        flat = [old for block in blocks for old in block]
+    def reordered(self, order: Sequence[int]) -> Work:
+        """Return the same work with the units in another order: `order[new] = old`."""
+        return self.merged([[old] for old in order])
 
-        def summed(arrays: Mapping[str, NDArray[_Number]]) -> dict[str, NDArray[_Number]]:
-            return {d: np.add.reduceat(a[flat], starts) for d, a in arrays.items()}
-
+    def merged(self, blocks: Sequence[Sequence[int]]) -> Work:
+        """Return the work with units made one: `blocks[new]` lists them."""
+        position = {old: new for new, block in enumerate(blocks) for old in block}
         return replace(
             self,
+            on=self._changed(lambda on: on.merged(blocks, position)),
             groups=tuple(tuple(n for old in block for n in self.groups[old]) for block in blocks),
             copies={name: position.get(unit, -1) for name, unit in self.copies.items()},
             values=tuple(_values_at(self.values, position)),
             weights=tuple(replace(w, readers=_at(w.readers, position)) for w in self.weights),
-            seconds=summed(self.seconds),
-            once_s=summed(self.once_s),
-            saved_bytes=summed(self.saved_bytes),
-            workspace_bytes={
-                d: np.maximum.reduceat(a[flat], starts) for d, a in self.workspace_bytes.items()
-            },
+            graded=tuple(any(self.graded[old] for old in block) for block in blocks),
         )
+
+    def _changed(self, change: Callable[[OnKind], OnKind]) -> Mapping[str, OnKind]:
+        """Return other figures; devices go on sharing them."""
+        changed = {id(on): change(on) for on in self.on.values()}
+        return {device: changed[id(on)] for device, on in self.on.items()}
 
 
 def _values_at(values: Iterable[Value], position: Mapping[int, int]) -> Iterator[Value]:
@@ -120,45 +171,39 @@ def _at(unit_numbers: Iterable[int], position: Mapping[int, int]) -> tuple[int, 
     return tuple(sorted({position[number] for number in unit_numbers}))
 
 
-def facts(graph: Graph, costs: Costs) -> Facts:
-    """Add up the numbers of every unit of a concrete graph.
+def work(graph: Graph, costs: Costs) -> Work:
+    """Add up the figures of every unit of a concrete graph on every device.
 
     Replicated ops (masks, position ids) are free to read anywhere: their time is counted at their
-    first reader, their constants and workspace at every reader.
+    first reader, their constants and workspace at every reader. Dead ops count nowhere.
     """
-    found = units(graph)
-    unit_of = {name: number for number, group in enumerate(found.groups) for name in group}
-    copied = _copied(graph, found.groups, found.replicated)
-    first = {name: -1 for name in sorted(found.replicated)}
+    live = live_ops(graph)
+    known = units(graph)
+    groups = tuple(g for group in known.groups if (g := tuple(n for n in group if n in live)))
+    unit_of = {name: i for i, group in enumerate(groups) for name in group}
+    copied = _copied(graph, groups, known.replicated)
+    first = {op.name: -1 for op in graph.ops if op.name not in unit_of}
     for number, names in reversed(list(enumerate(copied))):
         first.update(dict.fromkeys(names, number))
+    first = {name: first[name] for name in sorted(first)}
     paid = [
         [*group, *(name for name in names if first[name] == number)]
-        for number, (group, names) in enumerate(zip(found.groups, copied, strict=True))
+        for number, (group, names) in enumerate(zip(groups, copied, strict=True))
     ]
-    held = [[*group, *names] for group, names in zip(found.groups, copied, strict=True)]
+    held = [[*group, *names] for group, names in zip(groups, copied, strict=True)]
     weights = tuple(weights_of(graph, held))
     trains = graph.loss is not None
-    devices = [device.name for device in costs.cluster.devices]
-    first_of: dict[int, str] = {}  # devices whose ops cost the same share their figures
-    like = {d: first_of.setdefault(id(costs.ops[d]), d) for d in devices}
-    firsts = list(first_of.values())
-    seconds = {d: _seconds(costs, d, paid, trains) for d in firsts}
-    saved = {d: _saved(costs, d, paid, trains) for d in firsts}
-    workspace = {d: _workspace(graph, costs, d, held) for d in firsts}
-    return Facts(
-        groups=found.groups,
-        copies=first,
-        values=tuple(values_of(graph, unit_of)),
-        weights=weights,
-        seconds={d: seconds[like[d]] for d in devices},
-        once_s={d: once_s(costs, d, weights, len(paid)) for d in devices},
-        saved_bytes={d: saved[like[d]] for d in devices},
-        workspace_bytes={d: workspace[like[d]] for d in devices},
-        state_per_byte=costs.optimizer_state_per_byte,
-        trains=trains,
-        rows=graph.batch,
-        recompute=trains and costs.recompute,
+    return Work(
+        groups,
+        first,
+        tuple(values_of(graph, unit_of)),
+        weights,
+        _by_device(graph, costs, paid, held, weights),
+        costs.optimizer_state_per_byte,
+        trains,
+        tuple(not graph.graded.isdisjoint(group) for group in groups),
+        graph.batch,
+        trains and costs.recompute,
     )
 
 
@@ -181,33 +226,50 @@ def _copied(
     ]
 
 
-def _seconds(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Seconds:
-    of, forwards = costs.ops[device], 2 if trains and costs.recompute else 1
-    return np.array(
-        [
-            sum(forwards * of[n].forward_s + (of[n].backward_s if trains else 0.0) for n in names)
-            for names in paid
-        ],
-        dtype=np.float64,
-    )
+_Names = Sequence[Sequence[str]]
 
 
-def _saved(costs: Costs, device: str, paid: Iterable[Sequence[str]], trains: bool) -> Bytes:
-    of = costs.ops[device]
-    each = [sum(of[name].saved_bytes for name in names) if trains else 0 for names in paid]
-    return np.array(each, dtype=np.int64)
+def _by_device(
+    graph: Graph, costs: Costs, paid: _Names, held: _Names, weights: Sequence[Weight]
+) -> dict[str, OnKind]:
+    """Return the figures of each device; devices that cost the same share them."""
+    known: dict[tuple[object, ...], OnKind] = {}
+    found = {}
+    for device in costs.cluster.devices:
+        name = device.name
+        rates = costs.optimizer_s(name, 1, 0), costs.optimizer_s(name, 0, 1 << 20)
+        key = (id(costs.ops[name]), device.kind, *rates)
+        if key not in known:
+            taken_s = once_s(costs, name, weights, len(paid))
+            known[key] = _on_kind(graph, costs, costs.ops[name], device.kind, paid, held, taken_s)
+        found[name] = known[key]
+    return found
 
 
-def _workspace(graph: Graph, costs: Costs, device: str, held: Iterable[Sequence[str]]) -> Bytes:
-    of = costs.ops[device]
-    each = [
-        max(
-            max(int(graph.op[name].writes_bytes) + of[name].workspace_bytes for name in names),
-            _while_updated(graph, costs, names),
-        )
-        for names in held
+def _on_kind(
+    graph: Graph,
+    costs: Costs,
+    of: Mapping[str, OpCost],
+    kind: str,
+    paid: _Names,
+    held: _Names,
+    taken_s: Array,
+) -> OnKind:
+    trains = graph.loss is not None
+    each = [[of[name] for name in names] for names in paid]
+    updated = [_while_updated(graph, costs, names) for names in held]
+    most = [
+        max(_bytes(graph.op[name]) + of[name].workspace_bytes for name in names) for names in held
     ]
-    return np.array(each, dtype=np.int64)
+    return OnKind(
+        _array(sum(cost.forward_s for cost in ops) for ops in each),
+        _array(sum(cost.backward_s for cost in ops) if trains else 0.0 for ops in each),
+        taken_s,
+        _array(sum(cost.saved_bytes for cost in ops) if trains else 0 for ops in each),
+        _array(map(max, most, updated)),
+        _array(updated),
+        keeping(graph, of, held, kind),
+    )
 
 
 def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
@@ -215,3 +277,12 @@ def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
     params = (graph.param[key] for name in names for key in graph.op[name].params)
     sizes = (p.spec.nbytes for p in params if p.kind == "parameter" and p.spec.requires_grad)
     return int(costs.optimizer_temporaries * max(sizes, default=0)) if graph.loss else 0
+
+
+def _bytes(op: Op) -> int:
+    assert isinstance(op.writes_bytes, int), "the graph is concrete: graph.at(rows)"
+    return op.writes_bytes
+
+
+def _array(each: Iterable[float]) -> Array:
+    return np.fromiter(each, dtype=np.float64)

@@ -76,6 +76,27 @@ def _grouped(graph: Graph) -> Units:
     return Units(tuple(_in_order(graph, members_of, merged, index)), replicated)
 
 
+def live_ops(graph: Graph) -> frozenset[str]:
+    """Return the ops that the loss (else an output) depends on, that write state, or that check."""
+    wanted = [graph.loss] if graph.loss else list(graph.outputs)
+    pending = [name for name in wanted if name in graph.op]
+    pending += [op.name for op in graph.ops if any(name in graph.param for name in op.mutates)]
+    pending += [op.name for op in graph.ops if op.checks]
+    writers = defaultdict(list)
+    for op in graph.ops:
+        for name in op.mutates:
+            writers[name].append(op.name)
+    live: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in live:
+            continue
+        live.add(name)
+        pending += [ref for ref in graph.op[name].refs if ref in graph.op]
+        pending += writers[name]
+    return frozenset(live)
+
+
 def spread(
     groups: Sequence[Sequence[str]],
     copies: Mapping[str, int],

@@ -10,66 +10,103 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .bundle import Bundle
-    from .channel import Channel
-    from .device import Device, Training, adamw
-    from .hooks import Hooks
-    from .infer import Inference, InferenceDevice, infer_in_process, infer_main
-    from .kept import AssumptionError, assume, assume_not, flat, part_of
-    from .modules import Region, Stage, Tensors, buffer, parameter
-    from .train import example_batches, main, run_in_process
+    from .bundle import Bundle as Bundle
+    from .channel import Channel as Channel
+    from .commits import (
+        BrokenError as BrokenError,
+        CommitError as CommitError,
+        Loaded as Loaded,
+        Record as Record,
+        about_of as about_of,
+        committed as committed,
+        first_loadable as first_loadable,
+        graph_hash as graph_hash,
+        load_shard as load_shard,
+        open_generation as open_generation,
+        warn_of_others as warn_of_others,
+        write_record as write_record,
+        write_shard as write_shard,
+    )
+    from .data import Stream as Stream
+    from .device import Device as Device, Training as Training, adamw as adamw
+    from .disk import Disk as Disk
+    from .gradients import clipped as clipped, norm as norm
+    from .hooks import Hooks as Hooks
+    from .image import (
+        FORMAT as FORMAT,
+        TensorEntry as TensorEntry,
+        layout_of as layout_of,
+        read_layout as read_layout,
+    )
+    from .infer import (
+        Inference as Inference,
+        InferenceDevice as InferenceDevice,
+        infer_in_process as infer_in_process,
+        infer_main as infer_main,
+    )
+    from .kept import (
+        AssumptionError as AssumptionError,
+        assume as assume,
+        assume_not as assume_not,
+        flat as flat,
+        part_of as part_of,
+    )
+    from .local import Hub as Hub, LocalTransport as LocalTransport
+    from .malloc import keep_freed_memory as keep_freed_memory
+    from .modules import (
+        Region as Region,
+        Stage as Stage,
+        Tensors as Tensors,
+        buffer as buffer,
+        parameter as parameter,
+        reseed as reseed,
+    )
+    from .network import NetworkTransport as NetworkTransport
+    from .optimizer_state import (
+        StateError as StateError,
+        optimizer_facts as optimizer_facts,
+        optimizer_tensors as optimizer_tensors,
+        restore_optimizer as restore_optimizer,
+    )
+    from .records import read_records as read_records
+    from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
+    from .replicas import bucket_channels as bucket_channels
+    from .rows import RowStream as RowStream
+    from .train import (
+        example_batches as example_batches,
+        main as main,
+        run_in_process as run_in_process,
+    )
+    from .transport import Transport as Transport
+    from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
 
-__all__ = [
-    "AssumptionError",
-    "Bundle",
-    "Channel",
-    "Device",
-    "Hooks",
-    "Inference",
-    "InferenceDevice",
-    "Region",
-    "Stage",
-    "Tensors",
-    "Training",
-    "adamw",
-    "assume",
-    "assume_not",
-    "buffer",
-    "example_batches",
-    "flat",
-    "infer_in_process",
-    "infer_main",
-    "main",
-    "parameter",
-    "part_of",
-    "run_in_process",
-]
-
-_HOME = {
-    "Bundle": "bundle",
-    "Channel": "channel",
-    "Device": "device",
-    "Training": "device",
-    "adamw": "device",
-    "Hooks": "hooks",
-    "Inference": "infer",
-    "InferenceDevice": "infer",
-    "infer_in_process": "infer",
-    "infer_main": "infer",
-    "AssumptionError": "kept",
-    "assume": "kept",
-    "assume_not": "kept",
-    "flat": "kept",
-    "part_of": "kept",
-    "Region": "modules",
-    "Stage": "modules",
-    "Tensors": "modules",
-    "buffer": "modules",
-    "parameter": "modules",
-    "example_batches": "train",
-    "main": "train",
-    "run_in_process": "train",
+_HOMES = {
+    "gradients": "clipped norm",
+    "bundle": "Bundle",
+    "channel": "Channel",
+    "commits": "BrokenError CommitError Loaded Record about_of committed first_loadable "
+    "graph_hash load_shard open_generation warn_of_others write_record write_shard",
+    "data": "Stream",
+    "device": "Device Training adamw",
+    "disk": "Disk",
+    "hooks": "Hooks",
+    "image": "TensorEntry FORMAT layout_of read_layout",
+    "infer": "Inference InferenceDevice infer_in_process infer_main",
+    "kept": "AssumptionError assume assume_not flat part_of",
+    "local": "Hub LocalTransport",
+    "malloc": "keep_freed_memory",
+    "modules": "Region Stage Tensors buffer parameter reseed",
+    "network": "NetworkTransport",
+    "optimizer_state": "StateError optimizer_facts optimizer_tensors restore_optimizer",
+    "records": "read_records",
+    "replicas": "bucket_channels",
+    "rendezvous": "join leave_together own_device",
+    "rows": "RowStream",
+    "train": "example_batches main run_in_process",
+    "transport": "Transport",
+    "weights": "OwnWeights WeightsError",
 }
+_HOME = {name: file for file, names in _HOMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # a checker would take any name then

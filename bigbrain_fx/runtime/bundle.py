@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,10 @@ import torch
 from .data import Spec, Stream
 from .device import Device, Training
 from .hooks import Hooks
+from .replicas import read_buckets
 from .tensor_file import write_tensors
 from .transport import Transport
-from .weights import OwnWeights
+from .weights import AGAIN, WeightsError, checked_weights, read_index
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,28 @@ def make_device(
     )
     device = cls(transport, stream, seed, where)
     device.hooks = bundle.hooks
-    weights = bundle.folder / "weights"
-    owner = json.loads((weights / "index.json").read_text())
-    device.load(OwnWeights(weights, cls.name), owner)
+    with checked_weights(bundle.folder / "weights", cls.name) as weights:
+        device.load(weights, _owners(bundle))
+    if device.micros:
+        device.join(read_buckets(bundle.folder))
     device.train_with(bundle.training)
     return device
 
 
-def save(device: Device, folder: Path) -> None:
-    """Write a device's tensors into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(device.state(), folder / f"{device.name}.safetensors")
+def _owners(bundle: Bundle) -> Mapping[str, str]:
+    """Return who answers for each parameter: for its norm, where gradients are clipped."""
+    owner = read_index(bundle.folder / "weights").owner
+    names = {cls.name for cls in bundle.devices}
+    strangers = sorted(set(owner.values()) - names)
+    if strangers:
+        raise WeightsError(
+            f"weights/index.json: it names {strangers[0]!r} as an owner, which is none of the "
+            f"devices {', '.join(sorted(names))}: {AGAIN}"
+        )
+    return owner
 
 
 def save_first_gradients(folder: Path, device: Device, step: int) -> None:
     """Write the gradients of step 0 into a folder, after that step."""
     if step == 0 and device.first_gradients:
-        folder.mkdir(parents=True, exist_ok=True)
         write_tensors(device.first_gradients, folder / f"{device.name}.safetensors")

@@ -20,8 +20,10 @@ MAX_DIMS = 16
 class Channel:
     """One ordered stream of messages between two stages.
 
-    `kind` is activation, gradient, tied (a shared parameter's gradient) or norm (for clipping).
-    `tag` numbers the channel in the whole bundle. Messages have shape `shape` and type `dtype`.
+    `kind` is activation, gradient, tied (a shared parameter's gradient), norm (for clipping), loss,
+    or reduce and gather (pieces of a bucket of gradients). `tag` numbers the channel in the whole
+    bundle. Messages have shape `shape` and type `dtype`; `per_step` counts those of a step, where
+    that is not one, or for activations and gradients one a micro-batch.
     """
 
     tag: int
@@ -34,6 +36,13 @@ class Channel:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
+    per_step: int | None = None
+
+    def messages(self, micro_batches: int) -> int:
+        """Return how many a step has, for a device with so many micro-batches."""
+        if self.per_step is not None:
+            return self.per_step
+        return micro_batches if self.kind in ("activation", "gradient") else 1
 
     @property
     def is_local(self) -> bool:

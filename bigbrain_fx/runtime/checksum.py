@@ -1,19 +1,45 @@
-"""Bytes that tell when one of them has changed on its way.
+"""Bytes that tell when one of them has changed, or changed places.
 
-    | payload | zeros up to a whole word | sum of all words and the length |
+    | payload | zeros up to a whole word | checksum of all before it and of the length |
 
-The sum wraps around at 64 bits: any change within one word shows. It costs a fiftieth of what a CRC
-of the same bytes does, so that every message can have it. Bytes are in host memory.
+Words of 8 bytes are laid out as the rows of a table, and summed along its rows and its columns:
+
+    w0 w1 w2 │ r0     What is hashed (BLAKE2b, 64 bits): the sums of the rows and of the columns,
+    w3 w4 w5 │ r1     modulo 2^64, the words that fill no row, and the length. A table has 2 MiB at
+    ─────────┘        most; a payload of more has several, one after another. One of less than
+    c0 c1 c2   w6     4 KiB is hashed itself.
+
+What always changes the hashed numbers, and so the checksum but for one chance in 2^64:
+
+- one word that is another one (a flipped bit, a burst): the sum of its row differs by what the word
+  does, which is not 0 modulo 2^64;
+- two unequal words in each other's places: in different rows, each row's sum differs by their
+  difference; in one row they are in different columns, and the same holds there;
+- a bit set in one word and cleared in another, or any two changes that cancel each other: they
+  are in different rows or in different columns, and in each there is then only one.
+
+A rotation leaves them as they are only where it leaves every sum of a row and of a column as it is;
+a row has an odd number of words (65 or 513), which the data's own rows seldom have. No checksum
+that is shorter than the data can do this for every data; a plain sum does for none.
+
+Two sums cost twice what one does, and a twentieth of a CRC in software, so that every message can
+have them. Bytes are in host memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 WORD = 8  # bytes
+HASHED = 512  # words at most that are hashed themselves
+TABLE = 1 << 18  # words at most: it stays in the processor's cache for the second sum
+NARROW, WIDE = 65, 513  # words of a row
+WIDE_FROM = 1 << 14  # words
 
 
 def sealed_length(nbytes: int) -> int:
@@ -29,19 +55,51 @@ def seal(payload: Tensor) -> Tensor:
     sealed[:length].copy_(payload)
     if end > length:
         sealed[length:end].zero_()
-    _last(sealed).value = _sum(sealed, length)  # wraps around
+    ctypes.memmove(sealed.data_ptr() + end, _checksum(sealed, length), WORD)
     return sealed
 
 
 def is_whole(sealed: Tensor, nbytes: int) -> bool:
     """Whether what `seal` made of `nbytes` bytes has arrived as it left."""
-    return _last(sealed).value == ctypes.c_int64(_sum(sealed, nbytes)).value
+    end = sealed.numel() - WORD
+    return ctypes.string_at(sealed.data_ptr() + end, WORD) == _checksum(sealed, nbytes)
 
 
-def _sum(sealed: Tensor, nbytes: int) -> int:
-    return int(sealed[:-WORD].view(torch.int64).sum()) + nbytes + 1
+def _checksum(sealed: Tensor, nbytes: int) -> bytes:
+    return _hashed(sealed.view(torch.int64), sealed.numel() // WORD - 1, nbytes)
 
 
-def _last(sealed: Tensor) -> ctypes.c_int64:
-    """Return the last word, in place: writing it so takes a tenth of what an op does."""
-    return ctypes.c_int64.from_address(sealed.data_ptr() + sealed.numel() - WORD)
+def checksum(tensor: Tensor) -> str:
+    """Return the checksum of a tensor's elements, row by row, in hexadecimal digits."""
+    dense = tensor.detach().cpu().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    if flat.storage_offset() % WORD:
+        flat = flat.clone()
+    count, rest = divmod(flat.numel(), WORD)
+    words = flat[: count * WORD].view(torch.int64)
+    tail = ctypes.string_at(flat.data_ptr() + count * WORD, rest)
+    return _hashed(words, count, flat.numel(), tail).hex()
+
+
+def _hashed(words: Tensor, count: int, nbytes: int, tail: bytes = b"") -> bytes:
+    state = hashlib.blake2b(digest_size=WORD)
+    for start in range(0, count, TABLE):
+        for part in _parts(words, start, min(count - start, TABLE)):
+            state.update(part)
+    state.update(tail + nbytes.to_bytes(WORD, "little"))
+    return state.digest()
+
+
+def _parts(words: Tensor, start: int, count: int) -> Iterator[bytes]:
+    """Yield what is hashed of up to one table of words; few operations, for small messages."""
+    address = words.data_ptr() + start * WORD
+    if count <= HASHED:
+        yield ctypes.string_at(address, count * WORD)
+        return
+    width = NARROW if count < WIDE_FROM else WIDE
+    rows, rest = divmod(count, width)
+    table = words.as_strided((rows, width), (width, 1), words.storage_offset() + start)
+    for dim in (0, 1):
+        sums = table.sum(dim)  # held while its bytes are read
+        yield ctypes.string_at(sums.data_ptr(), sums.numel() * WORD)
+    yield ctypes.string_at(address + rows * width * WORD, rest * WORD)

@@ -37,12 +37,13 @@ from .records import (
     folder_name,
     graph_hash,
     manifest_of,
+    read_records,
     record_of,
-    records,
     refuse_link,
     sealed,
     unsealed,
 )
+from .regular import read_regular
 
 __all__ = [
     "BrokenError",
@@ -63,8 +64,8 @@ __all__ = [
     "open_generation",
     "prune",
     "prune_own",
+    "read_records",
     "record_of",
-    "records",
     "require_newest",
     "warn_of_others",
     "write_record",
@@ -115,19 +116,26 @@ def open_generation(folder: Path, disk: Disk = DISK, launcher: str = "") -> int:
 
 def launcher_of(folder: Path) -> str | None:
     """Return who started the newest generation, None if that is not known."""
-    fence = folder / "generation.json"
-    with suppress(FileNotFoundError, BrokenError):
-        return str(unsealed(fence.read_bytes(), str(fence)).get("launcher", ""))
-    return None
+    fence = _fence(folder)
+    return None if fence is None else str(fence.get("launcher", ""))
 
 
 def newest_generation(folder: Path) -> int:
     """Return the number of the newest generation, 0 if there was none."""
     found = [int(m[2]) for p in folder.glob("commit-*-g*") if (m := FOLDER.fullmatch(p.name))]
-    fence = folder / "generation.json"
-    with suppress(FileNotFoundError, BrokenError):  # the folders' names say it as well
-        found.append(int(unsealed(fence.read_bytes(), str(fence))["generation"]))
+    fence = _fence(folder)
+    if fence is not None:
+        found.append(fence["generation"])
     return max(found, default=0)
+
+
+def _fence(folder: Path) -> dict[str, Any] | None:
+    """Return what the fence says; None where it cannot be read: folders' names say it as well."""
+    path = folder / "generation.json"
+    with suppress(OSError, BrokenError):
+        found = unsealed(read_regular(path), str(path))
+        return found if type(found.get("generation")) is int else None
+    return None
 
 
 def require_newest(folder: Path, generation: int) -> None:
@@ -237,7 +245,7 @@ def prune(
     with locked(folder):
         require_newest(folder, generation)
         bad = {(record.step, record.generation) for record in unusable}
-        found = [r for r in records(folder, _quiet) if (r.step, r.generation) not in bad]
+        found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
         kept = found[:KEPT]
         steps = {record.step for record in kept}
         for path in sorted(folder.glob("commit-*.json")):

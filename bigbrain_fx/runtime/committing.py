@@ -5,7 +5,7 @@
     after a death  all devices start again from the newest commit that every one of them can load
 
 Training waits for the copy only. A commit that cannot be written is missed, with a warning: the
-older ones stay.
+older ones stay. Where a rescue folder is named, it is written there instead, by all devices.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,15 +46,17 @@ from .commits import (
 )
 from .disk import Disk
 from .ledger import Ledger
-from .records import about_of, records
+from .misses import Misses
+from .records import about_of, read_records
 from .state import State, restore, state_of
+from .telling import tell
 
 if TYPE_CHECKING:
     from .bundle import Bundle
     from .device import Device
 
-ALLOWED_MISSES = 10  # in a row
 COMMIT_EVERY = 100  # steps
+SHARD, RESCUE = "shard", "rescue"  # what a device tells the others of: its part, and its second try
 
 
 class Committer:
@@ -68,7 +70,8 @@ class Committer:
         ledger: that all devices share.
         about: what the states are of: hashes of plan and graph.
         in_background: off: `after_step` returns when the device's part is written.
-        allowed_misses: after more than so many in a row the run ends.
+        rescue: where a commit is written that cannot be written in `folder`; another disk's. Only
+            in the background: the devices wait for each other.
         disk: where to write.
     """
 
@@ -82,7 +85,7 @@ class Committer:
         about: Mapping[str, Any],
         *,
         in_background: bool = True,
-        allowed_misses: int = ALLOWED_MISSES,
+        rescue: Path | None = None,
         disk: Disk | None = None,
     ) -> None:
         self.folder = folder
@@ -92,13 +95,14 @@ class Committer:
         self.ledger = ledger
         self.about = dict(about)
         self.in_background = in_background
-        self.allowed_misses = allowed_misses
+        self.rescue = rescue if in_background else None
+        self.rescue_generation = 0
         self.disk = disk or Disk()
         self.generation = 0
         self.unusable: list[Record] = []
         self.buffer = bytearray()
         self.begun = -1  # the step of the newest commit that this device has begun
-        self.missed = 0
+        self.misses = Misses(self._say)
         self.fenced: FencedError | None = None
         self.thread: threading.Thread | None = None
 
@@ -129,8 +133,8 @@ class Committer:
         decided = json.loads(self.ledger.wait("begin"))
         if "error" in decided:
             raise CommitError(decided["error"])
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.generation = decided["generation"]
+        _make(self.folder)
+        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
         if decided["records"]:
             return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
         self._commit(device)
@@ -145,7 +149,7 @@ class Committer:
                 warn_of_others(self.folder, self._say)
             else:
                 open_folder(self.folder, self._say)
-                found = records(self.folder, self._say)
+                found = read_records(self.folder, self._say)
             ours = restarted and launcher_of(self.folder) == _launcher()
             if found and not (resume or ours):
                 raise CommitError(
@@ -155,9 +159,28 @@ class Committer:
             if restarted:
                 self._say("restarted: all devices go on from the last commit; none kept its state")
             generation = open_generation(self.folder, self.disk, _launcher())
-        except (CommitError, OSError) as error:
+            rescue = self._opened_rescue(resume or ours)
+        except CommitError as error:
             return {"error": str(error)}
-        return {"generation": generation, "records": [record.text for record in found]}
+        except OSError as error:
+            where = error.filename or self.folder
+            why = f"commits cannot be written, {where}: {_why(error)}: give another folder"
+            return {"error": why}
+        texts = [record.text for record in found]
+        return {"generation": generation, "rescue": rescue, "records": texts}
+
+    def _opened_rescue(self, goes_on: bool) -> int:
+        """Begin a generation in the rescue folder, if there is one; return its number."""
+        if self.rescue is None:
+            return 0
+        open_folder(self.rescue, self._say)
+        if self.rescue.samefile(self.folder):
+            raise CommitError(f"{self.rescue}: --rescue and --commits need two folders")
+        if not goes_on and read_records(self.rescue, self._say):
+            raise CommitError(
+                f"{self.rescue} has commits already: give an empty folder to --rescue"
+            )
+        return open_generation(self.rescue, self.disk, _launcher())
 
     def _resume(self, device: Device, found: Sequence[Record]) -> int:
         expected = {**self.about, "torch": torch.__version__}
@@ -171,6 +194,8 @@ class Committer:
                 mine["broken"] = str(error)
             except CommitError as error:
                 mine["refused"] = str(error)
+            except Exception as error:  # the others wait for a word
+                mine["broken"] = f"{self.name}: {_why(error)}"
             all_of_us = self._gathered(f"load/{record.folder}", mine)
             refused = [found["refused"] for found in all_of_us if found["refused"]]
             if refused:
@@ -180,7 +205,7 @@ class Committer:
         quiet = (lambda _: None) if not self.leads else self._say
         record, self.unusable = first_loadable(found, problems, quiet)
         restore(device, State.from_buffer(loaded[-1].image))
-        self.begun = record.step
+        self.begun = self.misses.newest = record.step
         if self.leads:
             self._say(f"going on from the commit of step {record.step}")
         return record.step
@@ -195,7 +220,6 @@ class Committer:
         """Begin a commit if it is time for one.
 
         Raises:
-            CommitError: too many were missed.
             FencedError: another run has taken over.
         """
         if self.every and (step + 1) % self.every == 0:
@@ -205,20 +229,20 @@ class Committer:
         """Commit the end of the run and wait until that is done."""
         self._commit(device)
         self.settle()
+        if self.leads:
+            self.misses.end(device.finished)
 
     def settle(self) -> None:
         """Wait for the commit that is being written.
 
         Raises:
-            CommitError, FencedError: as `after_step`.
+            FencedError: as `after_step`.
         """
         if self.thread is not None:
             self.thread.join()
             self.thread = None
         if self.fenced is not None:
             raise self.fenced
-        if self.missed > self.allowed_misses:
-            raise CommitError(f"{self.missed} commits in a row were missed: see the warnings above")
 
     def _commit(self, device: Device) -> None:
         if device.finished == self.begun:
@@ -237,62 +261,124 @@ class Committer:
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
-        key = f"shard/{state.step}"
+        self._write_part(state.step, SHARD, self.folder, self.generation)
+        if not self.in_background:
+            self._record_last(state)
+        elif self.leads:
+            self._record_all(state, SHARD, self.folder, self.generation)
+        if self.rescue is not None:
+            self._write_rescue(state, self.rescue)
+        self._prune_own()
+
+    def _write_part(self, step: int, kind: str, folder: Path, generation: int) -> None:
+        """Write this device's part of a commit into a folder, and tell all whether that went well.
+
+        The others wait for the word: whatever goes wrong here, it must be said.
+        """
         try:
-            shard = write_shard(
-                self.folder, self.name, self.buffer, self.generation, disk=self.disk
-            )
+            shard = write_shard(folder, self.name, self.buffer, generation, disk=self.disk)
             said = {"manifest": shard.manifest, "size": shard.size}
         except FencedError as error:
             self.fenced, said = error, {"missed": str(error)}
-        except OSError as error:
-            said = {"missed": f"{self.name} cannot write in {self.folder}: {error.strerror}"}
-        if "missed" in said and not self.leads:
-            self._miss(state.step, str(said["missed"]))
-        elif not self.leads:
-            self.missed = 0
-        self.ledger.post(f"{key}/{self.name}", json.dumps(said))
-        if self.leads and self.in_background:
-            try:
-                reports = [self.ledger.wait(f"{key}/{name}") for name in self.names]
-            except (TimeoutError, RuntimeError) as error:  # torch's stores raise the latter
-                self._miss(state.step, f"a device did not report: {error}")
-                return
-            self._record(state, reports)
-        elif not self.in_background:  # the devices take turns: the last one finds all reports
-            seen = [self.ledger.look(f"{key}/{name}") for name in self.names]
-            if all(report is not None for report in seen) and self.ledger.claim(key):
-                self._record(state, [report for report in seen if report is not None])
-        self._prune_own()
+        except Exception as error:  # the disk's, and memory that is lacking
+            said = {"missed": f"{self.name} cannot write in {folder}: {_why(error)}"}
+        if not self.leads and kind == SHARD:
+            self._hear_own(step, said)
+        self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps(said))
 
-    def _record(self, state: State, reports: Sequence[str]) -> None:
+    def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
+        if "missed" in said:
+            self.misses.miss(step, str(said["missed"]))
+        else:
+            self.misses.count = 0
+
+    def _record_last(self, state: State) -> None:
+        """Write the record if all others have done their parts: the devices take turns."""
+        key = f"{SHARD}/{state.step}"
+        seen = [self.ledger.look(f"{key}/{name}") for name in self.names]
+        reports = [report for report in seen if report is not None]
+        if len(reports) == len(seen) and self.ledger.claim(key):
+            self._record(state, reports, self.folder, self.generation)
+
+    def _record_all(self, state: State, kind: str, folder: Path, generation: int) -> bool:
+        """Wait for all devices' parts and write the record; return whether it is written."""
+        try:
+            reports = [self.ledger.wait(f"{kind}/{state.step}/{name}") for name in self.names]
+        except (TimeoutError, RuntimeError) as error:  # torch's stores raise the latter
+            self._missed(state.step, f"a device did not report: {error}", folder)
+            return False
+        return self._record(state, reports, folder, generation)
+
+    def _record(self, state: State, reports: Sequence[str], folder: Path, generation: int) -> bool:
         found = dict(zip(self.names, map(json.loads, reports), strict=True))
         missed = [report["missed"] for report in found.values() if "missed" in report]
         try:
             if missed:
                 raise OSError(None, missed[0])
             shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]
-            about = about_of(state.facts)
-            write_record(self.folder, shards, self.generation, about, self.disk)
-            self.missed = 0
-            kept = prune(self.folder, self.generation, self.unusable, self.disk)
-            self.ledger.post("kept", json.dumps([record.folder for record in kept]))
+            write_record(folder, shards, generation, about_of(state.facts), self.disk)
         except FencedError as error:
             self.fenced = error
-        except OSError as error:
-            self._miss(state.step, str(error.strerror))
+            return False
+        except Exception as error:  # as in `_write_part`
+            self._missed(state.step, _why(error), folder)
+            return False
+        if folder == self.folder:
+            self.misses.hit(state.step)
+        else:
+            self.misses.rescue(state.step, folder)
+        self._prune(folder, generation)
+        return True
+
+    def _missed(self, step: int, why: str, folder: Path) -> None:
+        if folder == self.folder:
+            self.misses.miss(step, why)
+        else:
+            self._say(f"WARNING: the rescue folder cannot take the commit of step {step}: {why}")
+
+    def _prune(self, folder: Path, generation: int) -> None:
+        """Remove older commits; those that cannot be removed stay, and go another time."""
+        unusable = self.unusable if folder == self.folder else ()
+        with suppress(OSError, FencedError):
+            kept = prune(folder, generation, unusable, self.disk)
+            if folder == self.folder:
+                self.ledger.post("kept", json.dumps([record.folder for record in kept]))
+
+    def _write_rescue(self, state: State, folder: Path) -> None:
+        """Write the commit once more, elsewhere, if it was missed; all devices do."""
+        key = f"verdict/{state.step}/{self.names[0]}"
+        if self.leads:
+            self.ledger.post(key, "missed" if self.misses.count else "written")
+        try:
+            if self.ledger.wait(key) == "written":
+                return
+        except (TimeoutError, RuntimeError):
+            return
+        self._write_part(state.step, RESCUE, folder, self.rescue_generation)
+        if self.leads:
+            self._record_all(state, RESCUE, folder, self.rescue_generation)
 
     def _prune_own(self) -> None:
         kept = self.ledger.look("kept")
         if kept is not None and not self.leads:
-            prune_own(self.folder, self.name, json.loads(kept), self.disk)
-
-    def _miss(self, step: int, why: str) -> None:
-        self.missed += 1
-        self._say(f"WARNING: no commit at step {step}: {why}; training goes on, older ones stay")
+            with suppress(OSError):
+                prune_own(self.folder, self.name, json.loads(kept), self.disk)
 
     def _say(self, text: str) -> None:
-        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        tell(f"{self.name}: {text}")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommitError(f"{folder} cannot be made: {_why(error)}: give another folder") from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return f"{type(error).__name__}: {error}"
 
 
 def begin_together(
@@ -327,6 +413,7 @@ class CommitOptions:
     folder: Path
     every: int
     resume: bool = False
+    rescue: Path | None = None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -341,6 +428,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
     )
     parser.add_argument(
+        "--rescue",
+        type=Path,
+        help="a folder on another disk: what cannot be written to --commits is written there",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="go on from the last commit in --commits"
     )
 
@@ -350,10 +442,14 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
     if given.commits is None:
         if given.resume:
             parser.error("--resume needs --commits FOLDER: where to go on from")
+        if given.rescue is not None:
+            parser.error("--rescue needs --commits FOLDER, which it stands in for")
         return None
     if given.commit_every < 0:
         parser.error(f"--commit-every must not be negative, found {given.commit_every}")
-    return CommitOptions(given.commits, given.commit_every, given.resume)
+    if given.rescue is not None and given.in_process:
+        parser.error("--rescue needs a process for each device: leave --in-process out")
+    return CommitOptions(given.commits, given.commit_every, given.resume, given.rescue)
 
 
 def committer_of(
@@ -364,7 +460,13 @@ def committer_of(
         "plan": bundle.plan,
         "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
     }
-    folder, every = options.folder, options.every
     return Committer(
-        folder, every, device.name, device.names, ledger, about, in_background=in_background
+        options.folder,
+        options.every,
+        device.name,
+        device.names,
+        ledger,
+        about,
+        in_background=in_background,
+        rescue=options.rescue,
     )

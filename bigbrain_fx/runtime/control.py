@@ -8,6 +8,8 @@ the supervisor ends, and then this process ends. This file knows neither torch n
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import json
 import os
 import select
@@ -16,9 +18,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +31,9 @@ CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of the l
 LONGEST_ORDER = 1 << 20  # bytes
 MOST_FILES = 8
 LONGEST_TEXT = 2_000  # characters of an error that travel
+PART = 1 << 15  # characters of an object that travel in one packet: kernels allow that many
+LATER = (errno.ENOMEM, errno.ENOBUFS)  # the kernel has no memory for a packet just now
+LATER_S = 0.01
 PR_SET_PDEATHSIG = 1
 
 
@@ -79,6 +85,7 @@ class Control:
         self.line = line
         self.beat_s = beat_s
         self.changed = threading.Condition()
+        self._speaking = threading.Lock()  # parts of what one thread says stay together
         self.duties: deque[Duty] = deque()
         self.generation = -1  # the newest that was announced
         self.meeting: Meeting | None = None
@@ -92,6 +99,7 @@ class Control:
         self.log_bytes = log_limit()
         self.ended = False
         self.on_generation: Callable[[], None] = lambda: None
+        self._parts: list[str] = []
         self._paused = False
         self._step = -1
         self._instruction = 0
@@ -110,6 +118,7 @@ class Control:
         _end_with_parent()
         for known in (signal.SIGINT, signal.SIGTERM):  # the supervisor's to handle; what this
             signal.signal(known, lambda *_: None)  # process starts does not inherit a function
+        write_what_can_be()
         control = Control(line, float(os.environ.pop("BIGBRAIN_BEAT_S", "1")))
         threading.Thread(target=control.listen, daemon=True, name="control").start()
         return control
@@ -118,10 +127,21 @@ class Control:
 
     def say(self, say: str, **facts: object) -> None:
         """Tell the supervisor something."""
-        try:
-            self.line.sendall(json.dumps({"say": say, **facts}).encode())
-        except OSError:  # it is gone
-            _leave()
+        text = json.dumps({"say": say, **facts})
+        with self._speaking:
+            for packet in _packets(text):
+                self._send(packet)
+
+    def _send(self, packet: bytes) -> None:
+        while True:
+            try:
+                self.line.sendall(packet)
+            except OSError as error:
+                if error.errno not in LATER:  # it is gone
+                    _leave()
+                time.sleep(LATER_S)
+            else:
+                return
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""
@@ -214,14 +234,6 @@ class Control:
             if self.generation > generation:
                 raise PeerLostError(f"generation {generation} was given up")
 
-    def agree(self, what: str, digest: str, device: str) -> None:
-        """Raise unless every device that names `what` gives the same digest."""
-        other, seen = self.first(what, f"{device} {digest}").split(" ", 1)
-        if seen != digest:
-            raise RuntimeError(
-                f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
-            )
-
     def first(self, what: str, mine: str) -> str:
         """Return what the first process that asked has said of something."""
         self.say("first", what=what, text=mine)
@@ -267,28 +279,52 @@ class Control:
     # ------------------------------------------------------------------ the listening thread
 
     def listen(self) -> None:
-        """Take orders until the line closes; then end this process."""
+        """Take orders until the line closes; then, or if anything goes wrong, end this process.
+
+        Without this thread it would neither hear nor be heard, and look like one that hangs.
+        """
         told = 0.0
-        while True:
-            ready, _, _ = select.select([self.line], [], [], self.beat_s)
-            if time.monotonic() - told >= self.beat_s:
-                told = time.monotonic()
-                self._beat()
-            if ready:
-                self._take_order()
+        try:
+            while True:
+                if time.monotonic() - told >= self.beat_s:
+                    told = time.monotonic()
+                    self._beat()
+                try:
+                    self._take_order()
+                except ConnectionError:
+                    _leave()  # the supervisor has ended
+                except OSError as error:
+                    if error.errno not in LATER:
+                        raise
+                    time.sleep(LATER_S)
+        except BaseException:  # whatever it is: the main thread would not see it
+            traceback.print_exc()
+        finally:
+            _leave()
 
     def _beat(self) -> None:
         waiting = self._waiting
         self.say("beat", n=self._instruction, step=self._step, waiting=waiting)
 
     def _take_order(self) -> None:
-        try:
-            packet, files, flags, _ = socket.recv_fds(self.line, LONGEST_ORDER, MOST_FILES)
-        except OSError:
-            packet, files, flags = b"", [], 0
-        if not packet or flags & socket.MSG_TRUNC:
-            _leave()
-        order = json.loads(packet)
+        """Take one, if it comes before the next beat."""
+        ready, _, _ = select.select([self.line], [], [], self.beat_s)
+        if not ready:
+            return
+        packet, files, flags, _ = socket.recv_fds(self.line, LONGEST_ORDER, MOST_FILES)
+        if not packet:
+            _leave()  # the supervisor has ended
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise OSError(errno.EMFILE, "an order, or a file that came with it, is cut off")
+        self._obey(json.loads(packet), files)
+
+    def _obey(self, order: dict[str, Any], files: Sequence[int] = ()) -> None:
+        if order["do"] == "part":
+            self._parts.append(order["text"])
+            if order["last"]:
+                whole, self._parts = "".join(self._parts), []
+                self._obey(json.loads(whole))
+            return
         with self.changed:
             getattr(self, f"_do_{order.pop('do')}")(files=tuple(files), **order)
             self.changed.notify_all()
@@ -349,6 +385,48 @@ class Control:
 
     def _do_end(self, files: tuple[int, ...]) -> None:
         self.ended = True
+
+
+def _packets(text: str) -> list[bytes]:
+    """Return what to send of an object: itself, or parts of its text, which is ASCII."""
+    if len(text) <= PART:
+        return [text.encode()]
+    starts = range(0, len(text), PART)
+    return [
+        json.dumps({"say": "part", "text": text[at : at + PART], "last": at == starts[-1]}).encode()
+        for at in starts
+    ]
+
+
+class _Log(io.RawIOBase):
+    """A file to write to; what a full disk does not take is dropped: no print ends a training."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        rest = memoryview(data).cast("B")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+        return len(memoryview(data).cast("B"))
+
+
+def write_what_can_be() -> None:
+    """Let prints of this process be lost, rather than raise, where its log cannot take them."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if old is not None:
+            fd = old.fileno()
+            setattr(
+                sys, name, io.TextIOWrapper(_Log(fd), old.encoding, "replace", None, True, True)
+            )
 
 
 def log_limit() -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,13 +16,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tensor_file import raw
+from .checksum import checksum
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 
 
 class BatchError(ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
+
+
+def require_same(what: str, mine: str, first: str) -> None:
+    """Refuse a batch that is another one than what somebody has read before.
+
+    Args:
+        what: was read: "the batch of step 7".
+        mine: who reads it now, and its digest.
+        first: who has said its digest first, and that.
+
+    Raises:
+        BatchError: the digests differ.
+    """
+    device, digest = mine.split(" ", 1)
+    other, seen = first.split(" ", 1)
+    if seen == digest:
+        return
+    whose = f"before {device} was replaced" if device == other else "between devices"
+    raise BatchError(
+        f"{what} differs {whose}: {other} has {seen}, {device} has {digest}: every process must "
+        "get the same from batches(seed): seed all random numbers with it, use no time or process "
+        "id, sort listings of files and sets, and let no file change meanwhile"
+    )
 
 
 class Stream:
@@ -60,6 +84,7 @@ class Stream:
     def _start(self, step: int = 0) -> None:
         self.step = step - 1
         self.parts: dict[str, list[Tensor]] = {}
+        self.digests: dict[str, str] = {}
         self.random = _RandomState(self.seed)
         with self.random:
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
@@ -84,7 +109,8 @@ class Stream:
                 batch = next(self.iterator, None)
             if batch is None:
                 raise BatchError(
-                    f"batches(seed) ended before step {step}; yield one batch per step"
+                    f"batches(seed) ended before step {step}; yield one batch per step: begin "
+                    "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
             self.step += 1
             if self.step == step:
@@ -95,27 +121,25 @@ class Stream:
         return self.parts[name][micro]
 
     def digest(self) -> str:
-        """Return a hash of the current batch: shapes, types and every byte."""
-        state = hashlib.blake2b(digest_size=12)
-        for name in sorted(self.parts):
-            for part in self.parts[name]:
-                state.update(f"{name}{tuple(part.shape)}{part.dtype}".encode())
-                state.update(raw(part))
-        return state.hexdigest()
+        """Return a hash of the current batch: shapes, types, and a checksum of every entry."""
+        text = json.dumps(self.digests, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _split(self, name: str, batch: object) -> list[Tensor]:
         """Return one tensor per micro-batch, each in memory of its own.
 
         A view may start at any address, and kernels round differently where one is not aligned.
         """
-        value = self._checked(name, _pick(batch, self.inputs[name], self.step)).to(self.device)
+        found = self._checked(name, _pick(batch, self.inputs[name], self.step))
+        self.digests[name] = f"{_said(found)} {checksum(found)}"
+        value = found.to(self.device)
         if name in self.whole:
             return [value.clone()] * self.micro_batches
         rows = value.shape[0]
         if rows % self.micro_batches:
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {rows} rows, "
-                f"not a multiple of {self.micro_batches} micro-batches"
+                f"not a multiple of {self.micro_batches} micro-batches{_FEWER_ROWS}"
             )
         return [part.clone() for part in value.split(rows // self.micro_batches)]
 
@@ -126,9 +150,44 @@ class Stream:
         if not isinstance(value, Tensor) or (wanted and found != expected):
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} is {found}, "
-                f"but the model was split for {expected}"
+                f"but the model was split for {expected}{self._remedy(name, value)}"
             )
         return value
+
+    def _remedy(self, name: str, value: object) -> str:
+        """Say what to change in `batches` so that an entry fits."""
+        wanted = self.specs.get(name)
+        if not isinstance(value, Tensor) or wanted is None:
+            return ": make it a tensor in batches(), as with torch.as_tensor"
+        dtype, shape = wanted
+        if len(shape) == value.dim() and shape != tuple(value.shape):
+            is_short = name not in self.whole and shape[1:] == tuple(value.shape[1:])
+            return _FEWER_ROWS if is_short else _pad(shape, tuple(value.shape))
+        if shape == tuple(value.shape):
+            return f": give it the type torch.{dtype} in batches(), with .to(torch.{dtype})"
+        return ": reshape it in batches()"
+
+
+_FEWER_ROWS = (
+    ": give all batches as many rows: leave a smaller last one out (DataLoader(..., "
+    "drop_last=True)), or split again with an example_batch() of this size"
+)
+
+
+def _pad(wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
+    """Say how to pad a tensor; a longer one can only be cut, or the model split for its length."""
+    dim = next(d for d in reversed(range(len(wanted))) if wanted[d] != found[d])
+    length = wanted[dim]
+    if found[dim] > length:
+        return (
+            f": cut dimension {dim} to {length} in batches(), or split again with an "
+            "example_batch() of the greatest length and pad all others to it"
+        )
+    pads = ", ".join(["0, 0"] * (len(wanted) - 1 - dim) + [f"0, {length} - x.shape[{dim}]"])
+    return (
+        f": pad dimension {dim} to {length} in batches(), "
+        f"x = torch.nn.functional.pad(x, ({pads})), with a value that your loss leaves out"
+    )
 
 
 def _said(value: object) -> str:

@@ -10,7 +10,7 @@ The emitted file decides what happens when; this file only does it. It knows no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,8 +26,9 @@ from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .modules import Stage, active, set_parameter
 from .recompute import Read, Twice
+from .replicas import Listed, Replicas, buckets_of
 from .transport import Transport
-from .weights import fill
+from .weights import AGAIN, WeightsError, fill
 
 Optimizer = torch.optim.Optimizer
 _NOTHING: Parts = MappingProxyType({})
@@ -55,7 +56,7 @@ class _Saved:
 class _Step:
     """What one step gathers."""
 
-    losses: list[Tensor] = field(default_factory=list)
+    losses: dict[int, Tensor] = field(default_factory=dict)
     gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
@@ -67,7 +68,10 @@ class Device:
     Attributes:
         name: the device.
         names: all devices, by rank.
-        micro_batches: how many a step has.
+        micro_batches: how many a step has, over all replicas.
+        micros: of each replica, the numbers of those that it computes; empty: one replica, all.
+        replica: which one this device is part of.
+        sum_order, zero_stage: how replicas add gradients, and what they divide; see `replicas`.
         stages: stage number -> class.
         recompute: stages that run forward again before each backward, and keep only what they
             received until then.
@@ -80,6 +84,10 @@ class Device:
     name = ""
     names: tuple[str, ...] = ()
     micro_batches = 1
+    micros: tuple[Sequence[int], ...] = ()
+    replica = 0
+    sum_order = "replica"
+    zero_stage = 0
     stages: Mapping[int, type[Stage]] = {}
     recompute: tuple[int, ...] = ()
     loss: tuple[int, str] | None = None
@@ -104,12 +112,14 @@ class Device:
         self.owner: Mapping[str, str] = {}
         self.step = 0
         self.finished = 0  # steps
-        self._compared = False  # its first batch with the others'
+        self._compared = False  # this step's batch with the others'
         self._saved: dict[tuple[int, int], _Saved | Read] = {}
         self._twice = {number: Twice(self.modules[number]) for number in self.recompute}
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
-        self._backward_of = -1
+        self._backward_of = self._micro = -1
+        self.replicas: Replicas | None = None
+        self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
 
     # ------------------------------------------------------------------ set-up
@@ -121,12 +131,13 @@ class Device:
         answers for its norm.
 
         Raises:
-            KeyError, RuntimeError: a tensor is missing, or has another shape.
+            WeightsError: a tensor is missing or has another shape, or `owner` is not of them.
         """
         self.owner = owner
         for number, module in self.modules.items():
             fill(module, tensors)
             self._share(number, module)
+        self._require_owners(owner)
         self.parameters = {name: self.parameters[name] for name in owner if name in self.parameters}
         self.held = {
             number: [n for n in self.parameters if n in names]
@@ -134,6 +145,29 @@ class Device:
         }
         for name, parameter in self.parameters.items():
             parameter.register_hook(self._adder(name, parameter))
+
+    def join(self, listed: Listed) -> None:
+        """Sum gradients with other replicas: `listed` is what buckets.json says.
+
+        Raises:
+            WeightsError: it names parameters that this device does not hold.
+        """
+        found = [*buckets_of(listed, self.name, tuple(self.stages), self.channels)]
+        each = self.sum_order == "micro" or self.zero_stage >= 2
+        about = self.sum_order, self.micros, self.replica, self.parameters, self.transport
+        self.replicas = Replicas(found, *about, each)
+
+    def _require_owners(self, owner: Mapping[str, str]) -> None:
+        """Refuse an index that names what this device does not hold.
+
+        It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
+        """
+        wrong = {n for n, d in owner.items() if d == self.name and n not in self.parameters}
+        if wrong:
+            raise WeightsError(
+                f"weights/index.json: {min(wrong)!r} has the owner {self.name}, "
+                f"which holds none of that name: {AGAIN}"
+            )
 
     def _share(self, number: int, module: Stage) -> None:
         """Use one Parameter for all names of a tensor, in all stages of this device."""
@@ -148,10 +182,17 @@ class Device:
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
         self.training = training
-        named = list(self.parameters.items())
+        self.updated = {n: p for n, p in self.parameters.items() if self._updates(n)}
+        named = list(self.updated.items())
         self.optimizer = training.optimizer(named) if named else None
         groups = self.optimizer.param_groups if self.optimizer else []
         self._base_lr = [group["lr"] for group in groups]
+
+    def _updates(self, name: str) -> bool:
+        """Whether this device's optimizer updates a parameter: with ZeRO one replica's does."""
+        if not self.zero_stage or self.replicas is None:
+            return True
+        return self.replicas.updated_here(name)
 
     def state(self) -> dict[str, Tensor]:
         """Return this device's tensors by their names in the model."""
@@ -170,11 +211,10 @@ class Device:
         self.step = step
         self._now = _Step()
         self.first_gradients = None  # for `verify`; as large as the weights, so not kept for long
+        self._compared = False
+        if self.replicas is not None:
+            self.replicas.begin()
         self.stream.advance(step)
-        if not self._compared:  # a replacement is alone with its first step
-            what = "the first batch" if step == 0 else f"the batch of step {step}"
-            self.transport.agree(what, self.stream.digest(), self.name)
-            self._compared = True
         incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         self.step_once()
@@ -182,14 +222,22 @@ class Device:
         self.finished = step + 1
         for at_end in self.hooks.on_step_end:
             at_end(self, step)
-        return torch.stack(self._now.losses).mean() if self._now.losses else None
+        losses = self._now.losses
+        if self.replica or not losses:
+            return None
+        return torch.stack([losses[micro] for micro in sorted(losses)]).mean()
 
     def step_once(self) -> None:
         """Run this device's instructions for one step; emitted."""
         raise TypeError("a device file defines step_once")
 
     def _messages(self, channel: Channel) -> int:
-        return self.micro_batches if channel.kind in ("activation", "gradient") else 1
+        return channel.messages(self.own_micro_batches())
+
+    @classmethod
+    def own_micro_batches(cls) -> int:
+        """How many micro-batches of a step this device computes."""
+        return len(cls.micros[cls.replica]) if cls.micros else cls.micro_batches
 
     # ------------------------------------------------------------------ instructions
 
@@ -228,7 +276,14 @@ class Device:
         return tensor
 
     def batch(self, name: str, micro: int) -> Tensor:
-        """Return one model input of one micro-batch, from this device's own data stream."""
+        """Return one model input of one micro-batch, from this device's own data stream.
+
+        A device that reads says once a step what the batch is: all must have the same.
+        """
+        if not self._compared:
+            what = f"the batch of step {self.step}"
+            self.transport.agree(what, self.stream.digest(), self.name)
+            self._compared = True
         return self.stream.get(name, micro)
 
     # What these two return is known per stage only: one tensor as it is, several as a tuple.
@@ -244,7 +299,7 @@ class Device:
                 if saved.outputs:
                     self._saved[stage, micro] = saved
         if self.loss is not None and self.loss[0] == stage:
-            self._now.losses.append(self._named(stage, result)[self.loss[1]].detach())
+            self._now.losses[micro] = self._named(stage, result)[self.loss[1]].detach()
             if self.on_nan == "stop" and self.device.type == "cpu":  # a GPU would be waited for
                 self._require_finite()
         return result
@@ -286,7 +341,7 @@ class Device:
             if root is not None:  # None: planned to want a gradient, but the forward detached it
                 roots.append(root)
                 seeds.append(gradient)
-        self._backward_of = stage
+        self._backward_of, self._micro = stage, micro
         inputs = [*saved.leaves.values(), *(self.parameters[name] for name in self.held[stage])]
         found = gradients(roots, inputs, seeds)
         relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
@@ -312,6 +367,8 @@ class Device:
             if gradient is None:
                 return None
             key, now = (name, self._backward_of), self._now
+            if self.replicas is not None and self.replicas.add(*key, self._micro, gradient):
+                return nothing
             count = now.counts.get(key, 0)
             if count == 0:
                 now.gradients[key] = gradient
@@ -323,6 +380,38 @@ class Device:
             return nothing
 
         return add
+
+    # ------------------------------------------------------------------ replicas
+
+    def reduce_gradients(self, stage: int, micro: int) -> None:
+        """After a stage's backward: send what is complete to the replicas that sum it."""
+        assert self.replicas is not None
+        self.replicas.after(stage, micro)
+
+    def sum_gradients(self) -> None:
+        """Sum gradients over all replicas; without ZeRO, all of them have all sums then."""
+        assert self.replicas is not None
+        self.replicas.sum()
+        if not self.zero_stage:
+            self.replicas.send_sums()
+            self.replicas.recv_sums()
+        self._now.gradients.update(self.replicas.gradients(bool(self.zero_stage)))
+
+    def gather_weights(self) -> None:
+        """Exchange what each replica has updated."""
+        assert self.replicas is not None
+        self.replicas.send_weights()
+        self.replicas.recv_weights()
+
+    def send_losses(self, channel: Channel) -> None:
+        """Send this replica's losses to the first one, which reports their mean."""
+        losses = self._now.losses
+        self._send(channel, torch.stack([losses[micro] for micro in sorted(losses)]))
+
+    def recv_losses(self, channel: Channel, replica: int) -> None:
+        """Take the losses of another replica."""
+        found = self._receive(channel).unbind()
+        self._now.losses.update(zip(self.micros[replica], found, strict=True))
 
     # ------------------------------------------------------------------ once a step
 
@@ -363,7 +452,7 @@ class Device:
             found = clipped(found, self._norms(), self.training.clip_norm)
         if self.step == 0:
             self.first_gradients = found
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.updated.items():
             parameter.grad = found.get(name)
         if self.training.lr_scale is not None:
             scale = self.training.lr_scale(self.step)

@@ -54,16 +54,29 @@ class Disk:
         Raises:
             OSError: the disk is full, or not ours to write on; nothing is left behind.
         """
-        for stale in path.parent.glob(f".{escape(path.name)}.*.tmp"):  # of a process that died
-            self.remove(stale)
-        part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        part = self.put_aside(path, pieces)
         try:
-            self.write(part, pieces)
             self.rename(part, path)
         except OSError:
             self.remove(part)
             raise
         self.sync(path.parent)
+
+    def put_aside(self, path: Path, pieces: Iterable[Buffer]) -> Path:
+        """Write what is to be a file beside its place, for `rename`; return where.
+
+        Raises:
+            OSError: as `put`.
+        """
+        for stale in path.parent.glob(f".{escape(path.name)}.*.tmp"):  # of a process that died
+            self.remove(stale)
+        part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            self.write(part, pieces)
+        except OSError:
+            self.remove(part)
+            raise
+        return part
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class NotFiniteError(ArithmeticError):
 def not_finite(
     step: int,
     loss_stage: int | None,
-    losses: Sequence[Tensor],
+    losses: Mapping[int, Tensor],
     gradients: Mapping[tuple[str, int], Tensor],
 ) -> str | None:
     """Return which number of a step is not finite; None: all are.
@@ -35,10 +35,10 @@ def not_finite(
     Args:
         step: its number.
         loss_stage: where the losses are made.
-        losses: of each micro-batch, if they are made here.
+        losses: by micro-batch, if they are made here.
         gradients: (parameter, stage) -> sum over micro-batches.
     """
-    for micro, loss in enumerate(_numbers(losses)):
+    for micro, loss in zip(losses, _numbers([*losses.values()]), strict=True):
         if not math.isfinite(loss):
             return (
                 f"step {step}, stage {loss_stage}, micro-batch {micro}: "

@@ -32,7 +32,7 @@ class ImageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of an image: element type by safetensors' name, and where its bytes are."""
 
     name: str
@@ -52,16 +52,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ImageLayout:
     """Where everything of an image is; `head` is its first bytes, up to the first tensor."""
 
     head: bytes
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     facts: Mapping[str, Any]
     size: int
 
 
-def layout_of(tensors: Iterable[Entry], facts: Mapping[str, Any]) -> Layout:
+def layout_of(tensors: Iterable[TensorEntry], facts: Mapping[str, Any]) -> ImageLayout:
     """Lay tensors out; their `start` is not looked at."""
     ordered = sorted(tensors, key=lambda entry: (-WIDTHS[entry.dtype], entry.name))
     text: dict[str, object] = {"__metadata__": {"facts": json.dumps(facts, sort_keys=True)}}
@@ -76,12 +76,12 @@ def layout_of(tensors: Iterable[Entry], facts: Mapping[str, Any]) -> Layout:
     entries = {}
     at = base
     for entry in ordered:
-        entries[entry.name] = Entry(entry.name, entry.dtype, entry.shape, at)
+        entries[entry.name] = TensorEntry(entry.name, entry.dtype, entry.shape, at)
         at += entry.size
-    return Layout(len(head).to_bytes(8, "little") + head, entries, facts, at)
+    return ImageLayout(len(head).to_bytes(8, "little") + head, entries, facts, at)
 
 
-def read_layout(buffer: Buffer) -> Layout:
+def read_layout(buffer: Buffer) -> ImageLayout:
     """Find out what is where in an image; `buffer` may be longer than it.
 
     Raises:
@@ -96,17 +96,24 @@ def read_layout(buffer: Buffer) -> Layout:
         text = json.loads(head[8:])
         facts = json.loads(text.pop("__metadata__")["facts"])
         entries = {name: _entry(name, found, 8 + length) for name, found in text.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ImageError("its header cannot be read") from error
+    if not isinstance(facts, dict):
+        raise ImageError("its header cannot be read")
     size = max((entry.end for entry in entries.values()), default=len(head))
     if size > len(view):
-        raise ImageError(f"it should have {size} bytes, found {len(view)}")
-    return Layout(head, entries, facts, size)
+        cut = min((e for e in entries.values() if e.end > len(view)), key=lambda e: e.start)
+        raise ImageError(
+            f"it ends inside tensor {cut.name!r}: expected {size} bytes, found {len(view)}"
+        )
+    return ImageLayout(head, entries, facts, size)
 
 
-def _entry(name: str, found: Mapping[str, Any], base: int) -> Entry:
+def _entry(name: str, found: Mapping[str, Any], base: int) -> TensorEntry:
     start, end = found["data_offsets"]
-    entry = Entry(name, found["dtype"], tuple(int(n) for n in found["shape"]), base + int(start))
+    entry = TensorEntry(
+        name, found["dtype"], tuple(int(n) for n in found["shape"]), base + int(start)
+    )
     if start < 0 or entry.size != end - start or any(n < 0 for n in entry.shape):
         raise ValueError(f"the bytes of {name!r} are not as many as its shape says")
     return entry

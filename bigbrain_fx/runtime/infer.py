@@ -28,9 +28,10 @@ from .network import NetworkTransport
 from .peers import blaming_peers
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
-from .tensor_file import write_tensors
+from .telling import show, tell
+from .tensor_file import SaveError, write_tensors
 from .transport import Transport
-from .weights import OwnWeights
+from .weights import WeightsError, checked_weights
 
 BAD_INPUT = 2  # exit code; as argparse's
 DEFAULT_STEPS = 10
@@ -81,6 +82,9 @@ class InferenceDevice(Device):
         self.collected: dict[str, list[Tensor]] = {}
         for module in self.modules.values():
             module.eval()
+
+    def _require_owners(self, owner: Mapping[str, str]) -> None:
+        """Nobody answers for a parameter that is not trained."""
 
     def feed(self, transport: Transport, stream: RowStream) -> None:
         """Go on with other data, and other ways for messages."""
@@ -204,7 +208,8 @@ def make_device(
     """Build one device with its weights."""
     cls = inference.devices[rank]
     device = cls(transport, stream, seed, where)
-    device.load(OwnWeights(inference.folder / "weights", cls.name), {})
+    with checked_weights(inference.folder / "weights", cls.name) as weights:
+        device.load(weights, {})
     return device
 
 
@@ -229,15 +234,15 @@ def infer_main(inference: Inference) -> None:
     keep_freed_memory()
     try:
         batches, places, steps = _data(inference, options)
-        show = _Shown(options.json, Path(options.outputs) if options.outputs else None)
+        shown = _Shown(options.json, Path(options.outputs) if options.outputs else None)
         if options.in_process:
-            run_here(inference, batches, places, steps, seed, show.batch)
+            run_here(inference, batches, places, steps, seed, shown.batch)
         else:
-            _run(inference, batches, places, steps, seed, options, show)
-    except BatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
-    show.end()
+            _run(inference, batches, places, steps, seed, options, shown)
+    except (BatchError, WeightsError, SaveError) as error:
+        tell(f"error: {error}")
+        sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
+    shown.end()
 
 
 def _data(
@@ -308,11 +313,10 @@ class _Shown:
     def batch(self, number: int, rows: int, outputs: Outputs, batch_s: float) -> None:
         """Print one batch's line, write its outputs."""
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_tensors(outputs, self.folder / f"{number:05d}.safetensors")
         line = json.dumps({"batch": number, "rows": rows, "batch_s": round(batch_s, 6)})
         text = f"batch {number:5d}   {rows} rows   {batch_s:.3f} s"
-        print(line if self.as_json else text, flush=True)
+        show(line if self.as_json else text, sys.stdout)
         self.rows += rows
         self.seconds += batch_s
 
@@ -320,7 +324,7 @@ class _Shown:
         """Print how fast it was."""
         if self.rows and not self.as_json:
             pace = self.rows / self.seconds if self.seconds else float("inf")
-            print(f"{self.rows} rows in {self.seconds:.3f} s: {pace:.1f} rows a second")
+            show(f"{self.rows} rows in {self.seconds:.3f} s: {pace:.1f} rows a second", sys.stdout)
 
 
 def _parser(inference: Inference) -> argparse.ArgumentParser:

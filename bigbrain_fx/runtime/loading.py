@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .image import ImageError, Layout, read_layout
+from .image import ImageError, ImageLayout, read_layout
 from .records import (
     BrokenError,
     CommitError,
     Record,
     Say,
     digest,
-    records,
+    read_records,
     refuse_link,
     unsealed,
 )
+from .regular import read_regular
 
 PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".distcp")
 
@@ -36,7 +37,7 @@ class Loaded:
 
     record: Record
     image: mmap.mmap
-    layout: Layout
+    layout: ImageLayout
     checks: Mapping[str, str]
 
     def forget(self) -> None:
@@ -109,7 +110,7 @@ def committed(folder: Path, say: Say) -> list[Record]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "is not there"
         raise CommitError(f"{folder} {what}: give the folder that --commits had")
-    found = records(folder, say)
+    found = read_records(folder, say)
     if not found:
         pickled = sorted(p.name for p in folder.rglob("*") if p.suffix in PICKLED)[:3]
         why = f" ({', '.join(pickled)}: pickled files are code and not read)" if pickled else ""
@@ -133,22 +134,22 @@ def load_shard(
         )
     place = folder / record.folder
     refuse_link(place)
-    manifest = _manifest(place / f"{device}.json", record.devices[device])
+    path = place / f"{device}.json"
+    manifest = _manifest(path, record.devices[device])
     _require_same(manifest, expected, place, say)
+    head, checks = _checks(manifest, path)
     file = place / f"{device}.safetensors"
     image = _mapped(file)
-    _require_whole(image, manifest, file)
     try:
-        checks = {name: part["sha256"] for name, part in manifest["tensors"].items()}
-        return Loaded(record, image, read_layout(image), checks)
-    except ImageError as error:  # written so
+        return Loaded(record, image, _whole(image, head, checks, file), checks)
+    except ImageError as error:
         raise BrokenError(f"{file}: {error}") from error
 
 
 def _manifest(path: Path, check: str) -> dict[str, Any]:
     _require_file(path)
     try:
-        text = path.read_bytes()
+        text = read_regular(path)
     except OSError as error:
         raise BrokenError(f"{path}: {error.strerror}") from error
     found = unsealed(text, str(path))
@@ -193,14 +194,32 @@ def _mapped(path: Path) -> mmap.mmap:
         raise BrokenError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _require_whole(image: mmap.mmap, manifest: Mapping[str, Any], file: Path) -> None:
-    """Compare every byte's checksum; name the tensor that is not as it was written."""
+def _checks(manifest: Mapping[str, Any], path: Path) -> tuple[str, dict[str, str]]:
+    """Return the checksums of the header and, by name, of the tensors.
+
+    Raises:
+        BrokenError: they are not there.
+    """
+    try:
+        checks = {str(name): str(at["sha256"]) for name, at in manifest["tensors"].items()}
+        return str(manifest["head"]["sha256"]), checks
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BrokenError(f"{path}: it is no manifest of a commit") from error
+
+
+def _whole(image: mmap.mmap, head: str, checks: Mapping[str, str], file: Path) -> ImageLayout:
+    """Compare every byte's checksum; name the tensor that is not as it was written.
+
+    What is loaded is what the header says, so it is the header's tensors that must have one each.
+    """
     view = memoryview(image)
-    parts = {"its header": manifest["head"]}
-    parts.update({f"tensor {name!r}": at for name, at in manifest["tensors"].items()})
-    for what, part in parts.items():
-        start, end = part["place"]
-        if end > len(view):
-            raise BrokenError(f"{file}: the file ends inside {what}")
-        if digest(view[start:end]) != part["sha256"]:
-            raise BrokenError(f"{file}: {what} is not as it was written")
+    layout = read_layout(view)
+    if digest(layout.head) != head:
+        raise BrokenError(f"{file}: its header is not as it was written")
+    if set(layout.entries) != set(checks):
+        name = min(set(layout.entries) ^ set(checks))
+        raise BrokenError(f"{file}: its manifest and its header differ in tensor {name!r}")
+    for name, entry in layout.entries.items():
+        if digest(view[entry.start : entry.end]) != checks[name]:
+            raise BrokenError(f"{file}: tensor {name!r} is not as it was written")
+    return layout

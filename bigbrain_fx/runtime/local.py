@@ -15,8 +15,10 @@ from typing import TypeVar
 from torch import Tensor
 
 from .channel import Channel, Layout, pack, unpack
+from .data import require_same
 
 T = TypeVar("T")
+COMPARED = 64  # digests that are kept: no device is so many steps behind another
 
 
 class Hub:
@@ -31,7 +33,7 @@ class Hub:
         self.running = 0
         self.waiting: dict[int, Callable[[], object]] = {}
         self.queues: dict[int, deque[tuple[Layout, Tensor]]] = {}
-        self.digests: dict[str, tuple[str, str]] = {}
+        self.digests: dict[str, str] = {}
         self.votes: dict[int, dict[str, bool]] = {}
         self.failed: BaseException | None = None
 
@@ -115,11 +117,10 @@ class LocalTransport:
 
     def agree(self, what: str, digest: str, device: str) -> None:
         """Raise unless every device that names `what` gives the same digest."""
-        other, seen = self.hub.digests.setdefault(what, (device, digest))
-        if seen != digest:
-            raise RuntimeError(
-                f"{what} differs between devices: {other} has {seen}, {device} has {digest}"
-            )
+        mine = f"{device} {digest}"
+        require_same(what, mine, self.hub.digests.setdefault(what, mine))
+        while len(self.hub.digests) > COMPARED:
+            del self.hub.digests[next(iter(self.hub.digests))]
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
         """Tell all devices what this one says of a step; return whether all say yes."""

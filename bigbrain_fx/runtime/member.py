@@ -7,6 +7,7 @@ while the others wait.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .bundle import Bundle, make_device, save, save_first_gradients
+from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
 from .commits import CommitError
 from .committing import CommitOptions
@@ -28,11 +29,15 @@ from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .rendezvous import PassedOn, form_mesh, own_device, write_report
 from .replay import ReplayTransport
-from .snapshots import Snapshots
+from .saving import save_replayed
+from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
+from .weights import WeightsError
 
 BAD_INPUT = 2  # exit code; as argparse's
+INPUT_ERRORS = (BatchError, CommitError, StateError, WeightsError)
+TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h
 
 
 def serve(
@@ -43,7 +48,7 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=["forget"])
+    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=["forget", "part"])
     try:
         duty = control.next_duty()
         if duty.device is None:
@@ -52,12 +57,15 @@ def serve(
             duty = control.next_duty()
         _train(bundle, options, commits, seed, control, duty)
     except BaseException as error:
-        code = BAD_INPUT if isinstance(error, (BatchError, CommitError, StateError)) else 1
+        code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
         code = NOT_FINITE if isinstance(error, NotFiniteError) else code
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            code = TOO_LONG
+            error = OSError(f"{error}: raise `ulimit -f`, the size that files may have here")
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
         control.say("failed", text=said(error), code=code)
-        if code in (BAD_INPUT, NOT_FINITE):
+        if code in (BAD_INPUT, NOT_FINITE, TOO_LONG):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(code)
         raise
@@ -117,10 +125,11 @@ def _train(
     where = own_device(bundle.kinds, duty.rank)
     cls = bundle.devices[duty.rank]
     connect = partial(_connect, bundle, options, duty.rank, where, control)
-    transport = ReplayTransport(cls.name, cls.channels, cls.micro_batches, control, connect)
+    count = cls.own_micro_batches()
+    transport = ReplayTransport(cls.name, cls.channels, count, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
-    snapshots = Snapshots(transport, control, duty)
+    snapshots = OwnSnapshots(transport, control, duty)
     first, committer = max(duty.epoch, 0), None
     if duty.epoch >= 0:
         snapshots.restore(device, duty.epoch)
@@ -131,10 +140,11 @@ def _train(
         transport.start(first, {})
     if transport.inner is None:
         transport.form()
-    if _run(device, snapshots, committer, options, first) and options.save:
-        save(device, Path(options.save))
-    if committer is not None:
+    has_ended = _run(device, snapshots, committer, options, first)
+    if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
+    if has_ended and options.save:
+        save_replayed(device, Path(options.save), transport)
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
@@ -142,7 +152,7 @@ def _train(
 
 def _run(
     device: Device,
-    snapshots: Snapshots,
+    snapshots: OwnSnapshots,
     committer: SupervisedCommitter | None,
     options: argparse.Namespace,
     first: int,

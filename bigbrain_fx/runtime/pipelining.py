@@ -228,6 +228,8 @@ def _crossing(channels: Sequence[Channel], border: int) -> tuple[str, ...]:
 
 
 def _require_chain(devices: Sequence[type[Device]]) -> None:
+    if any(len(device.micros) > 1 for device in devices):
+        raise ValueError("PipelineStage runs one pipeline, but this bundle has replicas")
     stages = [tuple(device.stages) for device in devices]
     if stages != [(number,) for number in range(len(devices))]:
         held = "; ".join(f"{d.name} has {', '.join(map(str, d.stages))}" for d in devices)

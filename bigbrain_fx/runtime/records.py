@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .image import Buffer, Layout
+from .image import Buffer, ImageLayout
+from .regular import read_regular
 
 FORMAT = 1
 FOLDER = re.compile(r"commit-(\d+)-g(\d+)")
@@ -88,7 +89,7 @@ def graph_hash(plan_json: bytes) -> str:
 
 
 def manifest_of(
-    device: str, layout: Layout, image: Buffer, generation: int, about: Mapping[str, Any]
+    device: str, layout: ImageLayout, image: Buffer, generation: int, about: Mapping[str, Any]
 ) -> bytes:
     """Describe an image, with the SHA-256 of each tensor and of the rest."""
     view = memoryview(image)
@@ -126,12 +127,21 @@ def record_of(text: bytes, where: str) -> Record:
         record = Record(**{name: found[name] for name in Record.__slots__})
         if not FOLDER.fullmatch(record.folder):
             raise BrokenError(f"{where}: it names the folder {record.folder!r}")
-    except (KeyError, TypeError) as error:
+        is_sound = _is_sound(record)
+    except (KeyError, TypeError, AttributeError) as error:
         raise BrokenError(f"{where}: it is no record of a commit") from error
+    if not is_sound:
+        raise BrokenError(f"{where}: it is no record of a commit")
     return record
 
 
-def records(folder: Path, say: Say) -> list[Record]:
+def _is_sound(record: Record) -> bool:
+    numbers = type(record.step) is int and type(record.generation) is int
+    checks = all(isinstance(check, str) for check in record.devices.values())
+    return numbers and checks and isinstance(record.about, dict)
+
+
+def read_records(folder: Path, say: Say) -> list[Record]:
     """Return the commits of a folder, newest first; of records that are broken `say` hears.
 
     Raises:
@@ -143,9 +153,11 @@ def records(folder: Path, say: Say) -> list[Record]:
             continue
         refuse_link(path)
         try:
-            found.append(record_of(path.read_bytes(), str(path)))
+            found.append(record_of(read_regular(path), str(path)))
         except BrokenError as error:
             say(f"warning: {error}: this commit is lost")
+        except OSError as error:
+            say(f"warning: {path}: {error.strerror}: this commit is lost")
     return sorted(found, key=lambda record: (-record.generation, -record.step))
 
 
@@ -181,7 +193,7 @@ def unsealed(text: bytes, where: str) -> dict[str, Any]:
         found = json.loads(text)
         check = found.pop("check")
         number = found["format"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenError(f"{where}: it is not whole") from error
     if check != _check(found):
         raise BrokenError(f"{where}: its checksum is wrong")

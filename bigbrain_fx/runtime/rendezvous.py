@@ -11,6 +11,7 @@ import resource
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -221,13 +222,17 @@ def own_gpu(kinds: Sequence[str], rank: int, local_rank: int) -> int:
 
 
 def write_report(name: str, folder: Path) -> None:
-    """Write what a device's process held at most, as JSON; on a GPU, what its tensors took, too."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write what a device's process held at most, as JSON; on a GPU, what its tensors took, too.
+
+    A disk that does not take it is no reason to fail: the training is done.
+    """
     facts: dict[str, str | int] = {"device": name}
     facts["max_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if torch.cuda.is_initialized():  # only where this process computes there: see `own_device`
         facts["max_allocated_bytes"] = torch.cuda.max_memory_allocated()
-    (folder / f"{name}.json").write_text(json.dumps(facts) + "\n")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(facts) + "\n")
 
 
 def environment_number(name: str, default: int | None) -> int:

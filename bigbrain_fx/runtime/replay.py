@@ -25,6 +25,7 @@ from torch import Tensor
 from .channel import Channel, Layout, pack
 from .checksum import seal
 from .control import Control, Meeting, said
+from .data import require_same
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError
 
@@ -101,8 +102,9 @@ class ReplayTransport:
         self.step_bytes = 0  # received since the step began
         self.epoch = -1  # the log has been dropped up to this step
         self.held_bytes = 0  # by the log
+        self.asked: deque[tuple[str, str]] = deque()  # what the supervisor was told; not compared
         for channel in channels:
-            per_step = micro_batches if channel.kind in ("activation", "gradient") else 1
+            per_step = channel.messages(micro_batches)
             if channel.is_local:
                 continue
             if channel.sender == name:
@@ -178,8 +180,13 @@ class ReplayTransport:
         return tensor
 
     def agree(self, what: str, digest: str, device: str) -> None:
-        """Raise unless every device that names `what` gives the same digest."""
-        self.control.agree(what, digest, device)
+        """Tell the supervisor, who keeps what was said first, before a death too.
+
+        No step waits for its answer: `finish` compares, before anything is kept of the step.
+        """
+        mine = f"{device} {digest}"
+        self.control.say("first", what=what, text=mine)
+        self.asked.append((what, mine))
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
         """Tell the supervisor, who keeps it, what this device says; return whether all say yes."""
@@ -189,7 +196,8 @@ class ReplayTransport:
         return all_say
 
     def finish(self) -> None:
-        """Wait until everything sent has been received."""
+        """Wait until everything sent has been received; see `agree` for what it raises."""
+        self._compare()
         while True:
             try:
                 inner = self._living()
@@ -199,6 +207,18 @@ class ReplayTransport:
                 return
             except (PeerLostError, TimeoutError) as error:
                 self.form(error)
+
+    def _compare(self) -> None:
+        """Raise if another device, or this one before it died, has read another batch."""
+        while self.asked:
+            what, mine = self.asked.popleft()
+            require_same(what, mine, self._first(what))
+
+    def _first(self, what: str) -> str:
+        known = self.control.said_first
+        with self.control.waiting("", what), self.control.changed:
+            self.control.changed.wait_for(lambda: what in known)
+            return known.pop(what)
 
     # ------------------------------------------------------------------ generations
 

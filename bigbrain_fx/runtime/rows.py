@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from .data import BatchError, Stream
+from .regular import require_regular
 
 Batches = Callable[[int], Iterator[object]]
 
@@ -121,6 +122,7 @@ def batches_of_tensors(
 
 def _opened(path: Path) -> Any:  # noqa: ANN401  # safetensors names no type for it
     try:
+        require_regular(path)
         return safe_open(path, framework="pt")
     except (OSError, ValueError) as error:
         raise BatchError(f"cannot read {path}: {error}") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .control import Control, Duty
 from .replay import ReplayTransport
-from .state import State, restore, state_of
+from .state import State, StateError, restore, state_of
 
 if TYPE_CHECKING:
     from .device import Device
@@ -22,7 +22,7 @@ ROOM = 1.1  # a slot is made a little larger than the first state: optimizers ad
 MEASURED_STEP = 2  # the first steps of a process are slower
 
 
-class Snapshots:
+class OwnSnapshots:
     """Take a snapshot every so many steps; restore one.
 
     Args:
@@ -102,6 +102,21 @@ class Snapshots:
             room = os.fstat(self.files[number]).st_size
             if room < size:
                 room = int(size * ROOM)
-                os.ftruncate(self.files[number], room)
+                _make_room(self.files[number], room)
             found = self.maps[number] = mmap.mmap(self.files[number], room)
         return found
+
+
+def _make_room(file: int, nbytes: int) -> None:
+    """Give a slot its size.
+
+    Raises:
+        StateError: a limit forbids it; the others wait for each snapshot, so none is left out.
+    """
+    try:
+        os.ftruncate(file, nbytes)
+    except OSError as error:
+        raise StateError(
+            f"no room for a snapshot of {nbytes} bytes in memory: {error.strerror}: raise the "
+            "limit (`ulimit -f unlimited`), or run without replacing processes (--no-replay)"
+        ) from error

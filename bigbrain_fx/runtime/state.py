@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .image import FORMAT, Buffer, Entry, Layout, layout_of, read_layout
+from .image import FORMAT, Buffer, ImageLayout, TensorEntry, layout_of, read_layout
 from .optimizer_state import (
     StateError,
     optimizer_facts,
@@ -53,9 +53,9 @@ class State:
     facts: Mapping[str, Any]
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ImageLayout:
         """Where each tensor lies in the state's image."""
-        found = [Entry(n, _code(n, t), tuple(t.shape)) for n, t in self.tensors.items()]
+        found = [TensorEntry(n, _code(n, t), tuple(t.shape)) for n, t in self.tensors.items()]
         return layout_of(found, {**self.facts, "format": FORMAT, "step": self.step})
 
     @property
@@ -96,7 +96,7 @@ class State:
         layout = read_layout(buffer)
         facts = dict(layout.facts)
         found = facts.pop("format", None)
-        if found != FORMAT:
+        if found != FORMAT or type(facts.get("step")) is not int:
             raise StateError(f"format: expected {FORMAT}, found {found!r}")
         start = len(layout.head)
         tensors: dict[str, Tensor] = {}
@@ -113,7 +113,7 @@ class State:
         return State(self.step, tensors, self.facts)
 
 
-def _places(room: Tensor, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+def _places(room: Tensor, layout: ImageLayout) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor's place in the bytes after the header."""
     base = len(layout.head)
     for name, entry in layout.entries.items():
@@ -155,8 +155,8 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
         "optimizer": None,
     }
     if device.optimizer is not None:
-        facts["optimizer"] = optimizer_facts(device.optimizer, device.parameters, device._base_lr)
-        tensors.update(optimizer_tensors(device.optimizer, device.parameters))
+        facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device._base_lr)
+        tensors.update(optimizer_tensors(device.optimizer, device.updated))
     return State(device.finished, tensors, facts)
 
 
@@ -172,7 +172,7 @@ def restore(device: Device, state: State) -> None:
             tensor.copy_(state.tensors[name])
     if device.optimizer is not None:
         restore_optimizer(
-            device.optimizer, device.parameters, device._base_lr, state.tensors, state.facts
+            device.optimizer, device.updated, device._base_lr, state.tensors, state.facts
         )
     device.finished, device.step = state.step, max(0, state.step - 1)
     device.stream.rewind(state.step)
@@ -210,7 +210,7 @@ def _require(device: Device, state: State) -> None:
     own = {name for name in state.tensors if not name.startswith("optimizer:")}
     if own - names:
         raise StateError(f"the state has {sorted(own - names)[0]}, which this device does not hold")
-    require_optimizer(device.optimizer, device.parameters, state.tensors, state.facts)
+    require_optimizer(device.optimizer, device.updated, state.tensors, state.facts)
 
 
 def _require_like(name: str, expected: Tensor, found: Tensor | None) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .commits import graph_hash, record_of
-from .committing import CommitOptions, Committer
+from .commits import CommitError, graph_hash, record_of
+from .committing import RESCUE, SHARD, CommitOptions, Committer
 from .control import Control
-from .records import records
+from .misses import no_event
+from .records import read_records
 from .replay import ReplayTransport
 from .state import State
 
@@ -72,7 +74,9 @@ class SupervisedCommitter(Committer):
             "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
         }
         board = Board(transport.control, deadline_s)
-        super().__init__(options.folder, options.every, device.name, device.names, board, about)
+        folder, every, rescue = options.folder, options.every, options.rescue
+        super().__init__(folder, every, device.name, device.names, board, about, rescue=rescue)
+        self.misses.tell = self._tell_event if self.leads else no_event
         self.control = transport.control
         self.transport = transport
         self.is_written = True
@@ -91,7 +95,9 @@ class SupervisedCommitter(Committer):
         decided = json.loads(begun)
         if "error" in decided:
             return self.begin(device, resume=resume)  # which raises it
-        self.generation = decided["generation"]
+        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
+        if self.leads:
+            self.misses.newest = self._newest()
         if epoch >= 0:
             self._make_up_for(device, epoch)
             return epoch
@@ -99,6 +105,12 @@ class SupervisedCommitter(Committer):
             return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
         self._commit(device)
         return 0
+
+    def _newest(self) -> int:
+        """Return the step of the newest commit, -1 if there is none, or none can be seen now."""
+        with suppress(OSError, CommitError):
+            return max((r.step for r in read_records(self.folder, lambda _: None)), default=-1)
+        return -1
 
     def _make_up_for(self, device: Device, epoch: int) -> None:
         """Write or give up what the process before this one has not written: others wait for it.
@@ -113,7 +125,12 @@ class SupervisedCommitter(Committer):
                 self._commit(device)
             elif step >= 0 and lacks:
                 why = f"the process of {self.name} died before its part was written"
-                self.ledger.post(f"shard/{step}/{self.name}", json.dumps({"missed": why}))
+                for kind in (SHARD, RESCUE):
+                    self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps({"missed": why}))
+
+    def _tell_event(self, event: str, step: int, facts: dict[str, object]) -> None:
+        """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
+        self.ledger.post(f"event/{step}/{self.name}-{event}", json.dumps(facts))
 
     def settle(self) -> None:
         """Wait for the commit that is being written, and meet the others anew meanwhile."""
@@ -147,8 +164,10 @@ class SupervisedCommitter(Committer):
         report = self.ledger.look(f"shard/{step}/{self.name}")
         if report is None or "missed" in json.loads(report):
             return False
+        if self.rescue and self.ledger.look(f"verdict/{step}/{self.names[0]}") != "written":
+            return False
         return not self.leads or any(
-            record.step >= step for record in records(self.folder, lambda _: None)
+            record.step >= step for record in read_records(self.folder, lambda _: None)
         )
 
     def _write(self, state: State) -> None:

@@ -5,13 +5,15 @@ safetensors' own writer for torch needs numpy, which neither torch nor a bundle 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .image import Entry, layout_of
+from .disk import Disk
+from .image import Buffer, TensorEntry, layout_of
 
 CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -33,6 +35,52 @@ CODES: Mapping[torch.dtype, str] = {
 }
 
 
+class SaveError(RuntimeError):
+    """Report that tensors cannot be written: which file, why, and what to do."""
+
+
+class UnnamedFile:
+    """A file of tensors that is written and on the disk, but not yet under its name.
+
+    Raises:
+        SaveError: it cannot be written; nothing of it is left.
+        KeyError: the format has no such element type.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], path: Path, disk: Disk | None = None) -> None:
+        self.path = path
+        self.disk = disk or Disk()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.part = self.disk.put_aside(path, _pieces(tensors))
+        except OSError as error:
+            raise self._error(error) from error
+
+    def put(self) -> None:
+        """Give the file its name, in place of what is there.
+
+        Raises:
+            SaveError: the folder is gone, or not ours any more.
+        """
+        try:
+            self.disk.rename(self.part, self.path)
+            self.disk.sync(self.path.parent)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def drop(self) -> None:
+        """Remove it again: another device could not write its own."""
+        with suppress(OSError):
+            self.disk.remove(self.part)
+
+    def _error(self, error: OSError) -> SaveError:
+        why = error.strerror or error
+        return SaveError(
+            f"cannot write {self.path}: {why}: nothing was changed there; give a folder with room, "
+            "or free some"
+        )
+
+
 def raw(tensor: Tensor) -> bytearray:
     """Return a copy of a tensor's elements, row by row, as bytes."""
     flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -43,14 +91,18 @@ def raw(tensor: Tensor) -> bytearray:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file; one tensor at a time is copied.
+    """Write a safetensors file, whole or not at all; one tensor at a time is copied.
 
     Raises:
+        SaveError: the disk is full, or not ours to write on.
         KeyError: the format has no such element type.
     """
-    entries = [Entry(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]
+    UnnamedFile(tensors, path).put()
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[Buffer]:
+    entries = [TensorEntry(name, CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()]
     layout = layout_of(entries, {})
-    with path.open("wb") as file:
-        file.write(layout.head)
-        for name in layout.entries:
-            file.write(raw(tensors[name]))
+    yield layout.head
+    for name in layout.entries:
+        yield raw(tensors[name])

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .bundle import Bundle, make_device, save, save_first_gradients
-from .commits import CommitError, FencedError
+from .bundle import Bundle, make_device, save_first_gradients
+from .commits import FencedError
 from .committing import (
     CommitOptions,
     Committer,
@@ -38,11 +39,14 @@ from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .member import BAD_INPUT, serve
+from .member import BAD_INPUT, INPUT_ERRORS, serve
 from .network import NetworkTransport
 from .peers import blaming_peers
+from .regular import require_regular
 from .rendezvous import environment_number, join, leave_together, own_device, write_report
-from .state import StateError
+from .saving import require_room, save_aside, save_together
+from .telling import show, tell
+from .tensor_file import SaveError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,6 +61,8 @@ def main(bundle: Bundle) -> None:
     parser = _parser(bundle)
     options = parser.parse_args()
     commits = options_of(parser, options)
+    with _stopping_on_bad_input():
+        require_room(options.save)
     seed = bundle.seed if options.seed is None else options.seed
     keep_freed_memory()
     if options.in_process:
@@ -88,17 +94,19 @@ def _run_here(
     devices = run_in_process(
         bundle, options.steps, seed, report, keep, commits=commits, on_nan=options.on_nan
     )
-    for device in devices.values() if options.save else ():
-        save(device, Path(options.save))
+    if options.save:
+        aside = [save_aside(device, Path(options.save)) for device in devices.values()]
+        for file in aside:
+            file.put()
 
 
 @contextmanager
 def _stopping_on_bad_input() -> Iterator[None]:
     try:
         yield
-    except (BatchError, CommitError, StateError, FencedError, NotFiniteError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        codes = {FencedError: 1, NotFiniteError: NOT_FINITE}
+    except (*INPUT_ERRORS, FencedError, NotFiniteError, SaveError) as error:
+        tell(f"error: {error}")
+        codes = {FencedError: 1, SaveError: 1, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
 
 
@@ -159,8 +167,16 @@ def run_steps(
 
 
 def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
-    """Yield the example batch again and again: the model file has no `batches`."""
-    batch = load_file(path)
+    """Yield the example batch again and again: the model file has no `batches`.
+
+    Raises:
+        BatchError: its file cannot be read.
+    """
+    try:
+        require_regular(path)
+        batch = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BatchError(f"{path} cannot be read ({error}): copy the bundle again") from error
     while True:
         yield batch
 
@@ -188,18 +204,19 @@ def _run(
         first = committer.begin(device, resume=commits.resume, restarted=is_restart())
     run_steps(device, options.steps, _printer(options.json), keep, first, committer)
     if options.save:
-        save(device, Path(options.save))
+        save_together(device, Path(options.save), store, rank, options.deadline)
     if options.report:
         write_report(device.name, Path(options.report))
     leave_together(store, rank, len(ranks))
 
 
 def _printer(as_json: bool) -> Report:
-    def show(step: int, loss: float, step_s: float) -> None:
+    def report(step: int, loss: float, step_s: float) -> None:
         line = json.dumps({"step": step, "loss": loss, "step_s": round(step_s, 6)})
-        print(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s", flush=True)
+        text = line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s"
+        show(text, sys.stdout)
 
-    return show
+    return report
 
 
 def _parser(bundle: Bundle) -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ class Transport(Protocol):
         """Wait for the next message."""
 
     def agree(self, what: str, digest: str, device: str) -> None:
-        """Compare a digest with the other devices'."""
+        """Compare a digest with the other devices'; `finish` may be what raises."""
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
         """Tell all devices, `names`, what this one says of a step; return whether all say yes."""

@@ -1,16 +1,82 @@
 """A device's own tensors, from its file in weights/ or straight from the checkpoint it refers to.
 
-Nothing else is read: a process never holds what other devices hold.
+    weights/index.json   "owner": who answers for each trained parameter, in the model's order
+                         "checksums": of each tensor that was written here, by its name
+
+Nothing else is read: a process never holds what other devices hold. What is read is compared with
+its checksum: a flipped bit of a weight would show nowhere else.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+from .checksum import checksum
+from .regular import read_regular, require_regular
+
+BY_REFERENCE = (
+    "--weights-by-reference; put the checkpoint back, or put one into the bundle with "
+    "`bigbrain-fx load`"
+)
+CHECKED_BEHIND = 2  # tensors that are read and not yet checked
+AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
+
+
+class WeightsError(ValueError):
+    """Report weights that must not be used: which file and tensor, and what to do."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """What weights/index.json says; of a bundle that is older than checksums, no checksums."""
+
+    owner: Mapping[str, str]
+    checksums: Mapping[str, str]
+
+
+def read_index(folder: Path) -> Index:
+    """Read the index of a weights/ folder; one that is not there says nothing.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    path = folder / "index.json"
+    if not path.exists():
+        return Index({}, {})
+    found = _json(path)
+    if set(found) == {"owner", "checksums"} and isinstance(found["owner"], dict):
+        return Index(_texts(found["owner"], path), _texts(found["checksums"], path))
+    return Index(_texts(found, path), {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} cannot be read ({_why(error)}): {AGAIN}") from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} is no JSON object: {AGAIN}")
+    return found
+
+
+def _texts(found: object, path: Path) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise WeightsError(f"{path} is not as it was written: {AGAIN}")
+    return found
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).splitlines()[0][:200]
 
 
 class OwnWeights(Mapping[str, Tensor]):
@@ -18,27 +84,62 @@ class OwnWeights(Mapping[str, Tensor]):
 
     A tensor lies in `weights/<device>.safetensors`, or `weights/<device>.references.json` says in
     which file of the user's checkpoint it is, and under which key.
+
+    Args:
+        folder: weights/ of a bundle.
+        device: whose they are.
+        pool: checks tensors while the next are read; see `checked_weights`. None: at once.
+
+    Raises:
+        WeightsError: a file cannot be read; and when a tensor is read, that it is not as written.
     """
 
-    def __init__(self, folder: Path, device: str) -> None:
-        own = folder / f"{device}.safetensors"
-        with safe_open(own, framework="pt") as file:
-            self._places = {name: (own, name) for name in file.keys()}  # noqa: SIM118  # no dict
+    def __init__(self, folder: Path, device: str, pool: Executor | None = None) -> None:
+        self.pool = pool
+        self.checks: deque[Future[None]] = deque()
+        self.own = folder / f"{device}.safetensors"
+        self.checksums = read_index(folder).checksums
+        with _opened(self.own, AGAIN) as file:
+            self._places = {name: (self.own, name) for name in file.keys()}  # noqa: SIM118  # no dict
         references = folder / f"{device}.references.json"
         if references.exists():
-            for name, at in json.loads(references.read_text(encoding="utf-8")).items():
-                self._places[name] = (Path(at["file"]), at["key"])
+            self._places.update(_referred(references))
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self._places:
+            raise WeightsError(f"{self.own} has no tensor {name!r}: {AGAIN}")
         path, key = self._places[name]
-        if not path.exists():
-            raise SystemExit(
-                f"{name} is in {path}, which is not there: the bundle was split with "
-                "--weights-by-reference; put the checkpoint back, or run `bigbrain-fx load`"
+        is_own = path == self.own
+        found = _read(path, key, AGAIN if is_own else f"{name} was left there by {BY_REFERENCE}")
+        if self.pool is None:
+            self._require_whole(name, found)
+        else:
+            self.settle(CHECKED_BEHIND)
+            self.checks.append(self.pool.submit(self._require_whole, name, found))
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a tensor; nothing is read."""
+        return name in self._places
+
+    def settle(self, behind: int = 0) -> None:
+        """Wait until all that was read is checked, but for so many.
+
+        Raises:
+            WeightsError: a tensor is not as it was written.
+        """
+        while len(self.checks) > behind:
+            self.checks.popleft().result()
+
+    def _require_whole(self, name: str, found: Tensor) -> None:
+        """Refuse a tensor that is not the one that was written."""
+        expected = self.checksums.get(name)
+        if expected is not None and checksum(found) != expected:
+            raise WeightsError(
+                f"{self._places[name][0]}: tensor {name!r} is not as it was written (its checksum "
+                f"in {self.own.with_name('index.json')} is {expected}): {AGAIN}; that is also how "
+                "to replace weights by hand"
             )
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(key)
-            return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -47,12 +148,50 @@ class OwnWeights(Mapping[str, Tensor]):
         return len(self._places)
 
 
+@contextmanager
+def checked_weights(folder: Path, device: str) -> Iterator[OwnWeights]:
+    """Give a device's tensors; one is checked while the next is read, and all at the end.
+
+    Raises:
+        WeightsError: as `OwnWeights`.
+    """
+    with ThreadPoolExecutor(1, "weights") as pool:
+        found = OwnWeights(folder, device, pool)
+        yield found
+        found.settle()
+
+
+def _referred(listing: Path) -> dict[str, tuple[Path, str]]:
+    """Return where the tensors are that a device reads from the user's checkpoint."""
+    try:
+        return {name: (Path(at["file"]), str(at["key"])) for name, at in _json(listing).items()}
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{listing} names no file and key for each tensor: {AGAIN}") from error
+
+
+@contextmanager
+def _opened(path: Path, remedy: str) -> Iterator[Any]:
+    """Open a safetensors file; a name may lead to anything, and opening a pipe waits for ever."""
+    try:
+        require_regular(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} cannot be read ({_why(error)}): {remedy}") from error
+
+
+def _read(path: Path, key: str, remedy: str) -> Tensor:
+    with _opened(path, remedy) as file:
+        tensor: Tensor = file.get_tensor(key)
+        return tensor
+
+
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into a module's state, one at a time, by their names in it.
 
     Raises:
-        KeyError: a tensor is missing.
-        RuntimeError: one has another shape.
+        KeyError, WeightsError: a tensor is missing.
+        WeightsError: one has another shape or type.
     """
     for name, held in module.state_dict().items():
         if name not in tensors and name.endswith(".num_batches_tracked"):
@@ -60,7 +199,8 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             continue
         found = tensors[name]
         if found.shape != held.shape:
-            raise RuntimeError(
-                f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}"
+            raise WeightsError(
+                f"{name} should have the shape {tuple(held.shape)}, found {tuple(found.shape)}: "
+                + AGAIN
             )
         held.copy_(found)

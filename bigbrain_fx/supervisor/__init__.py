@@ -5,15 +5,19 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 """
 
 from .command import main, stopped_by_sigterm, tail
+from .console import Aside, warn
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import BAD_INPUT, Death
-from .processes import Order, Process, Start, popen
+from .processes import DeviceProcess, Order, Start, popen
+from .secured import how_to_make
 
 __all__ = [
     "BAD_INPUT",
+    "Aside",
     "Death",
+    "DeviceProcess",
     "Event",
     "EventLog",
     "FailedError",
@@ -21,13 +25,14 @@ __all__ = [
     "OnStep",
     "Order",
     "Outcome",
-    "Process",
     "Rescue",
     "Start",
     "Supervisor",
+    "how_to_make",
     "main",
     "popen",
     "status",
     "stopped_by_sigterm",
     "tail",
+    "warn",
 ]

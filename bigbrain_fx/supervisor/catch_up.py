@@ -22,7 +22,7 @@ class CaughtUp:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Lag:
     """What is to be done again: the steps from `start` to before `goal`."""
 
     start: int
@@ -31,10 +31,10 @@ class _Way:
 
 
 @dataclass
-class Behind:
+class CatchUp:
     """Which devices are behind; times are of a monotonic clock, in seconds."""
 
-    ways: dict[str, _Way] = field(default_factory=dict)
+    ways: dict[str, _Lag] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any device is behind."""
@@ -51,7 +51,7 @@ class Behind:
         """
         before = self.ways.get(device)
         goal = max(done + 1, before.goal if before else 0)
-        self.ways[device] = _Way(start, goal, before.since if before else now)
+        self.ways[device] = _Lag(start, goal, before.since if before else now)
 
     def reach(self, device: str, step: int, now: float) -> CaughtUp | None:
         """Hear that a device is before `step`; None: it still is behind, or never was."""

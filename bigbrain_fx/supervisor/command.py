@@ -11,24 +11,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
+from .console import Console
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .hosts import Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
-from .processes import ADDRESS, Start
-from .secured import Secured, StrangerError, read_secret
+from .processes import ADDRESS
+from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
 AGAIN_S = 0.2  # between two tries to reach the first host
 INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES = 12
 MIB = 2**20
+MOST_SECONDS = 1e8
 
 
 def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str] = ()) -> None:
@@ -45,15 +48,19 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     parser = _parser(program)
     options, words = parser.parse_known_args()
     if (options.listen or options.join) and not options.secret:
-        parser.error("several hosts need --secret FILE, the same on all of them")
+        how = how_to_make("secret")
+        parser.error(f"several hosts need --secret FILE, the same on all of them: {how}")
     if options.join and not options.host:
         parser.error("--join needs --host NAME: which of the plan's hosts this is")
     if options.listen and not hosts:
         parser.error("--listen is for plans with several hosts")
     if sys.platform != "linux":
         parser.exit(BAD_INPUT, "error: this needs Linux; elsewhere start it with torchrun\n")
-    logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs = Path(options.logs or tempfile.mkdtemp(prefix="logs-")).resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.exit(BAD_INPUT, f"error: no logs can be kept: {error}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     bridges: dict[str, Bridge] = {}
     try:
@@ -63,6 +70,8 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         if options.listen is not None:
             bridges = _bridges(options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
+    except SilentError as error:
+        parser.exit(1, f"error: the supervisor's host is lost: {error}; all processes here ended\n")
     except (StrangerError, OSError) as error:
         parser.exit(BAD_INPUT, f"error: {error}\n")
     job = Job(
@@ -77,9 +86,10 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         every=options.snapshot_every,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if bridges else (),
+        grace_s=options.grace,
     )
     events = Path(options.events) if options.events else None
-    code = _run(job, start_on(bridges), events, options.json)
+    code = _run(job, bridges, events, options.json)
     for bridge in bridges.values():
         bridge.close()
     sys.exit(code)
@@ -87,19 +97,21 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
 
 def _bridges(options: argparse.Namespace, hosts: Sequence[str]) -> dict[str, Bridge]:
     """Wait for the agents of all hosts but the first."""
-    secret = read_secret(Path(options.secret))
+    pair = Pair(Path(options.secret))
     with socket.create_server(_address(options.listen)) as listener:
-        return admit(listener, secret, set(hosts) - {hosts[0]}, AGENTS_S)
+        return admit(listener, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
 
 
 def _join(
     options: argparse.Namespace, folder: Path, environment: dict[str, str], logs: Path
 ) -> None:
     """Be the agent of a host."""
-    secret = read_secret(Path(options.secret))
+    pair = Pair(Path(options.secret))
     connection = _reached(_address(options.join))
-    secured = Secured(connection, secret, is_head=False)
-    Agent(secured, folder, {**environment, **_address_of(secured)}, logs).run(options.host)
+    secured = Secured(connection, pair, is_head=False)
+    agent = Agent(secured, folder, {**environment, **_address_of(secured)}, logs)
+    with stopped_by_sigterm(agent):
+        agent.run(options.host)
 
 
 def _reached(address: tuple[str, int]) -> socket.socket:
@@ -126,33 +138,69 @@ def _address(text: str) -> tuple[str, int]:
     return host or "127.0.0.1", int(port)
 
 
-def _run(job: Job, start: Start, events: Path | None, as_json: bool) -> int:
-    log = EventLog(events, _tell)
-    supervisor = Supervisor(job, start, _printer(as_json), log)
+def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: bool) -> int:
+    """Run a job and tell of it; nobody who reads that, or does not, changes the run."""
+    out, err = Console(sys.stdout), Console(sys.stderr)
     try:
+        return _run_telling(job, bridges, events, as_json, out, err)
+    finally:
+        unread = out.close()
+        if unread:
+            err.say(f"{unread} lines of steps were not written: nobody read them")
+        err.close()
+
+
+def _run_telling(
+    job: Job,
+    bridges: Mapping[str, Bridge],
+    events: Path | None,
+    as_json: bool,
+    out: Console,
+    err: Console,
+) -> int:
+    def tell(entry: Event) -> None:
+        line = status(entry)
+        if line is not None:
+            err.say(line)
+
+    log: EventLog | None = None
+    try:
+        log = EventLog(events, tell)
+        supervisor = Supervisor(job, start_on(bridges), _printer(as_json, out), log)
+        for bridge in bridges.values():
+            bridge.pass_on_stop(supervisor.ask_to_stop)
         with stopped_by_sigterm(supervisor):
             outcome = supervisor.run()
     except FailedError as error:
-        print(
-            f"error: {error}\n  log: {error.death.log}",
-            *tail(error.death),
-            sep="\n  ",
-            file=sys.stderr,
-        )
+        err.say("\n  ".join((f"error: {error}", f"log: {error.death.log}", *tail(error.death))))
         return BAD_INPUT if error.death.code == BAD_INPUT else 1
     except KeyboardInterrupt:
-        print("interrupted; all processes are ended", file=sys.stderr)
+        err.say("interrupted; all processes are ended")
         return INTERRUPTED
+    except OSError as error:
+        err.say(f"error: {error}")
+        return BAD_INPUT if log is None else 1
     finally:
-        log.close()
+        if log is not None:
+            log.close()
     if outcome.stopped_at is not None:
-        print(f"stopped before step {outcome.stopped_at}, as asked", file=sys.stderr)
+        err.say(f"stopped before step {outcome.stopped_at}, as asked")
     return 0
 
 
+class Stops(Protocol):
+    """What can be asked to stop: a supervisor, or the agent of another host."""
+
+    def ask_to_stop(self) -> None:
+        """End the run after the step that it is in; signal handlers may call this."""
+
+
 @contextmanager
-def stopped_by_sigterm(supervisor: Supervisor) -> Iterator[None]:
-    """Let SIGTERM stop the run after its step; only the main thread can take signals."""
+def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
+    """Let SIGTERM, or the end of the terminal, stop the run after its step.
+
+    Only the main thread can take signals; who ignores the terminal's end (nohup) goes on doing so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -160,11 +208,17 @@ def stopped_by_sigterm(supervisor: Supervisor) -> Iterator[None]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         supervisor.ask_to_stop()
 
-    before = signal.signal(signal.SIGTERM, stop)
+    kinds = (signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    for kind in kinds:
+        if kind == signal.SIGTERM or before[kind] == signal.SIG_DFL:
+            signal.signal(kind, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in before.items():
+            if handler is not None:  # it is Python's to give back
+                signal.signal(kind, handler)
 
 
 def tail(death: Death) -> tuple[str, ...]:
@@ -175,16 +229,10 @@ def tail(death: Death) -> tuple[str, ...]:
         return ()
 
 
-def _tell(entry: Event) -> None:
-    line = status(entry)
-    if line is not None:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _printer(as_json: bool) -> OnStep:
+def _printer(as_json: bool, out: Console) -> OnStep:
     def show(step: int, loss: float, step_s: float) -> None:
         line = json.dumps({"step": step, "loss": loss, "step_s": step_s})
-        print(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s", flush=True)
+        out.say(line if as_json else f"step {step:5d}   loss {loss:.6f}   {step_s:.3f} s")
 
     return show
 
@@ -202,9 +250,17 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--hang",
-        type=float,
+        type=_seconds,
         default=60.0,
-        help="end a process that makes no progress for so many seconds (default 60)",
+        help="end a process that makes no progress, and give up a host that says nothing, for so "
+        "many seconds (default 60)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_seconds,
+        default=None,
+        help="when asked to stop, wait so many seconds for the end of a step, and for the last "
+        "commit (default: 3 times the longest recent step, at least 30)",
     )
     parser.add_argument(
         "--snapshot-every",
@@ -225,7 +281,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--join", help="ADDRESS:PORT of the first host: be the agent of this one")
     parser.add_argument("--host", help="this host's name in the plan, with --join")
-    parser.add_argument("--secret", help="a file that all hosts have and only you can read")
+    parser.add_argument(
+        "--secret", help="a certificate and its key; all hosts have this file, only you can read it"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a step")
     return parser
 
@@ -241,4 +299,11 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, found {number}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"expected more than 0 seconds, found {text}")
     return number

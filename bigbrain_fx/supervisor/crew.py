@@ -11,14 +11,21 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from .awake import AwakeClock
 from .events import EventLog
 from .hanging import Pulse
 from .job import Job
-from .line import Orders, Said, hear, line_pair
+from .pipe import Ears, Orders, Said, line_pair
 from .processes import CONTROL, LOG_BYTES, LOG_SHARERS, Member, Order, Start, end_now, end_of
+
+AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
+
+
+class StartError(Exception):
+    """Report that no process can be started here."""
 
 
 class Crew:
@@ -32,6 +39,7 @@ class Crew:
         ended: is given a process that has ended, and its exit code, once it is no member any more.
 
     Attributes:
+        clock: what all deadlines of the run are of.
         generation: the newest that was announced.
         ending: they have been told to end.
     """
@@ -46,6 +54,7 @@ class Crew:
     ) -> None:
         self.job = job
         self.events = events
+        self.clock = AwakeClock(job.beat_s)
         self.generation = 0
         self.ending = False
         self.members: list[Member] = []
@@ -107,6 +116,8 @@ class Crew:
 
     def _watch_room(self, member: Member) -> None:
         """Hear of room in a process's socket if orders wait for it."""
+        if member.orders.refused is not None and member.failure is None:
+            self.refuse(member, member.orders.refused)
         key = self._selector.get_map().get(member.line)
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.orders.waiting else 0)
         if key is not None and key.events != wanted:
@@ -118,42 +129,73 @@ class Crew:
         if member.orders.waiting:
             member.orders.pass_on()
             self._watch_room(member)
-        with suppress(BlockingIOError):
-            self._hear_all(member)
+        if self._is_closed_after_all(member):
             self._selector.unregister(member.line)  # it ends, or has been told to
             if not self.ending:
                 member.kill()
 
-    def _hear_all(self, member: Member) -> None:
-        """Hear until the line is closed; `BlockingIOError` when nothing more is there yet."""
-        while (said := hear(member.line)) is not None:
-            self._hear(member, said)
+    def _is_closed_after_all(self, member: Member) -> bool:
+        """Hear all that a process has said; return whether no more will come."""
+        try:
+            while (said := member.ears.hear()) is not None:
+                self._hear(member, said)
+        except BlockingIOError:
+            return False
+        except ValueError as error:
+            self.refuse(member, str(error))
+        return True
+
+    def refuse(self, member: Member, why: str) -> None:
+        """End a process that cannot be spoken with; the reason counts as its own word."""
+        member.failure = member.failure or (f"its line to the supervisor failed: {why}", 1)
+        member.kill()
 
     # ------------------------------------------------------------------ starting and ending
 
     def start(self, name: str, host: str) -> Member:
-        """Start a process; `name` is a device's, or "spare"."""
-        ours, theirs = line_pair()
+        """Start a process; `name` is a device's, or "spare".
+
+        Raises:
+            StartError: there is no memory, or no file, for another one.
+        """
         self._started += 1
         known = {member.name for member in self.members}
         own = name if name not in known and self.generation == 0 else f"{name}.{self._started}"
-        log = self.job.logs / f"{own}.log"
+        for pause_s in AGAIN_S:
+            try:
+                return self._start_once(name, own, host)
+            except OSError:
+                time.sleep(pause_s)
+        try:
+            return self._start_once(name, own, host)
+        except OSError as error:
+            raise StartError(f"no process can be started: {error}") from error
+
+    def _start_once(self, name: str, own: str, host: str) -> Member:
         environment = {
             **self.job.environment,
             **self._log_limit(host),
             CONTROL: "0",
             "BIGBRAIN_BEAT_S": str(self.job.beat_s),
         }
-        with theirs:
-            words, folder = self.job.words, self.job.folder
-            given = Order(own, words, folder, environment, theirs.fileno(), log, host)
-            process = self._start(given)
-        now = time.monotonic()
-        member = Member(own, process, ours, log, Pulse(now, now), now, Orders(ours), host)
+        log, (words, folder) = self.job.logs / f"{own}.log", (self.job.words, self.job.folder)
+        with ExitStack() as on_failure:
+            ours, theirs = line_pair()
+            on_failure.callback(ours.close)
+            with theirs:
+                given = Order(own, words, folder, environment, theirs.fileno(), log, host)
+                process = self._start(given)
+            on_failure.callback(end_now, process)
+            now, lines = self.clock.now(), (Orders(ours), Ears(ours))
+            member = Member(own, process, ours, log, Pulse(now, now), now, *lines, host)
+            self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
+            self._selector.register(ours, selectors.EVENT_READ, (self._listen, member))
+            on_failure.pop_all()
         self.members.append(member)
-        self._selector.register(ours, selectors.EVENT_READ, (self._listen, member))
-        self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
         self.report("started", device=name, pid=process.pid)
+        no_log = getattr(process, "no_log", None)
+        if no_log is not None:
+            self.report("log_lost", device=own, text=no_log)
         return member
 
     def _log_limit(self, host: str) -> dict[str, str]:
@@ -168,8 +210,7 @@ class Crew:
         if code is None:
             return
         if member in self.members and member.line.fileno() >= 0:
-            with suppress(BlockingIOError):
-                self._hear_all(member)  # what it said last
+            self._is_closed_after_all(member)  # what it said last
         self.members.remove(member)
         self._forget(lambda known: known is member)
         member.line.close()
@@ -197,7 +238,8 @@ class Crew:
         for member in self.members:
             member.kill()
         for member in self.members:
-            end_now(member.process)
+            if not end_now(member.process):
+                self.report("left", device=member.device or member.name, pid=member.process.pid)
 
     def close(self) -> None:
         """End every process and give back what was used to hear of it."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 Event = dict[str, Any]
 Hear = Callable[[Event], None]
+
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+FULL = (errno.ENOSPC, errno.EDQUOT)  # may pass; a folder that is none, or another's, does not
 
 
 class EventLog:
@@ -27,31 +33,71 @@ class EventLog:
         snapshot                    step that all devices now have, every: steps between
         skipped                     step whose update was left out, devices with bad numbers
         log_dropped                 device, step, bytes: too much to keep; log_whole: no more
+        missed                      step without a commit, text, row: how many now, newest: step
+        committed_again             step, missed: how many were
+        rescued                     step, folder: where the commit is instead
+        at_risk                     step at which the run ended, missed, newest: what was committed
         rolled_back                 step from which all devices start again
         moved                       step, devices, bundle: goes on without a device
+        log_lost, no_spare          text: what a process writes is not kept; there is no spare
+        left                        device, pid: a process that could not be ended
+        events_lost                 path, text: this file takes no more; each next one is tried
         stopping, stopped, failed, finished
+
+    An event that the file does not take is lost, and the run goes on; the first time that is an
+    event of its own, for `hear`.
+
+    Raises:
+        OSError: the file cannot be opened, and not because its disk is full.
     """
 
     def __init__(self, path: Path | None, hear: Hear | None = None) -> None:
-        self.file: IO[str] | None = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("a", encoding="utf-8", buffering=1)
+        self.path = path
+        self.file: int | None = None
         self.hear = hear
+        self.is_whole = True  # the file ends with a whole line
+        self.is_told = False  # that an event was lost
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.file = os.open(path, FLAGS, 0o666)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._lose(error)
 
     def write(self, event: str, generation: int, **facts: object) -> None:
         """Write one event."""
         entry: Event = {"time": round(time.time(), 6), "generation": generation, "event": event}
         entry |= {k: round(v, 6) if isinstance(v, float) else v for k, v in facts.items()}
-        if self.file is not None:
-            self.file.write(json.dumps(entry) + "\n")
+        self._keep(json.dumps(entry) + "\n")
         if self.hear is not None:
             self.hear(entry)
+
+    def _keep(self, line: str) -> None:
+        if self.file is None:
+            return
+        data = (line if self.is_whole else f"\n{line}").encode()
+        try:
+            written = os.write(self.file, data)
+            self.is_whole = written == len(data)
+            if not self.is_whole:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        if self.is_told:
+            return
+        self.is_told = True
+        self.write("events_lost", -1, path=str(self.path), text=str(error.strerror))
 
     def close(self) -> None:
         """Close the file."""
         if self.file is not None:
-            self.file.close()
+            with suppress(OSError):
+                os.close(self.file)
+            self.file = None
 
 
 def status(entry: Event) -> str | None:
@@ -69,11 +115,24 @@ def status(entry: Event) -> str | None:
         "log_dropped": "WARNING: the messages that {device} keeps have grown to {bytes} bytes and "
         "were dropped: until the next snapshot a death takes all devices back",
         "log_whole": "a death takes back the dead device only, again",
+        "log_lost": "WARNING: what {device} writes is not kept: {text}",
+        "no_spare": "WARNING: there is no spare: {text}",
+        "left": "WARNING: process {pid} of {device} could not be ended",
+        "events_lost": "WARNING: events are lost, the run goes on: {path}: {text}",
         "rolled_back": "all devices start again from step {step}",
+        "missed": "WARNING: no commit at step {step}: {text}; training goes on, and the newest "
+        "commit is of step {newest}",
+        "committed_again": "commits are written again: step {step}, after {missed} were missed",
+        "rescued": "from step {step} commits are in {folder}: go on from there with --resume",
+        "at_risk": "WARNING: the last {missed} commits were missed, the newest is of step "
+        "{newest}: what was trained up to step {step} is in the files of --save only, or nowhere",
         "moved": "going on from step {step} on {devices}: {bundle}",
     }
     text = words.get(entry["event"])
     if text is None or (entry["event"] in ("formed", "assigned") and entry["generation"] == 0):
         return None
+    if entry["event"] in ("missed", "rescued") and entry["row"] > 1:  # one line for all in a row
+        return None
     where = f"in step {entry['step']}" if entry.get("step", -1) >= 0 else "before its first step"
-    return f"[generation {entry['generation']}] {text.format(**entry, where=where)}"
+    said = text.format(**entry, where=where)
+    return said if entry["generation"] < 0 else f"[generation {entry['generation']}] {said}"

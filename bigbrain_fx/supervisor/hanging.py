@@ -40,11 +40,6 @@ class Pulse:
             self.moved = now
         self.heard, self.instruction, self.waits_for = now, instruction, waits_for
 
-    def shift(self, seconds: float) -> None:
-        """Leave out a time in which we ourselves were stopped."""
-        self.heard += seconds
-        self.moved += seconds
-
 
 def hung(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:
     """Return the devices to end: silent ones, and those within one instruction for too long."""

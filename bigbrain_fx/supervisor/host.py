@@ -9,25 +9,28 @@ What it decides is in the files that it imports; this one hears, and passes on.
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from inspect import signature
 
-from .agreed import Agreed
-from .behind import Behind, CaughtUp
-from .crew import Crew
-from .dropped import Dropped
+from .catch_up import CatchUp, CaughtUp
+from .crew import Crew, StartError
 from .events import EventLog
-from .interval import Cost
+from .interval import SnapshotCost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
-from .line import Said
-from .meetings import Meetings
+from .log_loss import LogLoss
+from .pipe import PARTS, Said
 from .processes import Member, Start, popen
+from .rendezvous import Rendezvous
 from .snapshots import Snapshots
 from .spares import Spares
 from .stopping import Stopping
+from .votes import Votes
 from .watching import Watch
+
+DISK = ("", "the disk")  # what a device waits for that has a commit to write
 
 
 class Supervisor:
@@ -53,14 +56,14 @@ class Supervisor:
         self.job = job
         self.on_step = on_step
         self.rescue = rescue
+        self.snapshots = Snapshots(job.devices, job.every)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
-        self.meetings = Meetings(self.crew)
+        self.rendezvous = Rendezvous(self.crew)
         self.watch = Watch(self.crew)
         self.spares = Spares(self.crew)
-        self.agreed = Agreed(frozenset(job.devices))
-        self.snapshots = Snapshots(job.devices, job.every)
-        self.dropped = Dropped()
-        self.behind = Behind()
+        self.votes = Votes(frozenset(job.devices))
+        self.log_loss = LogLoss()
+        self.catch_up = CatchUp()
         self.stopping = Stopping()
         self.judge = Judge(job.restarts, job.window_s)
         self.restarts = 0
@@ -73,10 +76,10 @@ class Supervisor:
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
             "beat": self._hear_beat,
-            "ready": self.meetings.hear_ready,
-            "put": self.meetings.hear_put,
+            "ready": self.rendezvous.hear_ready,
+            "put": self.rendezvous.hear_put,
             "formed": self._hear_formed,
-            "lost": self.meetings.hear_lost,
+            "lost": self.rendezvous.hear_lost,
             "first": self._hear_first,
             "post": self._hear_post,
             "vote": self._hear_vote,
@@ -99,10 +102,10 @@ class Supervisor:
         Raises:
             FailedError: a process died and is not worth a restart, or too many did.
         """
-        self.meetings.break_up(time.monotonic())
+        self.rendezvous.break_up(self.crew.clock.now())
         try:
             for name in self.job.devices:
-                self._become(self.crew.start(name, self.job.host_of(name)), name)
+                self._become(self._started(name), name)
             while not (self.crew.ending and not self.crew.members):
                 self._turn()
         except FailedError as error:
@@ -125,34 +128,51 @@ class Supervisor:
 
     def ask_to_stop(self) -> None:
         """End the run after the step that it is in; signal handlers may call this."""
-        self.stopping.ask(time.monotonic())
+        self.stopping.ask(self.crew.clock.now())
         self.crew.wake()
 
     def _turn(self) -> None:
         """Wait for the next thing to happen and act on it, and on what has not happened."""
         self.crew.turn(self.job.beat_s)
-        now = time.monotonic()
+        now = self.crew.clock.now()
         self.watch.look(now)
-        if self.meetings.all_formed() and self.watch.is_locked(now):
-            self.meetings.lock(now)
-        if not self.crew.ending and self.meetings.must_meet_anew(now):
+        if self.rendezvous.all_formed() and self.watch.is_locked(now):
+            self.rendezvous.lock(now)
+        if not self.crew.ending and self.rendezvous.must_meet_anew(now):
             self._next_generation()
         if not self.crew.ending:
             self._look_at_stop(now)
 
     def _look_at_stop(self, now: float) -> None:
-        if self.stopping.begin():
+        fresh = [str(m.device) for m in self.crew.at_work() if m.ready[0] < 0]
+        if self.stopping.begin(fresh):
             self.crew.tell("pause")
-        if self.stopping.is_late(now, self.job.grace_s):
-            device = next(m for m in self.crew.at_work() if not m.finished).device
-            death = Death(str(device), -1, 1, None, str(self.job.logs), True)
-            raise FailedError(death, f"it did not stop within {self.job.grace_s:g} s")
+            self._look_where_to_stop()
+        grace_s = self._grace_s()
+        if self.stopping.is_late(now, grace_s):
+            left = [m for m in self.crew.at_work() if not m.finished]
+            late = min(left, key=lambda m: not m.pulse.computes)
+            death = Death(str(late.device), -1, 1, None, str(late.log), True)
+            raise FailedError(death, f"it did not stop within {grace_s:g} s (see --grace)")
+
+    def _grace_s(self) -> float:
+        """Return how long the end of a step, or then of the last commit, may take."""
+        if self.job.grace_s is not None:
+            return self.job.grace_s
+        writes = any(m.pulse.waits_for == DISK for m in self.crew.at_work())
+        return max(self.stopping.grace_s(self.job.start_s), self.job.start_s if writes else 0.0)
+
+    def _look_where_to_stop(self) -> None:
+        least = max(self.snapshots.epoch, self.reported + 1)
+        if self.stopping.decide(self.job.devices, least):
+            self.crew.report("stopping", step=self.stopping.at)
+            self.crew.tell("stop_at", step=self.stopping.at)
 
     def _next_generation(self) -> None:
         self.crew.generation += 1
-        if self.dropped.take_back(self.snapshots.start):
+        if self.log_loss.take_back(self.snapshots.start):
             self._take_all_back()
-        self.meetings.announce()
+        self.rendezvous.announce()
 
     def _take_all_back(self) -> None:
         """End all processes: what they would have to send again was dropped."""
@@ -164,13 +184,23 @@ class Supervisor:
 
     # ------------------------------------------------------------------ processes come and go
 
+    def _started(self, name: str) -> Member:
+        try:
+            return self.crew.start(name, self.job.host_of(name))
+        except StartError as error:
+            death = Death(name, -1, 1, None, str(self.job.logs), False)
+            raise FailedError(death, str(error)) from error
+
     def _become(self, member: Member, device: str) -> None:
         """Let a process be a device, from the newest step that all devices have."""
         slots, rank = self.snapshots.slots[device], self.job.devices.index(device)
         member.device, member.rank = device, rank
-        member.since = time.monotonic()
-        for key, text in self.agreed.board.notes.items():
+        member.since = self.crew.clock.now()
+        for key, text in self.votes.board.notes.items():
             self.crew.order(member, "post", key=key, text=text)
+        if self.stopping.is_under_way:
+            self.crew.order(member, "pause")  # before it can begin a step
+            self.stopping.hear(device, -1)
         self.crew.order(
             member,
             "be",
@@ -187,7 +217,7 @@ class Supervisor:
 
     def _fill_spares(self) -> None:
         """Start spares, if nobody needs the processors for something more urgent."""
-        if not (self.behind or self.crew.ending or self.stopping.asked):
+        if not (self.catch_up or self.crew.ending or self.stopping.asked):
             self.spares.fill()
 
     def _ended(self, member: Member, code: int) -> None:
@@ -199,18 +229,23 @@ class Supervisor:
 
     def _replace(self, dead: Member, device: str, code: int) -> None:
         """Let another process go on as a device whose process has ended, if that is worth it."""
-        now = time.monotonic()
+        now = self.crew.clock.now()
         death = _death_of(dead, device, code)
-        self.meetings.break_up(now)
+        self.rendezvous.break_up(now)
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
         if stop is not None:
             raise FailedError(death, stop.reason, moves=stop.moves)
         self.restarts += 1
-        self.behind.fall_back(device, dead.done, self.snapshots.start, now)
+        self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
+        self.stopping.move(now)
         self._next_generation()
-        chosen = self.spares.take(device)
+        try:
+            chosen = self.spares.take(device)
+        except StartError as error:
+            raise FailedError(death, str(error), moves=True) from error
         self._become(chosen, device)
+        self._look_where_to_stop()
         self.crew.report(
             "assigned",
             device=device,
@@ -239,9 +274,17 @@ class Supervisor:
     # ------------------------------------------------------------------ what processes say
 
     def _hear(self, member: Member, said: Said) -> None:
-        act = self.acts[said.pop("say")]
-        member.pulse.heard = time.monotonic()
-        act(member, **said)
+        member.pulse.heard = self.crew.clock.now()
+        what = said.pop("say")
+        act = self.acts.get(what)
+        if act is None:
+            raise ValueError(f"it says {what!r}")
+        try:
+            act(member, **said)
+        except TypeError as error:
+            if _fits(act, member, said):
+                raise
+            raise ValueError(f"it says {what!r} with {sorted(said)}") from error
 
     def _hear_hello(self, member: Member, pid: int, plan: str, knows: Sequence[str] = ()) -> None:
         """Hear that it has imported its program; from now on its heart beats.
@@ -250,31 +293,36 @@ class Supervisor:
         """
         member.greeted = True
         member.knows = frozenset(knows)
+        member.orders.takes_parts = PARTS in member.knows
 
     def _hear_beat(
         self, member: Member, n: int, step: int, waiting: tuple[str, str] | None
     ) -> None:
         member.step = max(member.step, step)
-        member.pulse.beat(time.monotonic(), n, tuple(waiting) if waiting else None)  # type: ignore[arg-type]
+        member.pulse.beat(self.crew.clock.now(), n, tuple(waiting) if waiting else None)  # type: ignore[arg-type]
 
     def _hear_formed(self, member: Member, generation: int) -> None:
-        if self.meetings.hear_formed(member, generation):
-            for one in self.behind.reach_start(time.monotonic()):
+        if self.rendezvous.hear_formed(member, generation):
+            for one in self.catch_up.reach_start(self.crew.clock.now()):
                 self._caught_up(one)
             self._fill_spares()
 
     def _hear_first(self, member: Member, what: str, text: str) -> None:
-        self.crew.order(member, "first", what=what, text=self.agreed.first(what, text))
+        self.crew.order(member, "first", what=what, text=self.votes.first(what, text))
 
     def _hear_post(self, member: Member, key: str, text: str) -> None:
-        dropped = self.agreed.board.post(key, text)
+        self.stopping.move(self.crew.clock.now())
+        dropped = self.votes.board.post(key, text)
+        if key.startswith("event/"):
+            self.crew.report(key.rpartition("-")[2], device=member.device, **json.loads(text))
+            return
         self.crew.tell("post", key=key, text=text)
         for other in self.crew.at_work() if dropped else ():
             if "forget" in other.knows:
                 self.crew.order(other, "forget", keys=dropped)
 
     def _hear_vote(self, member: Member, step: int, yes: bool) -> None:
-        decision = self.agreed.vote(str(member.device), step, yes)
+        decision = self.votes.vote(str(member.device), step, yes)
         if decision is None:
             return
         self.crew.tell("voted", step=step, yes=not decision.against)
@@ -285,8 +333,9 @@ class Supervisor:
         assert member.device is not None
         member.done = step
         member.step = max(member.step, step)
+        self.stopping.step_took(step_s, self.crew.clock.now())
         self.judge.born(member.device)
-        found = self.behind.reach(member.device, step + 1, time.monotonic())
+        found = self.catch_up.reach(member.device, step + 1, self.crew.clock.now())
         if found is not None:
             self._caught_up(found)
             self._fill_spares()
@@ -302,7 +351,7 @@ class Supervisor:
         self, member: Member, state: int, log: int, copy_s: float, step_s: float
     ) -> None:
         assert member.device is not None
-        if self.snapshots.measure(member.device, Cost(state, log, copy_s, step_s)):
+        if self.snapshots.measure(member.device, SnapshotCost(state, log, copy_s, step_s)):
             self.crew.tell("every", steps=self.snapshots.every)
 
     def _hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
@@ -311,22 +360,20 @@ class Supervisor:
             return
         newest = self.snapshots.epoch
         self.crew.tell("epoch", step=newest)
-        self.agreed.forget_votes(before=newest)
-        if self.dropped.snapshot(newest):
+        self.votes.forget_steps(before=newest)
+        if self.log_loss.snapshot(newest):
             self.crew.report("log_whole", step=newest)
         self.crew.report("snapshot", step=newest, every=self.snapshots.every)
 
     def _hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
         if member.recalled:  # an old word of one that starts again anyway
             return
-        if self.dropped.drop(step):
+        if self.log_loss.drop(step):
             self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
 
     def _hear_at(self, member: Member, step: int) -> None:
-        running = {str(m.device) for m in self.crew.at_work() if m.formed >= 0}
-        if self.stopping.hear(str(member.device), step, running):
-            self.crew.report("stopping", step=self.stopping.at)
-            self.crew.tell("stop_at", step=self.stopping.at)
+        self.stopping.hear(str(member.device), step)
+        self._look_where_to_stop()
 
     def _hear_failed(self, member: Member, text: str, code: int) -> None:
         member.failure = text, code
@@ -339,8 +386,18 @@ class Supervisor:
             self.crew.end()
 
 
+def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:
+    """Return whether something can be told so."""
+    try:
+        signature(act).bind(member, **said)
+    except TypeError:
+        return False
+    return True
+
+
 def _death_of(dead: Member, device: str, code: int) -> Death:
     """Return how a device's process ended; its own word on that, unless a signal ended it."""
     text, told = dead.failure or (None, code)
     step = max(dead.step, dead.done + 1) if dead.formed >= 0 else -1
-    return Death(device, step, code if code < 0 else told, text, str(dead.log), dead.done >= 0)
+    code = code if code < 0 else told
+    return Death(device, step, code, text, str(dead.log), dead.done >= 0, dead.ended_at is not None)

@@ -1,6 +1,6 @@
 """Processes on other hosts: an agent there starts them for the one supervisor that decides.
 
-    supervisor ── line ── bridge ═══ TCP, authenticated ═══ agent ── line ── process
+    supervisor ── line ── bridge ════════ TLS ═════════════ agent ── line ── process
                                                             agent owns the slots of its devices
 
 To the supervisor a process behind a bridge is like one of its own: it has a line, and an end.
@@ -16,17 +16,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from .line import LONGEST, MOST_FILES, Orders, line_pair
-from .processes import ADDRESS, CONTROL, END_S, Order, Process, Start, end_now, end_of, popen
-from .secured import Secured, StrangerError
-from .slots import Slots
+from .admission import Door
+from .console import warn
+from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
+from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
+from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
+from .snapshot_memory import SnapshotMemory
 
 LOST = -9  # exit code of processes whose host is lost
+NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h
+READ = selectors.EVENT_READ
+LATER_S = 0.01  # the kernel has no memory for a packet just now
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrangerError)
 
 
 class RemoteProcess:
@@ -73,21 +80,26 @@ class Bridge:
 
     Args:
         connection: to the agent.
+        silence_s: after so long without a word of the other end either is lost to the other.
     """
 
-    def __init__(self, connection: Secured) -> None:
+    def __init__(self, connection: Secured, silence_s: float = SILENCE_S) -> None:
         self.connection = connection
-        self.talk = threading.Lock()
+        self.mouth = Mouth(connection)
+        self.mouth.say({"silence_s": silence_s})
+        connection.allow_silence(silence_s)
         self.processes: dict[int, RemoteProcess] = {}
         self.lines: dict[int, socket.socket] = {}
         self.is_lost = False
+        self.is_asked_to_stop = False
+        self.on_stop: Callable[[], None] | None = None
         self.listener = threading.Thread(target=self._listen, daemon=True, name="bridge")
         self.listener.start()
 
     def start(self, order: Order) -> RemoteProcess:
         """Start a process on the other host."""
         number = len(self.processes)
-        process = RemoteProcess(lambda: self._say({"kill": number}))
+        process = RemoteProcess(lambda: self.mouth.say({"kill": number}))
         line = socket.socket(fileno=os.dup(order.line))
         self.processes[number], self.lines[number] = process, line
         if self.is_lost:
@@ -96,54 +108,80 @@ class Bridge:
             return process
         ours = {k: v for k, v in order.environment.items() if k.startswith("BIGBRAIN_")}
         ours.pop(ADDRESS, None)  # of this host
-        self._say({"start": number, "name": order.name, "words": order.words[1:], "more": ours})
+        self.mouth.say(
+            {"start": number, "name": order.name, "words": order.words[1:], "more": ours}
+        )
         threading.Thread(target=self._forward, args=(number, line), daemon=True).start()
         return process
+
+    def pass_on_stop(self, ask: Callable[[], None]) -> None:
+        """Let the agent's host ask the run to stop: it may have asked already."""
+        self.on_stop = ask
+        if self.is_asked_to_stop:
+            ask()
 
     def close(self) -> None:
         """Close the connection: the agent then ends its processes."""
         self.connection.close()
         self.listener.join(END_S)
+        self.mouth.close(END_S)
         self.connection.dispose()
         for process in self.processes.values():
             process.dispose()
-
-    def _say(self, what: dict[str, Any]) -> None:
-        with self.talk, suppress(OSError):
-            self.connection.say(what)
 
     def _forward(self, number: int, line: socket.socket) -> None:
         """Pass on the supervisor's orders; the agent has slots of its own."""
         while True:
             try:
                 packet, files, _, _ = socket.recv_fds(line, LONGEST, MOST_FILES)
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno not in LATER:
+                    return
+                time.sleep(LATER_S)
+                continue
             for file in files:
                 os.close(file)
             if not packet:
                 return
-            self._say({"to": number, "packet": packet.decode()})
+            self.mouth.say({"to": number, "packet": packet.decode()})
 
     def _listen(self) -> None:
         try:
             while (said := self.connection.hear()) is not None:
                 self._take(said)
-        except (OSError, ValueError, StrangerError) as error:
-            print(f"an agent is lost: {error}", file=sys.stderr)
+        except BROKEN as error:
+            warn(f"an agent is lost: {error}")
         self.is_lost = True
+        self.connection.close()  # it may be there, and only its words be lost
         for number, process in list(self.processes.items()):
             process.is_lost = True
             self._ended(number, process, LOST)
 
     def _take(self, said: dict[str, Any]) -> None:
         if "from" in said:
-            with suppress(OSError):
-                self.lines[said["from"]].send(said["packet"].encode())
+            self._pass_on(said["from"], said["packet"].encode())
         elif "ended" in said:
             self._ended(said["ended"], self.processes[said["ended"]], said["code"])
         elif "started" in said:
             self.processes[said["started"]].pid = said["pid"]
+        elif "stop" in said:
+            self.is_asked_to_stop = True
+            if self.on_stop is not None:
+                self.on_stop()
+
+    def _pass_on(self, number: int, packet: bytes) -> None:
+        """Pass on a process's word; one that cannot be heard is ended, and so replaced."""
+        while True:
+            try:
+                self.lines[number].send(packet)
+            except OSError as error:
+                if error.errno in LATER:
+                    time.sleep(LATER_S)
+                    continue
+                if error.errno not in ENDED:
+                    warn(f"a word of process {self.processes[number].pid} is lost: {error}")
+                    self.mouth.say({"kill": number})
+            return
 
     def _ended(self, number: int, process: RemoteProcess, code: int) -> None:
         with suppress(OSError):
@@ -153,39 +191,25 @@ class Bridge:
 
 
 def admit(
-    listener: socket.socket, secret: bytes, hosts: set[str], wait_s: float
+    listener: socket.socket,
+    pair: Pair,
+    hosts: set[str],
+    wait_s: float,
+    silence_s: float = SILENCE_S,
 ) -> dict[str, Bridge]:
-    """Wait for the agents of all hosts; who does not know the secret is turned away.
+    """Wait for the agents of all hosts; who has not the same certificate is turned away.
 
     Raises:
         TimeoutError: names the hosts that are missing.
     """
-    listener.settimeout(wait_s)
-    found: dict[str, Bridge] = {}
-    while missing := hosts - found.keys():
-        try:
-            connection, address = listener.accept()
-        except TimeoutError as error:
-            raise TimeoutError(f"no agent came from {', '.join(sorted(missing))}") from error
-        try:
-            secured = Secured(connection, secret, is_head=True)
-            said = secured.hear() or {}
-        except (StrangerError, OSError, ValueError) as error:
-            print(f"turned away {address[0]}: {error}", file=sys.stderr)
-            connection.close()
-            continue
-        if said.get("host") in missing:
-            found[said["host"]] = Bridge(secured)
-        else:
-            print(f"turned away {address[0]}: it is host {said.get('host')!r}", file=sys.stderr)
-            secured.close()
-    return found
+    found = Door(listener, pair).admit(hosts, wait_s)
+    return {host: Bridge(secured, silence_s) for host, secured in found.items()}
 
 
 def start_on(bridges: Mapping[str, Bridge], start: Start = popen) -> Start:
     """Return what starts each process on its host: through a bridge, or here."""
 
-    def chosen(order: Order) -> Process:
+    def chosen(order: Order) -> DeviceProcess:
         bridge = bridges.get(order.host)
         return start(order) if bridge is None else bridge.start(order)
 
@@ -212,13 +236,15 @@ class Agent:
         start: Start = popen,
     ) -> None:
         self.connection = connection
+        self.mouth = Mouth(connection)
         self.folder = folder
         self.environment = environment
         self.logs = logs
         self.start = start
-        self.slots: dict[str, Slots] = {}
-        self.processes: dict[int, Process] = {}
+        self.slots: dict[str, SnapshotMemory] = {}
+        self.processes: dict[int, DeviceProcess] = {}
         self.orders: dict[int, Orders] = {}
+        self.silent: SilentError | None = None
         self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.selector = selectors.DefaultSelector()
         self.bell, self.button = socket.socketpair()
@@ -228,8 +254,9 @@ class Agent:
 
         Raises:
             StrangerError: a message was not the supervisor's.
+            SilentError: nothing was heard of the supervisor for too long.
         """
-        self.connection.say({"host": host})
+        self.mouth.say({"host": host})
         self.selector.register(self.bell, selectors.EVENT_READ, (self._obey, -1))
         listener = threading.Thread(target=self._listen, daemon=True, name="agent")
         listener.start()
@@ -239,17 +266,24 @@ class Agent:
                     act, number = key.data
                     act(number)
         except _OverError:
-            return
-        except OSError:  # the supervisor's host is gone
-            return
+            if self.silent is not None:
+                raise self.silent from None
         finally:
+            self.connection.close()
             for process in self.processes.values():
-                end_now(process)
+                process.kill()
+            for number, process in self.processes.items():
+                if not end_now(process):
+                    warn(f"process {process.pid} (number {number}) could not be ended")
             for slots in self.slots.values():
                 slots.close()
-            self.connection.close()
             listener.join(END_S)
+            self.mouth.close(END_S)
             self._close()
+
+    def ask_to_stop(self) -> None:
+        """Ask the supervisor to end the run after its step; signal handlers may call this."""
+        self.mouth.say({"stop": True})
 
     def _close(self) -> None:
         for key in list(self.selector.get_map().values()):
@@ -267,8 +301,10 @@ class Agent:
             while (said := self.connection.hear()) is not None:
                 self.heard.put(said)
                 self.button.send(b"!")
-        except (OSError, ValueError, StrangerError) as error:
-            print(f"the supervisor is lost: {error}", file=sys.stderr)
+        except SilentError as error:
+            self.silent = error
+        except (OSError, StrangerError) as error:
+            warn(f"the supervisor is lost: {error}")
         self.heard.put(None)
         self.button.send(b"!")
 
@@ -281,9 +317,15 @@ class Agent:
             self._require_ours(said["words"])
             self._begin(said["start"], said["name"], said["words"], said["more"])
         elif "kill" in said:
-            self.processes[said["kill"]].kill()
+            self._kill(said["kill"])
+        elif "silence_s" in said:
+            self.connection.allow_silence(float(said["silence_s"]))
         elif "to" in said:
             self._pass_on(said["to"], json.loads(said["packet"]))
+
+    def _kill(self, number: int) -> None:
+        if number in self.processes:  # it could be started
+            self.processes[number].kill()
 
     def _require_ours(self, words: list[str]) -> None:
         program = Path(words[0])
@@ -291,41 +333,47 @@ class Agent:
             raise StrangerError(f"asked to run {words[0]!r}, which is no file of {self.folder}")
 
     def _begin(self, number: int, name: str, words: list[str], more: dict[str, str]) -> None:
-        ours, theirs = line_pair()
         environment = {**self.environment, **more, CONTROL: "0"}
-        with theirs:
-            order = Order(
-                name,
-                (sys.executable, *words),
-                self.folder,
-                environment,
-                theirs.fileno(),
-                self.logs / f"{Path(name).name}.log",
-            )
-            process = self.start(order)
+        log = self.logs / f"{Path(name).name}.log"
+        words = [sys.executable, *words]
+        try:
+            with ExitStack() as on_failure:
+                ours, theirs = line_pair()
+                on_failure.callback(ours.close)
+                with theirs:
+                    given = theirs.fileno(), log
+                    order = Order(name, tuple(words), self.folder, environment, *given)
+                    process = self.start(order)
+                on_failure.callback(end_now, process)
+                self.selector.register(end_of(process), READ, (self._ended, number))
+                self.selector.register(ours, READ, (self._hear, number))
+                on_failure.pop_all()
+        except OSError as error:
+            warn(f"no process can be started: {error}")
+            self.mouth.say({"ended": number, "code": NOT_STARTED})
+            return
         self.processes[number], self.orders[number] = process, Orders(ours)
-        self.selector.register(ours, selectors.EVENT_READ, (self._hear, number))
-        self.selector.register(end_of(process), selectors.EVENT_READ, (self._ended, number))
-        self.connection.say({"started": number, "pid": process.pid})
+        self.mouth.say({"started": number, "pid": process.pid})
 
     def _pass_on(self, number: int, order: dict[str, Any]) -> None:
         do, device = order.pop("do"), order.get("device")
         files: list[int] = []
         if do == "be" and device is not None:
-            files = self.slots.setdefault(device, Slots()).files
-        self.orders[number].give(do, files, **order)
+            files = self.slots.setdefault(device, SnapshotMemory()).files
+        if number in self.orders:
+            self.orders[number].give(do, files, **order)
 
     def _hear(self, number: int) -> None:
         line = self.orders[number].line
         self.orders[number].pass_on()
         try:
             packet = line.recv(LONGEST, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
+        except OSError as error:
+            if isinstance(error, BlockingIOError) or error.errno in LATER:
+                return
             packet = b""
         if packet:
-            self.connection.say({"from": number, "packet": packet.decode()})
+            self.mouth.say({"from": number, "packet": packet.decode()})
         else:
             self.selector.unregister(line)
             line.close()
@@ -341,7 +389,7 @@ class Agent:
             if key.data == (self._ended, number):
                 self.selector.unregister(key.fd)
                 os.close(key.fd)
-        self.connection.say({"ended": number, "code": code})
+        self.mouth.say({"ended": number, "code": code})
 
 
 class _OverError(Exception):

@@ -17,7 +17,7 @@ MEMORY_SHARE = 0.125  # of what is available
 
 
 @dataclass(frozen=True)
-class Cost:
+class SnapshotCost:
     """What one device measured.
 
     Attributes:
@@ -33,7 +33,7 @@ class Cost:
     step_s: float
 
 
-def interval(costs: Iterable[Cost], available_bytes: int) -> int:
+def interval(costs: Iterable[SnapshotCost], available_bytes: int) -> int:
     """Return the steps between snapshots, one number for all devices.
 
     They must agree: a device's log serves the others from the newest step that all have. Twice the

@@ -31,7 +31,9 @@ class Job:
         every: steps between snapshots in memory; None chooses after two steps.
         log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
             takes all devices back. None: its share of half of the memory that is free.
-        grace_s: longest time from a request to stop to the end of the step.
+        grace_s: longest time from a request to stop to the end of a step, and from there to the
+            next thing that comes nearer to the end. None: as long as recent steps took three times,
+            and 30 s at least.
         hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so
             every host has spares of its own.
     """
@@ -48,7 +50,7 @@ class Job:
     start_s: float = 300.0
     every: int | None = None
     log_bytes: int | None = None
-    grace_s: float = 30.0
+    grace_s: float | None = None
     hosts: tuple[str, ...] = ()
 
     @property

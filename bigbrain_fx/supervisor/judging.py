@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from dataclasses import dataclass, field
 
 BAD_INPUT = 2  # exit code of a process whose data cannot be used
 NOT_FINITE = 65  # and of one whose numbers cannot
+# Somebody else sends these; what a process does to itself (SIGSEGV, SIGABRT...) it would do again.
+OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Death:
         text: the error that it reported, if it did.
         log: the file that it wrote to.
         finished_one: whether it had finished a step, or taken one over.
+        was_hung: it was ended here, for it made no progress.
     """
 
     device: str
@@ -28,6 +32,12 @@ class Death:
     text: str | None
     log: str
     finished_one: bool
+    was_hung: bool = False
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether it says nothing of what the process did."""
+        return -self.code in OUTSIDE and not self.was_hung
 
     @property
     def how(self) -> str:
@@ -65,16 +75,17 @@ class Judge:
 
         An error that would come again is not worth a restart: wrong data, numbers that are not
         finite, the same error at the same step of the same device, or two ends of a device that has
-        never finished a step. It would come on other devices, too; whose processes only die may
-        be left behind.
+        never finished a step, unless somebody else ended it. It would come on other devices, too;
+        whose processes only die may be left behind.
         """
-        if death.code == BAD_INPUT:
+        if death.code == BAD_INPUT and not self._was_well_before(death):
             return Stop("its input cannot be used")
         if death.code == NOT_FINITE:
             return Stop("the same numbers would come again")
         if self._repeats(death):
             return Stop("the same error came again after a restart")
-        if not death.finished_one and death.device not in self.seen_well:
+        is_early = not death.finished_one and death.device not in self.seen_well
+        if is_early and not death.is_from_outside:
             if death.device in self.unborn:
                 return Stop("it ended twice before it had finished a step", death.text is None)
             self.unborn.add(death.device)
@@ -85,6 +96,13 @@ class Judge:
         """Hear that a device has finished a step."""
         self.unborn.discard(device)
         self.seen_well.add(device)
+
+    def _was_well_before(self, death: Death) -> bool:
+        """Whether a replacement could not begin with what the process before it has begun with.
+
+        A disk or a kernel may fail once: what the devices hold in memory is worth another try.
+        """
+        return death.step < 0 and death.device in self.seen_well
 
     def _repeats(self, death: Death) -> bool:
         if death.text is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Dropped:
+class LogLoss:
     """The messages that some device has dropped: those up to `step`; -1: none is missing."""
 
     step: int = -1

@@ -14,7 +14,7 @@ NUMBERED = re.compile(r"([^/]+)/(\d+)/.+")
 
 
 @dataclass
-class Board:
+class Notes:
     """Notes by key."""
 
     notes: dict[str, str] = field(default_factory=dict)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from .hanging import Pulse
 from .interval import available_bytes
-from .line import Orders
+from .pipe import Ears, Orders
 
 CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
 ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it
 LOG_BYTES = "BIGBRAIN_LOG_BYTES"  # the most that it keeps of sent messages; or else
 LOG_SHARERS = "BIGBRAIN_LOG_SHARERS"  # among how many devices its host's free memory is divided
 END_S = 10.0  # longest wait for a process that was killed
+LOOK_S = 0.005
 
 
-class Process(Protocol):
+class DeviceProcess(Protocol):
     """A started process, as `subprocess.Popen` shows it."""
 
     @property
@@ -37,7 +40,7 @@ class Process(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """End it, and what it has started."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +63,91 @@ class Order:
     host: str = ""
 
 
-Start = Callable[[Order], Process]
+Start = Callable[[Order], DeviceProcess]
 
 
-def popen(given: Order) -> Process:
-    """Start a process as a child of this one."""
-    with given.log.open("w") as log:
-        return subprocess.Popen(
+def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) -> DeviceProcess:
+    """Start a process as a child of this one; it leads a session, and a group, of its own.
+
+    So Ctrl-C in a terminal is this process's alone to handle.
+    """
+    log, no_log = opened_log(given.log)
+    with log:
+        leader = popen(
             given.words,
             cwd=given.folder,
             env={**given.environment, **log_limit(given.environment)},
             stdin=given.line,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
+    return Group(leader, no_log)
+
+
+def opened_log(path: Path) -> tuple[IO[str], str | None]:
+    """Open a log to write, in a folder that may be gone; where it cannot be, nothing is kept.
+
+    Returns:
+        The file, and why it is not the one that was asked for.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w"), None
+    except OSError as error:
+        return open(os.devnull, "w"), str(error)
+
+
+class Group:
+    """A process that leads a group of its own, as `subprocess.Popen` shows it.
+
+    When it ends, or is ended, so are all processes of its group: what it has started.
+
+    Args:
+        leader: the process; nobody else waits for it.
+        no_log: why its log is not kept; None: it is.
+    """
+
+    def __init__(self, leader: DeviceProcess, no_log: str | None = None) -> None:
+        self.leader = leader
+        self.pid = leader.pid
+        self.no_log = no_log
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """Look whether it has ended; return its exit code, negative for a signal."""
+        if self.code is None and self._has_ended():
+            self._end_group()  # its number is nobody else's until it is waited for
+            self.code = self.leader.poll()
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:  # this needs no file, of which there may be none left
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(LOOK_S)
+        return code
+
+    def kill(self) -> None:
+        """End it and its group, also while they are stopped."""
+        if self.poll() is None and not self._end_group():
+            self.leader.kill()
+
+    def _has_ended(self) -> bool:
+        """Look without taking the exit code, which would set its number free."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _end_group(self) -> bool:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
@@ -99,16 +173,18 @@ class Member:
         step, done: the step that it was last in, and the last one that it has finished.
         failure: the error that it told, and its exit code.
         recalled: it was ended so that all devices start again.
+        ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.
     """
 
     name: str
-    process: Process
+    process: DeviceProcess
     line: socket.socket
     log: Path
     pulse: Pulse
     since: float
     orders: Orders
+    ears: Ears
     host: str = ""
     greeted: bool = False
     device: str | None = None
@@ -122,23 +198,26 @@ class Member:
     failure: tuple[str, int] | None = None
     warned: int = -1
     recalled: bool = False
+    ended_at: float | None = None
     knows: frozenset[str] = frozenset()
 
     def kill(self) -> None:
-        """End it, also while it is stopped."""
+        """End it, and what it has started, also while they are stopped."""
         with suppress(ProcessLookupError):
             self.process.kill()
 
 
-def end_of(process: Process) -> int:
+def end_of(process: DeviceProcess) -> int:
     """Return a descriptor that can be read once the process has ended (Linux)."""
     end = getattr(process, "end", None)
     return os.dup(end) if isinstance(end, int) else os.pidfd_open(process.pid)
 
 
-def end_now(process: Process) -> None:
-    """End a process and wait for it."""
+def end_now(process: DeviceProcess) -> bool:
+    """End a process and wait for it; return whether it has ended: the kernel may not let it."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.kill()
-        process.wait(END_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    return process.poll() is not None

@@ -7,7 +7,6 @@ A generation that is announced, as a process has ended or connections were lost 
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from .crew import Crew
@@ -18,7 +17,7 @@ from .processes import Member
 LINKS_S = 0.5  # connections that were lost without a death are made anew after this
 
 
-class Meetings:
+class Rendezvous:
     """Lead the processes of a crew through their generations.
 
     Attributes:
@@ -39,7 +38,7 @@ class Meetings:
     def announce(self) -> None:
         """Let all devices meet in the crew's generation."""
         self.lost = None
-        self.break_up(time.monotonic())
+        self.break_up(self.crew.clock.now())
         self.crew.tell("generation", number=self.crew.generation)
 
     def all_formed(self) -> bool:
@@ -70,10 +69,10 @@ class Meetings:
         """Hear that a device is connected; return whether it was the last."""
         member.formed = generation
         member.pulse.is_at_work = not member.finished
-        member.pulse.moved = time.monotonic()
+        member.pulse.moved = self.crew.clock.now()
         if not self.all_formed() or self.broken_since is None:
             return False
-        after_s, self.broken_since = time.monotonic() - self.broken_since, None
+        after_s, self.broken_since = self.crew.clock.now() - self.broken_since, None
         self.crew.report("formed", after_s=after_s)
         return True
 
@@ -83,7 +82,7 @@ class Meetings:
         Bundles that were written before that was said are still run.
         """
         if generation == self.crew.generation and (self.lost is None or alive):
-            since = time.monotonic() - (LINKS_S if alive else 0.0)
+            since = self.crew.clock.now() - (LINKS_S if alive else 0.0)
             self.lost = since, f"{member.device}: {text}"
 
     # ------------------------------------------------------------------ lost connections

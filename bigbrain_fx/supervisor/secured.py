@@ -1,98 +1,250 @@
-"""Lines of JSON between supervisors over TCP; every one is authenticated, none is encrypted.
+"""Lines of JSON between supervisors over TCP, in TLS: both ends show the same certificate.
 
-Both ends know a secret, which lies in a file that its owner alone can read. Each end first sends a
-random number; the key of the connection is made of the secret and both numbers, so nothing that was
-heard on one connection is taken on another. Every line carries the HMAC of its place and text.
+A file that its owner alone can read holds the certificate and its key, the same on all hosts. Each
+end takes no other certificate than this one, so who has no such file neither hears nor says
+anything. Names and dates in it are not looked at: the clocks of hosts may differ.
+
+Each end speaks at an even pace, if only to say that it is there: a wire that is cut, or a host that
+is gone without a word, shows by its silence.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
-import secrets
+import queue
+import select
+import shlex
+import shutil
 import socket
+import ssl
 import stat
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 LONGEST = 4 << 20  # characters of a line
-PATIENCE_S = 10.0  # for the other end to show that it knows the secret
+PATIENCE_S = 10.0  # for the other end to show its certificate
+TICKS = 8  # looks, and words, within the longest silence
+MOST_TICK_S = 1.0
+SILENCE_S = 60.0  # unless the head says otherwise
+BEAT = {"beat": 1}
+PIECE = 1 << 16  # bytes that are read at a time
+NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not name
+
+Object = dict[str, Any]
+
+
+class SilentError(OSError):
+    """Report that nothing was heard for too long."""
 
 
 class StrangerError(Exception):
-    """Report an end that does not know the secret, or a line that was changed."""
+    """Report an end that does not have our certificate, or says what ours would not."""
 
 
-def read_secret(path: Path) -> bytes:
-    """Return the secret of a file.
+def how_to_make(file: str) -> str:
+    """Return what to type to make a certificate and its key, in one file; Python cannot."""
+    name = shlex.quote(file)
+    made = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+        f"-days 3650 -subj /CN=bigbrain -keyout {name} -out {name}"
+    )
+    where = "" if shutil.which("openssl") else " (openssl is not here: type it where it is)"
+    return f"(umask 077; {made}){where}"
+
+
+class Pair:
+    """The certificate and the key of a file, for both ends of a connection.
 
     Raises:
-        StrangerError: others may read it, or it is too short.
+        StrangerError: others may read it, or it holds something else.
     """
-    found = path.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise StrangerError(f"{path} must be readable by its owner only: chmod 600 {path}")
-    secret = path.read_bytes().strip()
-    if len(secret) < 16:
-        raise StrangerError(f"{path} must hold 16 characters or more")
-    return secret
+
+    def __init__(self, path: Path) -> None:
+        remedy = f"make it anew, for all hosts: {how_to_make(str(path))}"
+        try:
+            found = path.stat()
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise StrangerError(f"{path} must be readable by its owner only: chmod 600 {path}")
+            if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+                raise ValueError("it is no file")
+            self.certificate = ssl.PEM_cert_to_DER_cert(_certificate_in(path.read_text()))
+            self.head = self._context(path, ssl.PROTOCOL_TLS_SERVER)
+            self.agent = self._context(path, ssl.PROTOCOL_TLS_CLIENT)
+        except FileNotFoundError as error:
+            raise StrangerError(f"{path} is not there: {remedy}") from error
+        except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+            why = f"{path} is not a certificate with its key ({_reason(error)})"
+            raise StrangerError(f"{why}: {remedy}") from error
+
+    @staticmethod
+    def _context(path: Path, protocol: int) -> ssl.SSLContext:
+        made = ssl.SSLContext(protocol)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_REQUIRED
+        made.verify_flags |= ssl.VerifyFlags(NO_CHECK_TIME | ssl.VERIFY_X509_PARTIAL_CHAIN)
+        made.load_cert_chain(path, password="")  # one is never asked for at the terminal
+        made.load_verify_locations(path)
+        return made
+
+
+def _certificate_in(text: str) -> str:
+    head, begin, rest = text.partition("-----BEGIN CERTIFICATE-----")
+    body, end, _ = rest.partition("-----END CERTIFICATE-----")
+    if not end or "PRIVATE KEY-----" not in head + rest:
+        raise ValueError("it needs both, as PEM")
+    return begin + body + end
+
+
+def _reason(error: Exception) -> str:
+    text = str(getattr(error, "reason", None) or error) or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 class Secured:
     """One end of a connection; lines are read by one thread and written under a lock of its own.
 
+    Args:
+        connection: a connected TCP socket.
+        pair: of both ends.
+        is_head: whether this is the supervisor that decides.
+        patience_s: for all of the other end's introduction, whatever it sends meanwhile.
+
+    Attributes:
+        silence_s: after so long without a word from the other end it is lost.
+
     Raises:
-        StrangerError: the other end does not know the secret.
+        StrangerError: the other end does not have our certificate.
     """
 
-    def __init__(self, connection: socket.socket, secret: bytes, *, is_head: bool) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        pair: Pair,
+        *,
+        is_head: bool,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.connection = connection
-        self.own, self.other = ("head", "agent") if is_head else ("agent", "head")
-        self.sent = self.heard = 0
-        self.key = b""
-        connection.settimeout(PATIENCE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.reader: IO[bytes] = connection.makefile("rb")
-        mine = secrets.token_bytes(16)
+        self.silence_s = patience_s
+        self._read = bytearray()
+        self._until: float | None = time.monotonic() + patience_s
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = pair.head if is_head else pair.agent
+        self._tls = context.wrap_bio(self._in, self._out, server_side=is_head)
+        self._ciphers = threading.Lock()  # OpenSSL takes one thread at a time
+        self._speaking = threading.Lock()  # what is sealed first leaves first
+        connection.settimeout(patience_s)  # of a whole `sendall`
         try:
-            connection.sendall(mine)
-            theirs = self.reader.read(16)
-            both = mine + theirs if is_head else theirs + mine
-            self.key = hmac.digest(secret, both, "sha256")
-            self.say({"known": True})
-            if self.hear() != {"known": True}:
-                raise StrangerError("the other end is no supervisor of ours")
-        except (OSError, ValueError, StrangerError) as error:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._introduce(pair)
+        except (SilentError, TimeoutError) as error:
             self.dispose()
-            raise StrangerError("the other end does not know the secret") from error
-        connection.settimeout(None)
+            why = f"the other end did not introduce itself within {patience_s:g} s"
+            raise StrangerError(why) from error
+        except (OSError, StrangerError) as error:
+            self.dispose()
+            why = f"the other end does not have our certificate ({_reason(error)})"
+            raise StrangerError(why) from error
+        self._until = None
+        self.allow_silence(SILENCE_S)
 
-    def say(self, what: dict[str, Any]) -> None:
+    def _introduce(self, pair: Pair) -> None:
+        while not self._has_shaken_hands():
+            if not self._more():
+                raise StrangerError("it has closed the connection")
+        if self._tls.getpeercert(binary_form=True) != pair.certificate:
+            raise StrangerError("it shows another one")
+        self.say({"known": True})  # an agent learns only so that its own was taken
+        if self.hear() != {"known": True}:
+            raise StrangerError("it is no supervisor of ours")
+
+    def _has_shaken_hands(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            self.connection.sendall(self._out.read())  # also why it was refused
+        return True
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds from one word to the next, and from one look for them to the next."""
+        return min(MOST_TICK_S, self.silence_s / TICKS)
+
+    def allow_silence(self, silence_s: float) -> None:
+        """Let the other end be silent for so long, and no longer."""
+        self.silence_s = silence_s
+        self.connection.settimeout(silence_s)
+
+    def say(self, what: Object) -> None:
         """Send one object."""
-        text = json.dumps(what).encode()
-        line = self._mark(self.own, self.sent, text).encode() + b" " + text + b"\n"
-        self.sent += 1
-        self.connection.sendall(line)
+        line = json.dumps(what).encode() + b"\n"
+        with self._speaking:
+            with self._ciphers:
+                self._tls.write(line)
+                sealed = self._out.read()
+            self.connection.sendall(sealed)
 
-    def hear(self) -> dict[str, Any] | None:
+    def hear(self) -> Object | None:
         """Wait for the next object; None when the connection has closed.
 
         Raises:
-            StrangerError: it is not what the other end sent, or not in its place.
+            StrangerError: it is no object, or was changed on its way.
+            SilentError: nothing came for too long.
         """
-        line = self.reader.readline(LONGEST)
-        if not line:
-            return None
-        mark, _, text = line.rstrip(b"\n").partition(b" ")
-        if not hmac.compare_digest(mark, self._mark(self.other, self.heard, text).encode()):
-            raise StrangerError("a message does not carry the mark of the other end")
-        self.heard += 1
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise StrangerError("a message is no object")
+        found: Object | None = BEAT
+        while found == BEAT:
+            found = self._object()
         return found
+
+    def _object(self) -> Object | None:
+        while (end := self._find_end()) < 0:
+            if len(self._read) > LONGEST:
+                raise StrangerError("a message is too long")
+            if not self._more():
+                return None
+        line = bytes(self._read[:end])
+        del self._read[: end + 1]
+        return _object_of(line)
+
+    def _find_end(self) -> int:
+        """Open what has come; return where the next line ends, -1 where it does not yet."""
+        try:
+            with self._ciphers, suppress(ssl.SSLWantReadError):
+                while some := self._tls.read(PIECE):
+                    self._read += some
+        except ssl.SSLError as error:
+            raise StrangerError(f"a message was refused, or changed: {_reason(error)}") from error
+        return self._read.find(b"\n")
+
+    def _more(self) -> bool:
+        """Wait for bytes; return whether there are any: False when the connection has closed.
+
+        Only time in which this process looked counts: it may have been stopped, and then has not
+        heard what was said.
+        """
+        waiter, silent_s = select.poll(), 0.0
+        waiter.register(self.connection, select.POLLIN)
+        while not waiter.poll(1000 * self.tick_s):
+            silent_s += self.tick_s
+            if silent_s >= self.silence_s:
+                raise SilentError(f"nothing was heard of it for {self.silence_s:g} s")
+            self._require_in_time()
+        self._require_in_time()
+        some = self.connection.recv(PIECE)
+        with self._ciphers:
+            self._in.write(some)
+        return bool(some)
+
+    def _require_in_time(self) -> None:
+        if self._until is not None and time.monotonic() > self._until:
+            raise SilentError("it did not introduce itself in time")
 
     def close(self) -> None:
         """End it for both ends: a thread that waits for a line hears so."""
@@ -102,8 +254,48 @@ class Secured:
     def dispose(self) -> None:
         """Give the socket back; nobody may be waiting for a line."""
         self.close()
-        self.reader.close()
         self.connection.close()
 
-    def _mark(self, end: str, number: int, text: bytes) -> str:
-        return hmac.digest(self.key, f"{end} {number} ".encode() + text, "sha256").hex()
+
+def _object_of(text: bytes) -> Object:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StrangerError("a message is no object") from error
+    if not isinstance(found, dict):
+        raise StrangerError("a message is no object")
+    return found
+
+
+class Mouth:
+    """Say things over a connection in a thread of its own; a beat where there is nothing to say.
+
+    So nobody waits for a wire that takes no more.
+    """
+
+    def __init__(self, connection: Secured) -> None:
+        self.connection = connection
+        self.waiting: queue.SimpleQueue[Object | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="mouth")
+        self.thread.start()
+
+    def say(self, what: Object) -> None:
+        """Let something be said soon."""
+        self.waiting.put(what)
+
+    def close(self, wait_s: float) -> None:
+        """End it; the connection must have been closed, or what waits is said first."""
+        self.waiting.put(None)
+        self.thread.join(wait_s)
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                try:
+                    what = self.waiting.get(timeout=self.connection.tick_s)
+                except queue.Empty:
+                    what = BEAT
+                if what is None:
+                    return
+                self.connection.say(what)
+        self.connection.close()  # who listens to it hears that it is lost

@@ -14,10 +14,10 @@ SLOTS = 2  # the newest step that all devices have, and the one being written
 
 
 @dataclass
-class Slots:
+class SnapshotMemory:
     """The slots of one device: a file descriptor each, and the step of the snapshot in it or -1."""
 
-    files: list[int] = field(default_factory=lambda: [_nameless() for _ in range(SLOTS)])
+    files: list[int] = field(default_factory=lambda: _nameless_files())
     steps: list[int] = field(default_factory=lambda: [-1] * SLOTS)
 
     def close(self) -> None:
@@ -27,10 +27,22 @@ class Slots:
         self.files.clear()
 
 
-def common(all_slots: Sequence[Slots]) -> int:
+def common(all_slots: Sequence[SnapshotMemory]) -> int:
     """Return the newest step of which every device has a snapshot; -1: there is none."""
     held = [set(slots.steps) for slots in all_slots]
     return max(set.intersection(*held) if held else set(), default=-1)
+
+
+def _nameless_files() -> list[int]:
+    files: list[int] = []
+    try:
+        while len(files) < SLOTS:
+            files.append(_nameless())
+    except OSError:
+        for file in files:
+            os.close(file)
+        raise
+    return files
 
 
 def _nameless() -> int:

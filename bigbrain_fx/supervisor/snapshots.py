@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .interval import Cost, available_bytes, interval
-from .slots import Slots, common
+from .interval import SnapshotCost, available_bytes, interval
+from .snapshot_memory import SnapshotMemory, common
 
 
 class Snapshots:
@@ -17,13 +17,22 @@ class Snapshots:
 
     Attributes:
         epoch: the newest step of which every device has a snapshot; -1: there is none.
+
+    Raises:
+        OSError: this host has no memory, or no files, for them.
     """
 
     def __init__(self, devices: Sequence[str], every: int | None) -> None:
-        self.slots = {name: Slots() for name in devices}
+        self.slots: dict[str, SnapshotMemory] = {}
+        try:
+            for name in devices:
+                self.slots[name] = SnapshotMemory()
+        except OSError:
+            self.close()
+            raise
         self.epoch = -1
         self.every = every
-        self.costs: dict[str, Cost] = {}
+        self.costs: dict[str, SnapshotCost] = {}
 
     @property
     def start(self) -> int:
@@ -43,7 +52,7 @@ class Snapshots:
         self.epoch = newest
         return True
 
-    def measure(self, device: str, cost: Cost) -> bool:
+    def measure(self, device: str, cost: SnapshotCost) -> bool:
         """Hear what snapshots cost a device; return whether `every` is now known by that."""
         self.costs[device] = cost
         if self.every is not None or len(self.costs) < len(self.slots):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .crew import Crew
+from .crew import Crew, StartError
 from .processes import Member
 
 
@@ -24,7 +24,14 @@ class Spares:
             return
         for host in sorted(set(job.hosts)) or [""]:
             for _ in range(job.spares - len(self.crew.spares(host))):
-                self.crew.order(self.crew.start("spare", host), "be", device=None)
+                self._start(host)
+
+    def _start(self, host: str) -> None:
+        try:
+            self.crew.order(self.crew.start("spare", host), "be", device=None)
+        except StartError as error:  # the run goes on without
+            self.lost += 1
+            self.crew.report("no_spare", text=str(error))
 
     def take(self, device: str) -> Member:
         """Return a spare of a device's host, a warm one if there is; else a new process."""

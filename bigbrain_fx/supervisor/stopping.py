@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+LEAST_GRACE_S = 30.0  # longest wait for the end of a step, where steps are short
+GRACE_STEPS = 3.0  # and where they are long: so many of the longest recent one
+RECENT = 20  # steps
 
 
 @dataclass
@@ -12,43 +17,75 @@ class Stopping:
 
     Attributes:
         asked: when it came, on a monotonic clock in seconds; None: it has not.
-        positions: the step that each device is in; None: they have not been asked.
+        moved: when the run last came nearer to its end since.
+        positions: the step that each device is in, -1 if it has begun none; None: they have not
+            been asked.
         at: the step before which all stop; None: it is not known yet.
+        recent_s: what the last steps took.
     """
 
     asked: float | None = None
+    moved: float = 0.0
     positions: dict[str, int] | None = None
     at: int | None = None
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def ask(self, now: float) -> None:
         """Take a request; later ones change nothing. Signal handlers may call this."""
         self.asked = self.asked or now
 
-    def begin(self) -> bool:
-        """Return, once only, whether devices are to be asked for their positions."""
+    @property
+    def is_under_way(self) -> bool:
+        """Whether devices were asked for their positions, and do not know yet where to stop."""
+        return self.positions is not None and self.at is None
+
+    def begin(self, fresh: Iterable[str]) -> bool:
+        """Return, once only, whether devices are to be asked for their positions.
+
+        Args:
+            fresh: devices that have certainly begun no step, and will hear of the request first.
+        """
         if self.asked is None or self.positions is not None:
             return False
-        self.positions = {}
+        self.positions = dict.fromkeys(fresh, -1)
         return True
 
-    def is_late(self, now: float, grace_s: float) -> bool:
-        """Return whether devices should have stopped by now."""
-        return self.asked is not None and now - self.asked > grace_s
+    def hear(self, device: str, step: int) -> None:
+        """Hear the step that a device is in; of one that was replaced since, the later counts."""
+        if self.positions is not None:
+            self.positions[device] = max(step, self.positions.get(device, -1))
 
-    def hear(self, device: str, step: int, running: Set[str]) -> bool:
-        """Hear the step that a device is in; return whether that says where to stop.
+    def decide(self, devices: Collection[str], least: int) -> bool:
+        """Return, once only, whether it is now known where to stop.
 
         All can reach that step: a device waits before the next one until it is known.
 
         Args:
-            device: says it.
-            step: is the one.
-            running: all devices that will say it.
+            devices: all; each must have said where it is.
+            least: they have a snapshot of this step, or have told the loss of the one before.
         """
-        if self.positions is None or self.at is not None:
+        if self.positions is None or self.at is not None or set(devices) - self.positions.keys():
             return False
-        self.positions[device] = step
-        if not running <= set(self.positions):
-            return False
-        self.at = max(self.positions.values()) + 1
+        self.at = max(least, *(step + 1 for step in self.positions.values()))
         return True
+
+    # ------------------------------------------------------------------ how long it may take
+
+    def step_took(self, step_s: float, now: float) -> None:
+        """Hear that a device has ended a step."""
+        self.recent_s.append(step_s)
+        self.move(now)
+
+    def move(self, now: float) -> None:
+        """Hear of something that brings the end nearer: the wait for the next begins now."""
+        self.moved = now
+
+    def grace_s(self, untimed_s: float) -> float:
+        """Return how long the end of a step may take; `untimed_s` if none has ended yet."""
+        if not self.recent_s:
+            return max(LEAST_GRACE_S, untimed_s)
+        return max(LEAST_GRACE_S, GRACE_STEPS * max(self.recent_s))
+
+    def is_late(self, now: float, grace_s: float) -> bool:
+        """Return whether nothing has come nearer to the end for too long."""
+        return self.asked is not None and now - max(self.asked, self.moved) > grace_s

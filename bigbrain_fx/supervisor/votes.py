@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from .board import Board
+from .notes import Notes
+
+OF_A_STEP = re.compile(r"the batch of step (\d+)")
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Decision:
 
 
 @dataclass
-class Agreed:
+class Votes:
     """What was said first of each thing, the notes for all, and the votes on each step.
 
     Args:
@@ -30,7 +33,7 @@ class Agreed:
 
     devices: frozenset[str]
     firsts: dict[str, str] = field(default_factory=dict)
-    board: Board = field(default_factory=Board)
+    board: Notes = field(default_factory=Notes)
     votes: dict[int, dict[str, bool]] = field(default_factory=dict)
 
     def first(self, what: str, text: str) -> str:
@@ -49,6 +52,10 @@ class Agreed:
             return None
         return Decision(tuple(sorted(name for name, says in votes.items() if not says)), is_new)
 
-    def forget_votes(self, before: int) -> None:
-        """Forget the votes on steps that nobody does again."""
+    def forget_steps(self, before: int) -> None:
+        """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
+        for what in tuple(self.firsts):
+            of_a_step = OF_A_STEP.fullmatch(what)
+            if of_a_step and int(of_a_step[1]) < before:
+                del self.firsts[what]

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import time
-
 from .crew import Crew
 from .hanging import hung, locked, slow
-from .processes import Member
+from .job import FailedError
+from .judging import Death
+from .processes import END_S, Member
+
+LEAVE_S = 30.0  # a process that has finished is silent as it leaves; a busy host makes that long
 
 
 class Watch:
-    """Look after the processes of a crew from time to time; times are of a monotonic clock."""
+    """Look after the processes of a crew from time to time; times are of its clock."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
-        self.looked = time.monotonic()
 
     def look(self, now: float) -> None:
-        """End what hangs, and report what is slow."""
-        self._leave_out_own_pause(now)
+        """End what hangs, and report what is slow.
+
+        Raises:
+            FailedError: a device's process was ended, and is still there.
+        """
         self._end_hung(now)
         self._report_slow(now)
         self._end_late(now)
+        self._require_ended(now)
 
     def is_locked(self, now: float) -> bool:
         """Return whether all devices wait for each other."""
         pulses = {str(m.device): m.pulse for m in self.crew.at_work()}
         return locked(pulses, now, self.crew.job.hang_s)
 
-    def _leave_out_own_pause(self, now: float) -> None:
-        """Count no time in which this process, or all, were stopped or starved."""
-        pause_s = now - self.looked
-        if pause_s > max(0.5 * self.crew.job.hang_s, 2 * self.crew.job.beat_s):
-            for member in self.crew.members:
-                member.pulse.shift(pause_s)
-        self.looked = now
-
     def _end_hung(self, now: float) -> None:
         greeted = {m.name: m for m in self.crew.members if m.greeted}
         pulses = {name: member.pulse for name, member in greeted.items()}
-        for name in hung(pulses, now, self.crew.job.hang_s):
+        limit_s = self.crew.job.hang_s
+        for name in hung(pulses, now, max(limit_s, LEAVE_S) if self.crew.ending else limit_s):
             self._end(greeted[name], now)
 
     def _report_slow(self, now: float) -> None:
@@ -59,9 +57,19 @@ class Watch:
                 self._end(member, now)
 
     def _end(self, member: Member, now: float) -> None:
-        """End a process; that it has ended is then heard as of any other."""
+        """End a process, once; that it has ended is then heard as of any other."""
+        if member.ended_at is not None:
+            return
         seconds = now - min(member.pulse.heard, member.pulse.moved)
         name = member.device or member.name
         self.crew.report("hang", device=name, seconds=seconds)
         member.kill()
-        member.pulse.heard = member.pulse.moved = member.since = now
+        member.ended_at = now
+
+    def _require_ended(self, now: float) -> None:
+        """Give up a process that the kernel does not let end, or whose host does not do it."""
+        for member in self.crew.at_work():
+            if member.ended_at is not None and now - member.ended_at > END_S:
+                death = Death(str(member.device), member.step, 1, None, str(member.log), True)
+                why = f"it hangs, and {END_S:g} s after it was ended it is still there"
+                raise FailedError(death, why, moves=True)

@@ -7,10 +7,12 @@ from bigbrain_fx.weights.checkpoint import Checkpoint, read_checkpoint
 from bigbrain_fx.weights.folder import (
     FromCheckpoint,
     note_trained,
+    rewrite_index,
     source_of_weights,
     stored_tensors,
     trained_steps,
     unused_file,
+    write_index,
 )
 from bigbrain_fx.weights.join import Joined, state, write_joined
 from bigbrain_fx.weights.match import Matched, match
@@ -28,11 +30,13 @@ __all__ = [
     "note_trained",
     "read_checkpoint",
     "read_header",
+    "rewrite_index",
     "source_of_weights",
     "state",
     "stored_tensors",
     "trained_steps",
     "unused_file",
     "write_file",
+    "write_index",
     "write_joined",
 ]

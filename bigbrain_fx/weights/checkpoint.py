@@ -5,13 +5,12 @@ This file reads headers and the index; it reads no numbers and knows no models.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.weights.stored import Stored, read_header
+from bigbrain_fx.weights.stored import Stored, read_header, read_json
 
 INDEX = ".safetensors.index.json"
 _SHOWN = 5
@@ -105,7 +104,7 @@ def _of_index(index: Path) -> dict[str, Stored]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        found = read_json(index)["weight_map"]
         return {str(name): str(file) for name, file in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(

@@ -1,6 +1,6 @@
 """The weights/ folder of a bundle: a safetensors file per device, or where its tensors are.
 
-    weights/index.json           who answers for each trained parameter, in model order
+    weights/index.json           who answers for each trained parameter, in model order; checksums
     weights/d0.safetensors       the tensors of device d0, by the model's names
     weights/d0.references.json   those that d0 reads from the user's checkpoint instead
     weights/unused.safetensors   state that no device reads: kept for `export`
@@ -20,11 +20,13 @@ from typing import Any, Protocol
 from bigbrain_fx.core import Param
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.weights.checkpoint import Checkpoint, joined
-from bigbrain_fx.weights.stored import Stored
+from bigbrain_fx.weights.checksum import checksum_of
+from bigbrain_fx.weights.stored import Stored, read_json
 from bigbrain_fx.weights.write import Copy, write_file
 
 REFERENCES = ".references.json"
 SOURCE = "source.json"
+INDEX = "index.json"
 ENDING = ".safetensors"
 
 
@@ -99,6 +101,51 @@ class FromCheckpoint:
         return self.checkpoint.tensors.get(source.key) == source
 
 
+def write_index(folder: Path, owner: Mapping[str, str]) -> None:
+    """Write the index of a weights/ folder, with a checksum of each tensor that is in it.
+
+    Tensors that stay in the user's checkpoint are not read for it.
+
+    Args:
+        folder: with all its files.
+        owner: of each trained parameter, in the model's order; none for inference.
+
+    Raises:
+        InputError: a file cannot be read or written.
+    """
+    try:
+        stored = joined(sorted(folder.glob(f"[!.]*{ENDING}")))
+        checksums = {name: checksum_of(tensor) for name, tensor in stored.items()}
+        text = json.dumps({"owner": owner, "checksums": checksums}, indent=1)
+        (folder / INDEX).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {INDEX}: {error.strerror}",
+            at=str(error.filename or folder),
+            help="free some space, or give another place",
+        ) from error
+
+
+def rewrite_index(folder: Path, old: Path) -> None:
+    """Write the index of a weights/ folder that takes the place of `old`, for the same devices.
+
+    A bundle of bigbrain-fx 0.1.0 knows no checksums, and gets none.
+
+    Raises:
+        InputError: a file cannot be read or written.
+    """
+    if not (old / INDEX).exists():
+        return
+    try:
+        found = read_json(old / INDEX)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{INDEX} cannot be read", at=str(old / INDEX)) from error
+    if isinstance(found, dict) and isinstance(found.get("owner"), dict):
+        write_index(folder, found["owner"])
+    else:
+        (folder / INDEX).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def _reference(stored: Stored) -> dict[str, str]:
     return {"file": str(stored.file), "key": stored.key}
 
@@ -122,7 +169,7 @@ def trained_steps(folder: Path) -> int | None:
 
 def _source(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / SOURCE).read_text(encoding="utf-8"))
+        found = read_json(folder / SOURCE)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -149,10 +196,17 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 
 
 def _followed(listing: Path) -> dict[str, Stored]:
-    entries = json.loads(listing.read_text(encoding="utf-8"))
-    files = {entry["file"] for entry in entries.values()}
-    headers = {file: joined([Path(file)]) for file in sorted(files)}
-    return {name: headers[entry["file"]][entry["key"]] for name, entry in entries.items()}
+    try:
+        entries = read_json(listing)
+        files = {str(entry["file"]) for entry in entries.values()}
+        headers = {file: joined([Path(file)]) for file in sorted(files)}
+        return {name: headers[entry["file"]][entry["key"]] for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{listing.name} does not lead to the tensors that it lists",
+            at=str(listing),
+            help="put the checkpoint back, or `bigbrain-fx load` one into the bundle",
+        ) from error
 
 
 def unused_file(devices: Sequence[str]) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bigbrain_fx.errors import InputError
 
@@ -58,6 +60,30 @@ def size_of(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * DTYPES[CODES[dtype]][1]
 
 
+def require_regular(path: Path) -> None:
+    """Refuse what is no file with bytes in it: whoever opens a pipe waits for ever.
+
+    Raises:
+        OSError: it is not there, or no regular file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(None, "it is no regular file", str(path))
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401  # whatever it holds
+    """Read a JSON file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is no JSON.
+    """
+    require_regular(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_header(path: Path) -> dict[str, Stored]:
     """Return the tensors of a safetensors file by name, in the order of the file.
 
@@ -65,6 +91,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         InputError: it cannot be read, or is no whole safetensors file.
     """
     try:
+        require_regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > HEADER_LIMIT:
@@ -76,7 +103,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise InputError(
             f"cannot read {path}: {error.strerror}", help="look at the path"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(path, "its header is no JSON") from error
     if not isinstance(entries, dict):
         raise _broken(path, "its header is no JSON object")
@@ -89,9 +116,11 @@ def _stored(path: Path, key: str, entry: object, base: int, total: int) -> Store
         code, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
         dtype, width = DTYPES[code]
         found = Stored(path, key, dtype, tuple(int(n) for n in shape), base + int(start))
+        is_whole = end - start == math.prod(found.shape) * width and start >= 0
+        is_whole = is_whole and base + end <= total and all(n >= 0 for n in found.shape)
     except (KeyError, TypeError, ValueError) as error:
         raise _broken(path, f"its entry {key!r} cannot be read") from error
-    if end - start != math.prod(found.shape) * width or start < 0 or base + end > total:
+    if not is_whole:
         raise _broken(path, f"the bytes of {key!r} are not all there")
     return found
 

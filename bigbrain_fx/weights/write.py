@@ -50,7 +50,7 @@ def same_numbers(first: Stored, second: Stored) -> bool:
     """Whether two stored tensors are equal, bit for bit."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    pairs = zip(_read(first), _read(second), strict=True)
+    pairs = zip(pieces_of(first), pieces_of(second), strict=True)
     return all(one == other for one, other in pairs)
 
 
@@ -70,16 +70,21 @@ def _header(copies: Sequence[Copy]) -> bytes:
 
 
 def _pieces(copy: Copy) -> Iterator[bytes]:
-    for data in _read(copy.source):
+    for data in pieces_of(copy.source):
         yield cast(data, copy.source.dtype, copy.dtype)
 
 
-def _read(source: Stored) -> Iterator[bytes]:
+def pieces_of(source: Stored, piece: int = PIECE) -> Iterator[bytes]:
+    """Yield a stored tensor's bytes.
+
+    Raises:
+        OSError: the file is gone, or ends too early.
+    """
     left = source.size
     with source.file.open("rb") as file:
         file.seek(source.start)
         while left:
-            data = _exactly(file, min(PIECE, left), source)
+            data = _exactly(file, min(piece, left), source)
             left -= len(data)
             yield data
 

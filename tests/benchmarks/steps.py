@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbrain_fx.launch import Line, Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch import Line, Run, RunOptions, StepLine
 
 DEADLINE_S = 120.0
 Step = Callable[[], float]

@@ -14,8 +14,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import bigbrain_fx as bb
 from bigbrain_fx.emit import bundle_texts
-from bigbrain_fx.plugins import preset
-from tests import samples
+from bigbrain_fx.planning.registry import preset
+from tests.support import samples
 
 ROUNDS = 3
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import Cluster, Graph, Link
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import AUTO, Options, Plan, Source, make_plan
-from tests.synthetic import chain_graph, cluster_of, device, random_graph
+from bigbrain_fx.planning import registry as plugins
+from tests.support.synthetic import chain_graph, cluster_of, device, random_graph
 
 OPS = 60
 FEW_OPS = 6  # where nothing is measured

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.capture import load_model_file
-from tests.bundles import copied
-from tests.command_line import call, files, write_cluster, write_model
-from tests.hf_models import LLAMA, in_shards, read, same, write_checkpoint, write_config
+from bigbrain_fx.frontend import load_model_file
+from tests.support.bundles import copied
+from tests.support.command_line import call, files, write_cluster, write_model
+from tests.support.hf_models import LLAMA, in_shards, read, same, write_checkpoint, write_config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # With batch norm, a tie, a buffer outside the state dict, and state that forward never reads.
 NET = """

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
-from bigbrain_fx import compile as road
+from bigbrain_fx.bundles import compile as road
 from bigbrain_fx.core import Cluster
-from tests.command_line import files, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import files, tiny_bundle, write_cluster, write_model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +199,9 @@ def test_every_public_name_is_there() -> None:
 
 def test_verbs_stay_verbs_when_rooms_of_the_same_name_are_imported() -> None:
     code = (
-        "import bigbrain_fx, bigbrain_fx.verify, bigbrain_fx.explain, bigbrain_fx.simulate\n"
-        "from bigbrain_fx.verify import Verification\n"
+        "import bigbrain_fx, bigbrain_fx.verification.bundle, bigbrain_fx.plan.explain\n"
+        "import bigbrain_fx.plan.simulate\n"
+        "from bigbrain_fx.verification.bundle import Verification\n"
         "from bigbrain_fx import explain, simulate, verify\n"
         "print(*(f.__qualname__ for f in (explain, simulate, verify, bigbrain_fx.verify)))\n"
         "import sys\n"
@@ -217,7 +218,7 @@ def test_verbs_stay_verbs_when_rooms_of_the_same_name_are_imported() -> None:
     assert done.stdout.splitlines() == ["explain simulate verify verify", "False"]
 
 
-@pytest.mark.parametrize("name", ["bigbrain_fx", "bigbrain_fx.core", "bigbrain_fx.compile"])
+@pytest.mark.parametrize("name", ["bigbrain_fx", "bigbrain_fx.core", "bigbrain_fx.bundles.compile"])
 def test_importing_imports_no_torch(name: str) -> None:
     code = f"import sys, {name}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run(

@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.elastic import _options, run_elastic, without
+from bigbrain_fx.bundles.launch import DeviceLostError, RunOptions, run
+from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Host, Link
-from bigbrain_fx.elastic import _options, run_elastic, without
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import DeviceLostError, RunOptions, run
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.resplit import Resplit, resplit
 from bigbrain_fx.supervisor import Event
-from tests.bundles import cluster, copied, edit, split_small
-from tests.command_line import call
-from tests.test_replay_bundle import python
+from tests.supervisor.test_replay_bundle import python
+from tests.support.bundles import cluster, copied, edit, split_small
+from tests.support.command_line import call
 
 STEPS, EVERY, DIES_IN = 7, 2, 5
 KILL_ALWAYS = f'''

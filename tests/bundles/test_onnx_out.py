@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.onnx_export import TOLERANCE, export_onnx
+from bigbrain_fx.bundles.onnx_export.compare import OnnxSession, largest_difference
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.onnx_out import TOLERANCE, export_onnx
-from bigbrain_fx.onnx_out.compare import Session, largest_difference
 from bigbrain_fx.plan import Options, read_plan
-from tests import samples
-from tests.command_line import call
+from tests.support import samples
+from tests.support.command_line import call
 
 TINY = """
 import torch
@@ -55,7 +55,7 @@ def through(folder: Path, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Run the files one after another, as `stages.json` says; return the model's outputs."""
     stages = json.loads((folder / "stages.json").read_text())
     for stage in stages["stages"]:
-        values.update(Session.of(folder / stage["file"]).run(values))
+        values.update(OnnxSession.of(folder / stage["file"]).run(values))
     return {name: values[value] for name, value in stages["outputs"].items()}
 
 
@@ -118,7 +118,9 @@ def test_files_run_one_after_another_and_names_do_not_clash(tmp_path: Path) -> N
     assert [line["other_rows"] for line in done.objects] == [True, True]
     rows = torch.linspace(-2, 2, 20).view(5, 4)
     found = through(tmp_path / "onnx", {"index": rows})
-    weights = {n: t for f in (bundle / "weights").iterdir() for n, t in load_file(f).items()}
+    weights = {
+        n: t for f in (bundle / "weights").glob("*.safetensors") for n, t in load_file(f).items()
+    }
     add = torch.nn.functional.linear(rows, weights["a.weight"], weights["a.bias"])
     b = torch.nn.functional.linear(torch.tanh(add), weights["b.weight"], weights["b.bias"])
     assert largest_difference({"add": b, "odd": add + 1}, found) <= TOLERANCE

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx import cli, doctor, show
+from bigbrain_fx import cli
+from bigbrain_fx.cli import console as show
 from bigbrain_fx.core import Link
-from bigbrain_fx.doctor import HostProbe, Rates
+from bigbrain_fx.measure import host as doctor
+from bigbrain_fx.measure.host import HostProbe, Rates
 from bigbrain_fx.plan import read_plan
-from tests.command_line import CHOICES, call, files, tiny_bundle, write_cluster, write_model
+from tests.support.command_line import CHOICES, call, files, tiny_bundle, write_cluster, write_model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "split",
     "estimate",
@@ -72,7 +74,7 @@ def test_from_init_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert verified.code == 0, verified.err
     (found,) = verified.objects
     assert found["passed"] is True
-    assert [check["passed"] for check in found["checks"]] == [True] * 6
+    assert [check["passed"] for check in found["checks"]] == [True] * 7
 
 
 def _train_line() -> str:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigbrain_fx import plugins
-from tests.command_line import call, write_cluster, write_model
+from bigbrain_fx.planning import registry as plugins
+from tests.support.command_line import call, write_cluster, write_model
 
 
 @pytest.fixture(scope="module")

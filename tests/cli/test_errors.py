@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import (
+from tests.support.command_line import (
     CHOICES,
     MODEL,
     Called,
@@ -344,7 +344,7 @@ _BAD_PLANS = {
     "broken": ('{"graph": ', "error: not a plan: Invalid JSON"),
     "a list": ("[]", "error: not a plan: "),
     "a field missing": ("{}", "error: not a plan: Field required\n  at: "),
-    "newer": ('{"format": 2, "more": 1}', "error: plan format 2 is not 1\n  at: "),
+    "newer": ('{"format": 3, "more": 1}', "error: plan format 3 is not 2\n  at: "),
 }
 
 

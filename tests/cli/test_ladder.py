@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bundles import edit
-from tests.command_line import call, write_cluster, write_model
+from tests.support.bundles import edit
+from tests.support.command_line import call, write_cluster, write_model
 
 MODEL = """import torch
 from torch import nn

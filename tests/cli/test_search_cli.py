@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.plan import read_plan
-from tests.command_line import call, write_cluster, write_model
+from tests.support.command_line import call, write_cluster, write_model
 
 AUTO = ("--partitioner", "auto", "--effort", "fast")
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.explain import Cut, DevicePart, Explanation
-from bigbrain_fx.show import (
+from bigbrain_fx.cli.console import (
     MOST_CUTS,
     json_line,
     plan_json,
@@ -17,8 +16,9 @@ from bigbrain_fx.show import (
     show_plan,
     show_verification,
 )
-from bigbrain_fx.verify import Check, Verification
-from tests.test_explain import hand_made_costs, placed, stack, two
+from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation
+from bigbrain_fx.verification.bundle import Check, Verification
+from tests.plan.test_explain import hand_made_costs, placed, stack, two
 
 __all__ = ["hand_made_costs"]  # a fixture, used by all tests here
 

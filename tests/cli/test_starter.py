@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.cli.templates import write_starter
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.starter import write_starter
 
 TRAIN = """
 import json, sys

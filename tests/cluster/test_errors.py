@@ -9,7 +9,7 @@ import pytest
 
 from bigbrain_fx.cluster import parse_cluster, read_cluster
 from bigbrain_fx.cluster.faults import _ENTRIES
-from bigbrain_fx.cluster.file import Entry
+from bigbrain_fx.cluster.file import StrictModel
 from bigbrain_fx.errors import InputError
 
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
@@ -388,7 +388,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 
 def test_every_object_of_the_file_can_say_what_it_may_hold() -> None:
-    def below(kind: type[Entry]) -> set[type[Entry]]:
+    def below(kind: type[StrictModel]) -> set[type[StrictModel]]:
         return {kind}.union(*(below(sub) for sub in kind.__subclasses__()))
 
-    assert below(Entry) - {Entry} == set(_ENTRIES.values())
+    assert below(StrictModel) - {StrictModel} == set(_ENTRIES.values())

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import Cluster
-from tests.synthetic import cluster_of, device, random_graph
+from bigbrain_fx.planning import registry as plugins
+from tests.support.synthetic import cluster_of, device, random_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = plugins.names("estimator")
@@ -88,8 +87,8 @@ def test_the_same_again(name: str, seed: int, count: int) -> None:
 
 def test_same_figures_under_four_hash_seeds(name: str) -> None:
     code = (
-        "import sys; from bigbrain_fx import plugins; "
-        "from tests.synthetic import cluster_of, device, random_graph; "
+        "import sys; from bigbrain_fx.planning import registry as plugins; "
+        "from tests.support.synthetic import cluster_of, device, random_graph; "
         "cluster = cluster_of(device('a'), device('b', 2)); "
         "print(plugins.estimator(sys.argv[1]).estimate(random_graph(7, 30), cluster))"
     )

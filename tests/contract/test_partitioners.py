@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, Partitioner, Placement
-from bigbrain_fx.cut import cut, trained
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.schedule import build, stage_costs
-from bigbrain_fx.simulate import simulate
-from bigbrain_fx.units import units
-from tests.synthetic import GIB, chain_graph, cluster_of, device, random_costs, random_graph
+from bigbrain_fx.plan.cut import cut, trained
+from bigbrain_fx.plan.schedule import build, stage_costs
+from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning import registry as plugins
+from bigbrain_fx.planning.units import units
+from tests.support.placements import simulated_s, unlike as unlike_links
+from tests.support.synthetic import GIB, chain_graph, cluster_of, device, random_costs, random_graph
 
 MICRO = 4
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +125,24 @@ def test_memory_is_kept_or_no_plan_made(
     programs = build(schedule, stages, MICRO, per_stage, trained(graph, stages.stages), in_flight)
     for entry in simulate(programs, stages, per_stage).devices:
         assert entry.peak_bytes <= cluster.device[entry.device].memory_bytes
+
+
+@settings(quick, max_examples=4)
+@given(seed=seeds, count=st.integers(1, 20), devices=st.integers(2, 4))
+def test_the_order_of_the_list_does_not_matter(
+    name: str, seed: int, count: int, devices: int
+) -> None:
+    if name == "naive":
+        pytest.skip("it takes the devices as they are listed: see tests/partitioners/test_naive.py")
+    cluster = unlike_links(seed, devices)
+    graph = random_graph(seed, count)
+    listed = random.Random(seed).sample(cluster.devices, devices)
+    costs = random_costs(seed, graph, cluster)
+    again = replace(costs, cluster=replace(cluster, devices=tuple(listed)))
+    found = make(name).partition(graph, cluster, costs)
+    other = make(name).partition(graph, again.cluster, again)
+    steps_s = [simulated_s(graph, costs, placement, MICRO) for placement in (found, other)]
+    assert steps_s[1] == pytest.approx(steps_s[0], rel=0.01)
 
 
 def test_more_devices_than_ops(name: str) -> None:

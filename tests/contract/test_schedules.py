@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-import bigbrain_fx.schedule
+import bigbrain_fx.plan.schedule
 from bigbrain_fx.core import (
     Backward,
     Cluster,
@@ -32,9 +31,16 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import InputError, ScheduleError
-from bigbrain_fx.schedule import SCHEDULES, Deadlock, StageCosts, build, check, in_flight_to_fill
-from bigbrain_fx.schedule.greedy import play
-from bigbrain_fx.simulate import simulate
+from bigbrain_fx.plan.schedule import (
+    SCHEDULES,
+    Deadlock,
+    StageCosts,
+    build,
+    check,
+    in_flight_to_fill,
+)
+from bigbrain_fx.plan.schedule.greedy import play
+from bigbrain_fx.plan.simulate import simulate
 
 TRAINING = [name for name in SCHEDULES if name != "forward"]
 
@@ -313,7 +319,7 @@ def fingerprint() -> str:
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "2", "1234"])
 def test_same_programs_under_every_hash_seed(hash_seed: str) -> None:
-    root = Path(bigbrain_fx.schedule.__file__).parents[2]
+    root = Path(bigbrain_fx.plan.schedule.__file__).parents[3]
     done = subprocess.run(  # this file is its own program, see the end
         [sys.executable, __file__],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
@@ -327,7 +333,7 @@ def test_same_programs_under_every_hash_seed(hash_seed: str) -> None:
 
 @pytest.mark.parametrize("room", ["schedule", "simulate"])
 def test_no_file_imports_torch(room: str) -> None:
-    for path in (Path(bigbrain_fx.schedule.__file__).parents[1] / room).glob("*.py"):
+    for path in (Path(bigbrain_fx.plan.schedule.__file__).parents[1] / room).glob("*.py"):
         imported = [
             name
             for node in ast.walk(ast.parse(path.read_text()))

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bigbrain_fx.cost_model import PHASES, CostModel, Rates, read_model, write_model
-from bigbrain_fx.cost_model.regressors import Floats, Regressor, from_json, to_json
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.fit import (
+from bigbrain_fx.costs.fit import (
     FOLDS,
     MODELS,
     assess,
@@ -24,8 +21,11 @@ from bigbrain_fx.fit import (
     predictions,
     work_of,
 )
-from tests.command_line import call
-from tests.fitted import CPU, GPU, costs_file, database, rows
+from bigbrain_fx.costs.model import PHASES, CostModel, PlaceRates, read_model, write_model
+from bigbrain_fx.costs.model.regressors import Floats, Regressor, from_json, to_json
+from bigbrain_fx.errors import InputError
+from tests.support.command_line import call
+from tests.support.fitted import CPU, GPU, costs_file, database, rows
 
 KINDS = tuple(MODELS)
 
@@ -125,8 +125,8 @@ def _mape(pairs: list[tuple[float, float]]) -> float:
 def test_a_device_beyond_what_was_profiled_is_scaled_by_its_roofline() -> None:
     model = fit(rows(machines=[CPU]), "random-forest")
     works = [work_of(profile) for _, profile in rows(machines=[CPU])]
-    at_home = model.seconds("forward", works, Rates.of(CPU))
-    twice = Rates("cpu", 1, 2 * CPU.flops_per_s, 2 * CPU.memory_bytes_per_s, CPU.launch_s / 2)
+    at_home = model.seconds("forward", works, PlaceRates.of(CPU))
+    twice = PlaceRates("cpu", 1, 2 * CPU.flops_per_s, 2 * CPU.memory_bytes_per_s, CPU.launch_s / 2)
     assert model.seconds("forward", works, twice) == pytest.approx(at_home / 2)
 
 
@@ -155,7 +155,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
 def test_another_kind_of_device_is_refused() -> None:
     model = fit(rows(machines=[CPU]), "linear")
     with pytest.raises(InputError, match="of cpu devices, not of cuda") as caught:
-        model.seconds("forward", [], Rates.of(GPU))
+        model.seconds("forward", [], PlaceRates.of(GPU))
     assert "--estimator analytical" in str(caught.value.help)
 
 
@@ -164,7 +164,7 @@ def test_a_phase_of_which_nothing_was_measured_is_refused() -> None:
     forward = {"forward": model.phases["forward"]}
     bare = CostModel(model.kind, model.families, model.places, forward)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="nothing of the phase 'backward_input'") as caught:
-        bare.seconds("backward_input", [], Rates.of(CPU))
+        bare.seconds("backward_input", [], PlaceRates.of(CPU))
     assert "a model that trains" in str(caught.value.help)
 
 

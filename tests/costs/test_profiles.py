@@ -9,27 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Const, Graph, Input, Op, Param, ParamRef, Ref, TensorSpec
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles import (
+from bigbrain_fx.costs.profiles import (
     APPLICATION_ID,
     SCHEMA_VERSION,
     Machine,
     OpProfile,
-    OptimizerStep,
     ProfileStore,
     Signature,
     TensorArg,
+    TimedOptimizer,
     fit_optimizer,
     layout,
     signature,
     signatures,
 )
-from tests.profiled import MACHINE, profile_of
-from tests.synthetic import graph_of, op, random_graph, tensor, weight
+from bigbrain_fx.errors import InputError
+from tests.support.profiled import MACHINE, profile_of
+from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 
 def spec(*shape: int, strides: tuple[int, ...] | None = None, grad: bool = True) -> TensorSpec:
@@ -198,13 +197,14 @@ def test_merging_keeps_what_has_more_samples(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_loses_nothing_that_it_put(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     code = (
-        "import os, signal, sys; from bigbrain_fx.profiles import ProfileStore; "
-        "from tests.profiled import MACHINE; from tests.test_profiles import ONE, TWO; "
+        "import os, signal, sys; from bigbrain_fx.costs.profiles import ProfileStore; "
+        "from tests.support.profiled import MACHINE; "
+        "from tests.costs.test_profiles import ONE, TWO; "
         "store = ProfileStore(sys.argv[1]); store.put(MACHINE, ONE); "
         "base = __import__('sqlite3').connect(sys.argv[1]); "
         "base.execute('DELETE FROM profiles'); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code, path], cwd=root, timeout=60, check=False)
     assert done.returncode == -9
     assert ProfileStore(path).rows() == ((MACHINE, ONE),)
@@ -258,7 +258,7 @@ def test_a_file_of_an_older_version_is_refused_and_says_why(tmp_path: Path) -> N
 
 # ------------------------------------------------------------------------------- sessions
 
-STEPS = (OptimizerStep("all", 3, 300, 1.0), OptimizerStep("tiny ones", 3, 3, 0.5))
+STEPS = (TimedOptimizer("all", 3, 300, 1.0), TimedOptimizer("tiny ones", 3, 3, 0.5))
 
 
 def with_optimizer(per_tensor_s: float, per_byte_s: float, launch_s: float = 1e-6) -> Machine:
@@ -315,9 +315,9 @@ def test_merging_keeps_the_later_session(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- the optimizer
 
 
-def steps_of(per_tensor_s: float, per_byte_s: float) -> list[OptimizerStep]:
+def steps_of(per_tensor_s: float, per_byte_s: float) -> list[TimedOptimizer]:
     sizes = [(50, 10**6), (25, 10**4), (64, 1000), (4, 16 * 10**6)]
-    return [OptimizerStep("", n, b, n * per_tensor_s + b * per_byte_s) for n, b in sizes]
+    return [TimedOptimizer("", n, b, n * per_tensor_s + b * per_byte_s) for n, b in sizes]
 
 
 @pytest.mark.parametrize("pair", [(3e-5, 6e-10), (3e-5, 0.0), (0.0, 6e-10)])
@@ -326,14 +326,14 @@ def test_a_fit_finds_what_a_tensor_and_a_byte_cost(pair: tuple[float, float]) ->
 
 
 def test_nothing_is_fitted_below_zero() -> None:
-    falling = [OptimizerStep("", 10, 10**6, 1.0), OptimizerStep("", 10, 10**3, 2.0)]
+    falling = [TimedOptimizer("", 10, 10**6, 1.0), TimedOptimizer("", 10, 10**3, 2.0)]
     a_tensor_s, a_byte_s = fit_optimizer(falling)
     assert a_byte_s == 0.0
     assert a_tensor_s == pytest.approx(0.12)  # least squares of 10 a / 1 - 1 and 10 a / 2 - 1
 
 
 def test_sets_that_are_all_alike_still_give_their_own_time() -> None:
-    alike = [OptimizerStep("", n, 100 * n, 1e-4 * n) for n in (3, 6)]
+    alike = [TimedOptimizer("", n, 100 * n, 1e-4 * n) for n in (3, 6)]
     a_tensor_s, a_byte_s = fit_optimizer(alike)
     assert 9 * a_tensor_s + 900 * a_byte_s == pytest.approx(9e-4)
 

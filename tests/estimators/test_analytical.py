@@ -15,7 +15,6 @@ from torch import Tensor
 import models.digits
 import models.encdec
 import models.gpt
-from bigbrain_fx.capture import capture
 from bigbrain_fx.core import (
     Cluster,
     Costs,
@@ -29,6 +28,7 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
+from bigbrain_fx.frontend import capture
 from estimators.analytical import (
     BACKWARD_LAUNCHES,
     FORWARD_LAUNCHES,
@@ -45,7 +45,7 @@ from estimators.op_rules import (
     PRODUCT,
     SIMPLE,
 )
-from tests.synthetic import graph_of, op, tensor, weight
+from tests.support.synthetic import graph_of, op, tensor, weight
 
 CPU = Device("cpu", "h", "cpu", 1 << 30, flops_per_s=1e9, memory_bytes_per_s=1e9, launch_s=1e-6)
 GPU = replace(CPU, name="gpu", kind="cuda", flops_per_s=1e12, memory_bytes_per_s=1e12)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx import cost_model, plugins
 from bigbrain_fx.core import Device, Graph, Op, ParamRef, Ref
-from bigbrain_fx.cost_model import Rates, Work, read_model
+from bigbrain_fx.costs import model as cost_model
+from bigbrain_fx.costs.fit import fit
+from bigbrain_fx.costs.model import OpWork, PlaceRates, read_model
+from bigbrain_fx.costs.profiles import signatures
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.fit import fit
-from bigbrain_fx.profiles import signatures
+from bigbrain_fx.planning import registry as plugins
 from estimators.learned import VARIABLE, Learned
-from tests.command_line import call, write_cluster, write_model
-from tests.fitted import CPU, costs_file, rows
-from tests.synthetic import cluster_of, device, graph_of, op, tensor, weight
+from tests.support.command_line import call, write_cluster, write_model
+from tests.support.fitted import CPU, costs_file, rows
+from tests.support.synthetic import cluster_of, device, graph_of, op, tensor, weight
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,11 @@ def test_each_op_costs_what_the_model_says(costs: Path) -> None:
     found = Learned(str(costs)).estimate(graph, cluster_of(at)).ops["d0"]
     model = read_model(costs)
     for entry, signed in signatures(graph):
-        work = Work(signed, entry.flops, entry.reads_bytes, entry.writes_bytes)  # type: ignore[arg-type]
-        (forward_s,) = model.seconds("forward", [work], Rates.of(at))
+        work = OpWork(signed, entry.flops, entry.reads_bytes, entry.writes_bytes)  # type: ignore[arg-type]
+        (forward_s,) = model.seconds("forward", [work], PlaceRates.of(at))
         assert found[entry.name].forward_s == pytest.approx(forward_s)
-    (relu,) = [Work(s, 256, 1024, 1024) for o, s in signatures(graph) if o.name == "v1"]
-    (back_s,) = model.seconds("backward_input", [relu], Rates.of(at))
+    (relu,) = [OpWork(s, 256, 1024, 1024) for o, s in signatures(graph) if o.name == "v1"]
+    (back_s,) = model.seconds("backward_input", [relu], PlaceRates.of(at))
     assert found["v1"].backward_s == found["v1"].backward_input_s == pytest.approx(back_s)
 
 

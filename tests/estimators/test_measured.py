@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import Costs, Device, Graph, Placement, Ref
+from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, signatures
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.explain import explain
 from bigbrain_fx.plan import Options, Source, make_plan, measured_share
-from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore, signatures
+from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.planning import registry as plugins
 from estimators.analytical import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
-from tests.profiled import MACHINE, profile_of
-from tests.synthetic import cluster_of, graph_of, op, random_graph
+from tests.support.profiled import MACHINE, profile_of
+from tests.support.synthetic import cluster_of, graph_of, op, random_graph
 
 SAME = Device("same", "h", "cpu", 2**30, MACHINE.flops_per_s, MACHINE.memory_bytes_per_s, 1e-6)
 

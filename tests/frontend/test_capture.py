@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import Captured, capture
 from bigbrain_fx.core import Const, Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
-from tests.test_capture_helpers import assert_same, ops_of, run
+from bigbrain_fx.frontend import Captured, capture
+from tests.support.captured import assert_same, ops_of, run
 
 T, D, V = 8, 16, 32
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import capture
 from bigbrain_fx.core import ParamRef
 from bigbrain_fx.errors import CaptureError, InputError
-from tests.test_capture_helpers import assert_same, ops_of, run
+from bigbrain_fx.frontend import capture
+from tests.support.captured import assert_same, ops_of, run
 
 # --------------------------------------------------------------------------- writes and views
 
@@ -165,7 +165,7 @@ def test_batches_that_do_not_fit() -> None:
     with pytest.raises(InputError, match="the model fails on its example batch") as caught:
         capture(Keyed(), (torch.randn(4, 7),))
     assert caught.value.at
-    assert caught.value.at.startswith("test_capture_forms.py:")
+    assert caught.value.at.startswith("test_forms.py:")
 
 
 def test_names_do_not_collide() -> None:
@@ -211,7 +211,7 @@ def test_a_value_read_in_python_names_the_line() -> None:
     with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
         capture(Model(), (torch.randn(4, 8),))
     assert caught.value.at
-    assert caught.value.at.startswith("test_capture_forms.py:")
+    assert caught.value.at.startswith("test_forms.py:")
     assert "torch.where" in (caught.value.help or "")
 
 
@@ -223,7 +223,7 @@ def test_shapes_that_depend_on_data_are_refused() -> None:
     with pytest.raises(CaptureError, match="depends on data") as caught:
         capture(Model(), (torch.randn(4, 8),))
     assert caught.value.at
-    assert caught.value.at.startswith("test_capture_forms.py:")
+    assert caught.value.at.startswith("test_forms.py:")
 
 
 def test_item_is_refused() -> None:
@@ -234,7 +234,7 @@ def test_item_is_refused() -> None:
     with pytest.raises(CaptureError, match="reads a tensor's value in Python") as caught:
         capture(Model(), (torch.randn(4, 8),))
     assert caught.value.at
-    assert caught.value.at.startswith("test_capture_forms.py:")
+    assert caught.value.at.startswith("test_forms.py:")
 
 
 def test_python_dice_are_refused() -> None:
@@ -244,7 +244,7 @@ def test_python_dice_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="draws random numbers with Python") as caught:
         capture(Model(), (torch.randn(4, 8),))
-    assert (caught.value.at or "").startswith("test_capture_forms.py:")
+    assert (caught.value.at or "").startswith("test_forms.py:")
 
 
 def test_dead_code_is_dropped_and_dice_stay() -> None:

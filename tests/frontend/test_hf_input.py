@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from bigbrain_fx.capture import capture, capture_file, load_model_file
-from bigbrain_fx.capture.hf_weights import converted
-from bigbrain_fx.capture.location import resolved
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture, capture_file, load_model_file
+from bigbrain_fx.frontend.hf.weights import converted
+from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import read_checkpoint
-from tests.command_line import call, write_cluster, write_model
-from tests.hf_models import LLAMA, TEXT, VISION, same, write_checkpoint, write_config
+from tests.support.command_line import call, write_cluster, write_model
+from tests.support.hf_models import LLAMA, TEXT, VISION, same, write_checkpoint, write_config
 
 pytest.importorskip("transformers")
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.capture import capture
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options
-from tests.bundles import cluster
-from tests.test_capture_helpers import assert_same
+from tests.support.bundles import cluster
+from tests.support.captured import assert_same
 
 
 @dataclass
@@ -105,7 +105,7 @@ def test_a_model_at_fault_is_told_as_before() -> None:
 
     with pytest.raises(CaptureError) as caught:
         capture(Model(), (torch.randn(6, 4), torch.randn(6, 4)), matcher)
-    assert (caught.value.at or "").startswith("test_capture_kept_loss.py:")
+    assert (caught.value.at or "").startswith("test_kept_loss.py:")
     assert "loss" not in caught.value.what
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import capture, run_graph
-from bigbrain_fx.capture.answers import read_answers
-from bigbrain_fx.capture.oracle import AssumptionError, answers_in, is_negated
-from bigbrain_fx.capture.params import Store
-from bigbrain_fx.capture.refusals import explain
-from bigbrain_fx.capture.translate import translate
 from bigbrain_fx.core import Graph, Op
-from bigbrain_fx.cut import live_ops
 from bigbrain_fx.errors import CaptureError, InputError
-from bigbrain_fx.units import is_size, units
-from tests.test_capture_helpers import assert_same, run
+from bigbrain_fx.frontend import capture, run_graph
+from bigbrain_fx.frontend.answers import read_answers
+from bigbrain_fx.frontend.translation.oracle import WrongAnswerError, answers_in, is_negated
+from bigbrain_fx.frontend.translation.params import Store
+from bigbrain_fx.frontend.translation.refusals import explain
+from bigbrain_fx.frontend.translation.translate import translate
+from bigbrain_fx.plan.cut import live_ops
+from bigbrain_fx.planning.units import is_size, units
+from tests.support.captured import assert_same, run
 
 
 def assumed(graph: Graph) -> list[str]:
@@ -66,7 +66,7 @@ def test_one_sided_branches_are_kept_as_assumptions() -> None:
     assert found.graph.static_batch is None
     assert_same(model, found, model)
     line = line_of("finite")
-    assert f"assumed False at test_capture_ladder.py:{line}: " in found.warnings[0]
+    assert f"assumed False at test_ladder.py:{line}: " in found.warnings[0]
     assert assumed(found.graph) == ["assume.true", "assume.false", "assume.false", "assume.true"]
     region = next(op for op in found.graph.ops if op.body is not None)
     assert region.checks
@@ -86,7 +86,7 @@ def test_assumptions_stay_beside_what_they_check() -> None:
 
 def test_the_graph_checks_its_assumptions() -> None:
     found = capture(Guarded(), (torch.randn(4, 4),))
-    with pytest.raises(AssumptionError, match="assumed to be False, and is True here: if not"):
+    with pytest.raises(WrongAnswerError, match="assumed to be False, and is True here: if not"):
         run(found, {"x": torch.full((4, 4), float("inf"))})
 
 
@@ -108,7 +108,7 @@ class Asserting(nn.Module):
 def test_an_assertion_of_torch_is_an_assumption() -> None:
     graph = capture(Asserting(), (torch.rand(8, 4),)).graph
     assert assumed(graph) == ["assume.true"]
-    with pytest.raises(AssumptionError, match=r"test_capture_ladder\.py:"):
+    with pytest.raises(WrongAnswerError, match=r"test_ladder\.py:"):
         run_graph(graph, dict(Asserting().named_parameters()), {"x": torch.full((8, 4), 200.0)})
 
 
@@ -133,12 +133,12 @@ def test_a_branch_that_goes_both_ways_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match=r"BX0101.*true in one run and false") as caught:
         capture(kind(), (torch.randn(4, 4),))
     assert caught.value.at is not None
-    assert caught.value.at.startswith("test_capture_ladder.py:")
+    assert caught.value.at.startswith("test_ladder.py:")
     assert f"--assume {caught.value.at}=false" in (caught.value.help or "")
 
 
 def test_answers_by_hand() -> None:
-    at = f"test_capture_ladder.py:{line_of('two ways')}"
+    at = f"test_ladder.py:{line_of('two ways')}"
     x = torch.arange(1.0, 9.0).view(4, 2)
     yes = capture(TwoWays(), (x,), assume={at: True})
     assert assumed(yes.graph) == ["assume.true"]
@@ -155,7 +155,7 @@ def test_without_weights_only_answers_by_hand_help() -> None:
         model = Guarded()
     with pytest.raises(CaptureError, match="BX0101") as caught:
         capture(model, (torch.randn(4, 4),))
-    first = f"test_capture_ladder.py:{line_of('finite')}"
+    first = f"test_ladder.py:{line_of('finite')}"
     assert caught.value.at == first
     given = {first: False}
     for _ in range(3):  # each refusal names the next line: the remedy works when tried
@@ -233,7 +233,7 @@ def test_dice_of_python_are_refused_where_they_count() -> None:
     state = random.getstate()
     with pytest.raises(CaptureError, match="BX0120") as caught:
         capture(PythonDrop(0.5), (torch.randn(4, 4),))
-    assert caught.value.at == f"test_capture_ladder.py:{line_of('rolls')}"
+    assert caught.value.at == f"test_ladder.py:{line_of('rolls')}"
     found = capture(PythonDrop(0.0), (torch.randn(4, 4),))
     assert "changed nothing" in found.warnings[0]
     assert random.getstate() == state
@@ -294,7 +294,7 @@ def test_the_strict_tracer_follows_int_and_float() -> None:
 def test_numbers_that_no_tensor_can_be_are_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="BX0130") as caught:
         capture(kind(), (torch.randn(4, 4),))
-    assert (caught.value.at or "").startswith("test_capture_ladder.py:")
+    assert (caught.value.at or "").startswith("test_ladder.py:")
     found = capture(Whole(kind()), (torch.randn(4, 4),), leaves=[kind.__name__])
     assert any(op.target == "leaf.inner" for op in found.graph.ops)  # the remedy works
 
@@ -351,7 +351,9 @@ def test_the_check_sees_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
         ops = tuple(_plain(op) if op.target.startswith("opaque.") else op for op in graph.ops)
         return replace(graph, ops=ops), store
 
-    trace = sys.modules["bigbrain_fx.capture.trace"]  # `capture.trace` is hidden by the verb
+    trace = sys.modules[
+        "bigbrain_fx.frontend.tracing.trace"
+    ]  # `capture.trace` is hidden by the verb
     monkeypatch.setattr(trace, "translate", without_backward)
     with pytest.raises(CaptureError, match=r"BX0201.*gradient of linear"):
         capture(Rounded(), (torch.randn(4, 4),))

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.capture import Captured, capture
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend import Captured, capture
 from bigbrain_fx.plan import Options
-from tests.bundles import cluster
-from tests.test_capture_helpers import gradients, run
+from tests.support.bundles import cluster
+from tests.support.captured import gradients, run
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.capture import capture, load_model_file
-from bigbrain_fx.capture.leaf import leaf_paths
-from bigbrain_fx.emit.model_file import without_marks
+from bigbrain_fx.emit.files.model_file import without_marks
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend import capture, load_model_file
+from bigbrain_fx.frontend.translation.leaf import leaf_paths
 from bigbrain_fx.plan import Options
-from tests.bundles import cluster
-from tests.test_capture_helpers import assert_same, gradients, run
+from tests.support.bundles import cluster
+from tests.support.captured import assert_same, gradients, run
 
 MODEL = '''"""Experts that are chosen in Python."""
 

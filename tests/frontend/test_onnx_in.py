@@ -18,12 +18,12 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from bigbrain_fx import Options, split, verify
-from bigbrain_fx.capture import capture
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
-from bigbrain_fx.onnx_in import example_inputs, load_onnx
-from bigbrain_fx.onnx_in.module import SHAPE_INPUTS
-from bigbrain_fx.onnx_in.nodes import OPERATORS
-from bigbrain_fx.onnx_in.values import host
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.frontend.onnx import example_inputs, load_onnx
+from bigbrain_fx.frontend.onnx.module import SHAPE_INPUTS
+from bigbrain_fx.frontend.onnx.nodes import OPERATORS
+from bigbrain_fx.frontend.onnx.values import host
 
 # Equal up to what no two implementations share: random draws, the order of equal entries, and the
 # type of a shape that leaves the graph as a result.

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bigbrain_fx.core import ModuleCall, Op, Ref
-from bigbrain_fx.randomness import draw_places, place_name
+from bigbrain_fx.frontend.randomness import draw_places, place_name
 from bigbrain_fx.runtime import modules
 from bigbrain_fx.runtime.modules import Region
-from tests.synthetic import graph_of, op
+from tests.support.synthetic import graph_of, op
 
 
 def dropout(name: str, path: str) -> Op:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigbrain_fx.capture import capture_file, load_model_file
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend import capture_file, load_model_file
 
 HEAD = """\
 import torch
@@ -96,7 +96,7 @@ def test_capture_file_brings_the_graph_and_later_the_weights(
 def test_the_parent_imports_no_torch(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     code = (
-        "import sys; from bigbrain_fx.capture import capture_file\n"
+        "import sys; from bigbrain_fx.frontend import capture_file\n"
         "with capture_file(sys.argv[1], meta=True) as session: pass\n"
         "assert 'torch' not in sys.modules\nprint(len(session.graph.ops))"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import capture
-from tests.test_capture_helpers import assert_same
+from bigbrain_fx.frontend import capture
+from tests.support.captured import assert_same
 
 D = 8
 

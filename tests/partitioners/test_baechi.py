@@ -12,20 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, Op, OpCost, Ref
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.planning.unit_work import work
 from partitioners.baechi import Ledger, fused, prepared
-from partitioners.facts import facts
 from partitioners.favourites import favourites
 from partitioners.footprint import needs
 from partitioners.jobs import Jobs, Timetable, timetable
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
 from partitioners.m_topo import MTopo, filled
-from tests.synthetic import (
+from tests.support.synthetic import (
     GIB,
     chain_graph,
     cluster_of,
@@ -273,11 +272,11 @@ def test_fusion_joins_chains_and_leaves_branches() -> None:
     graph = branches(2, 3)
     cluster = cluster_of(device("d0"), device("d1"), link=Link(0.0, 1e12))
     costs = even_costs(graph, cluster)
-    found = fused(facts(graph, costs), cluster, costs, {"d0": 1, "d1": 1})
+    found = fused(work(graph, costs), cluster, costs, {"d0": 1, "d1": 1})
     assert [len(group) for group in found.groups] == [3, 3, 1]
     slow = replace(cluster, default_link=Link(100.0, 1e12))
     costs = even_costs(graph, slow)
-    found = fused(facts(graph, costs), slow, costs, {"d0": 1, "d1": 1})
+    found = fused(work(graph, costs), slow, costs, {"d0": 1, "d1": 1})
     assert [len(group) for group in found.groups] == [7]  # no branch is worth sending
 
 
@@ -287,7 +286,7 @@ def test_fusion_makes_no_cycle(seed: int, count: int) -> None:
     graph = random_graph(seed, count)
     cluster = cluster_of(device("d0"), device("d1"))
     costs = random_costs(seed, graph, cluster)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     found = fused(known, cluster, costs, {"d0": 1, "d1": 1})
     assert all(maker < reader for maker, reader in found.edges)
     names = [name for group in found.groups for name in group]

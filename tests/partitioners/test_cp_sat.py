@@ -7,21 +7,20 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Placement
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning.unit_work import work
 from partitioners.clock import TICKS_PER_S, Clock, Timing
 from partitioners.cp_sat import CPSat
-from partitioners.facts import facts
 from partitioners.judge import Judge
-from partitioners.least_load import least_load
 from partitioners.least_step import least_busiest, least_step
-from partitioners.problem import Kind
 from partitioners.room import Room
-from tests.placements import case, simulated_s, unlike
-from tests.test_anneal import draw
+from tests.support.placements import case, simulated_s, unlike
+from tests.tools.test_loads import draw
+from tools.load_solvers.least_load import least_load
+from tools.load_solvers.problem import Kind
 
 quick = settings(
     max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -73,7 +72,7 @@ def test_the_least_load_is_brute_force(seed: int, count: int, tight: bool) -> No
 def test_the_least_busiest_is_brute_force(seed: int, count: int, kib: int) -> None:
     cluster = unlike(seed, 2, kib * 1024)
     graph, costs = case(seed, count, cluster)
-    timing = Timing(facts(graph, costs), cluster, 4)
+    timing = Timing(work(graph, costs), cluster, 4)
     room = Room(timing.known, cluster, 4)
     units = len(timing.known.groups)
     found = least_busiest(timing, room, (0,) * units, WORK, 0)
@@ -97,7 +96,7 @@ def test_the_least_busiest_is_brute_force(seed: int, count: int, kib: int) -> No
 def test_the_least_serial_step_is_brute_force(seed: int, count: int, kib: int) -> None:
     cluster = unlike(seed, 2, kib * 1024)
     graph, costs = case(seed, count, cluster)
-    timing = Timing(facts(graph, costs), cluster, 4)
+    timing = Timing(work(graph, costs), cluster, 4)
     room = Room(timing.known, cluster, 4)
     units = len(timing.known.groups)
     found = least_step(timing, room, (0,) * units, WORK, 0)

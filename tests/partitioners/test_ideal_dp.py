@@ -9,20 +9,19 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Arg, Cluster, Costs, Graph, Link, Op, OpCost, ParamRef, Placement, Ref
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.planning.unit_work import work
 from partitioners import ideal_dp
 from partitioners.chain_dp import ChainDP
-from partitioners.facts import facts
 from partitioners.footprint import needs
 from partitioners.ideal_dp import IdealDP
 from partitioners.ideals import ideals, within
 from partitioners.lattice import Lattice
-from tests.brute_force import plain_fits, plain_step_s, unlike_cluster
-from tests.synthetic import (
+from tests.support.brute_force import plain_fits, plain_step_s, unlike_cluster
+from tests.support.synthetic import (
     cluster_of,
     device,
     graph_of,
@@ -55,7 +54,7 @@ def branchy_graph(seed: int, count: int) -> Graph:
 
 
 def best_of_every_order(graph: Graph, cluster: Cluster, costs: Costs, micro: int) -> float:
-    known = facts(graph, costs)
+    known = work(graph, costs)
     sets = ideals(len(graph.ops), known.edges, 10_000)
     assert sets is not None
     inside, last = within(sets, sets), len(sets) - 1
@@ -80,7 +79,7 @@ def best_of_every_order(graph: Graph, cluster: Cluster, costs: Costs, micro: int
 
 def step_s(placement: Placement, graph: Graph, costs: Costs, micro: int) -> float:
     """Work out the objective of a placement from the graph alone; stages in an order to run."""
-    known = facts(graph, costs)
+    known = work(graph, costs)
     homes = [placement.device_of[entry.name] for entry in graph.ops]
     after: dict[str, set[str]] = {home: set() for home in homes}
     for maker, reader in known.edges:
@@ -139,9 +138,9 @@ def test_is_never_behind_chain_dp(seed: int, count: int, devices: int) -> None:
     graph = random_graph(seed, count)
     cluster = unlike_cluster(seed, devices, (1 << 30,))
     costs = random_costs(seed, graph, cluster)
-    chain = ChainDP(4).best(facts(graph, costs), cluster)
+    chain = ChainDP(4).best(work(graph, costs), cluster)
     assert chain is not None
-    found = IdealDP(4)._best(graph, facts(graph, costs), cluster)
+    found = IdealDP(4)._best(graph, work(graph, costs), cluster)
     assert found is not None
     assert found.split.step_s(4) <= chain[1].step_s(4)
 
@@ -151,7 +150,7 @@ def test_is_never_behind_chain_dp(seed: int, count: int, devices: int) -> None:
 def test_pieces_need_what_a_placement_of_them_needs(seed: int, count: int, flight: int) -> None:
     graph = random_graph(seed, count)
     cluster = cluster_of(device("d0"), device("d1"))
-    known = facts(graph, random_costs(seed, graph, cluster))
+    known = work(graph, random_costs(seed, graph, cluster))
     sets = ideals(len(known.groups), known.edges, 400)
     if sets is None:
         return
@@ -182,7 +181,7 @@ def test_finds_what_no_order_of_chain_dp_has() -> None:
     graph = graph_of(ops)
     cluster = cluster_of(device("d0"), device("d1"), link=Link(0.0, 1e9))
     costs = Costs(dict.fromkeys(("d0", "d1"), each), cluster, {"d0": 0.0, "d1": 0.0})
-    found = IdealDP(16)._best(graph, facts(graph, costs), cluster)
+    found = IdealDP(16)._best(graph, work(graph, costs), cluster)
     assert found is not None
     assert found.split.most_s == pytest.approx(8.0)
     assert "of all orders of ops" in IdealDP(16).partition(graph, cluster, costs).reason
@@ -206,7 +205,7 @@ def test_many_orders_of_devices_are_narrowed(monkeypatch: pytest.MonkeyPatch) ->
     graph = branchy_graph(4, 12)
     cluster = unlike_cluster(1, 6, (1 << 30,))
     costs = random_costs(1, graph, cluster)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     found, chain = IdealDP(8)._best(graph, known, cluster), ChainDP(8).best(known, cluster)
     assert found is not None
     assert chain is not None

@@ -6,8 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Link, Placement, Ref
 from bigbrain_fx.errors import InputError
@@ -17,8 +16,8 @@ from partitioners.judge import Judge
 from partitioners.latency import Latency
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
-from tests.placements import case, simulated_s, unlike
-from tests.synthetic import cluster_of, device, graph_of, op, random_costs, tensor
+from tests.support.placements import case, simulated_s, unlike
+from tests.support.synthetic import cluster_of, device, graph_of, op, random_costs, tensor
 
 quick = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.core import Link, Ref
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning.unit_work import work
 from partitioners.chain_dp import ChainDP
 from partitioners.clock import Clock, Timing
-from partitioners.facts import facts
 from partitioners.footprint import needs
 from partitioners.improve import Search, coarse, improved
 from partitioners.judge import Judge
 from partitioners.mcmc import MCMC
 from partitioners.room import Ledger, Room, is_pipeline
-from tests.placements import case, drawn_homes, simulated_s, unlike
-from tests.synthetic import chain_graph, cluster_of, device, graph_of, op, random_costs, tensor
+from tests.support.placements import case, drawn_homes, simulated_s, unlike
+from tests.support.synthetic import (
+    chain_graph,
+    cluster_of,
+    device,
+    graph_of,
+    op,
+    random_costs,
+    tensor,
+)
 
 quick = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -34,7 +41,7 @@ def test_a_delta_equals_a_full_simulation(
 ) -> None:
     cluster, dice = unlike(seed, devices, handling=handling), random.Random(seed)
     graph, costs = case(seed, count, cluster)
-    timing = Timing(facts(graph, costs), cluster, 4)
+    timing = Timing(work(graph, costs), cluster, 4)
     units = len(timing.known.groups)
     clock = Clock(timing, drawn_homes(seed, units, devices))
     for _ in range(15):
@@ -49,7 +56,7 @@ def test_a_delta_equals_a_full_simulation(
 
 def test_only_what_comes_after_a_move_is_simulated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, graph = unlike(1, 3), chain_graph(1, 49, skips=False)
-    timing = Timing(facts(graph, random_costs(1, graph, cluster)), cluster, 4)
+    timing = Timing(work(graph, random_costs(1, graph, cluster)), cluster, 4)
     clock = Clock(timing, [0] * 49)
     clock.cost()
     seen: list[int] = []
@@ -72,7 +79,7 @@ def test_only_what_comes_after_a_move_is_simulated_again(monkeypatch: pytest.Mon
 def test_the_ledger_counts_what_a_placement_needs(seed: int, count: int, devices: int) -> None:
     cluster, dice = unlike(seed, devices), random.Random(seed)
     graph, costs = case(seed, count, cluster)
-    room = Room(facts(graph, costs), cluster, 4)
+    room = Room(work(graph, costs), cluster, 4)
     units = len(room.known.groups)
     ledger = Ledger(room, drawn_homes(seed, units, devices))
     for _ in range(10):
@@ -89,7 +96,7 @@ def test_the_ledger_counts_what_a_placement_needs(seed: int, count: int, devices
 def test_the_ledger_never_says_that_what_does_not_fit_fits(seed: int, count: int, kib: int) -> None:
     cluster, dice = unlike(seed, 3, kib * 1024), random.Random(seed)
     graph, costs = case(seed, count, cluster)
-    room = Room(facts(graph, costs), cluster, 4)
+    room = Room(work(graph, costs), cluster, 4)
     units = len(room.known.groups)
     ledger = Ledger(room, drawn_homes(seed, units, 3))
     for _ in range(10):
@@ -102,7 +109,7 @@ def test_a_pipeline_needs_no_more_than_scattered_ops() -> None:
     for seed in range(0, 40, 2):
         cluster = unlike(seed, 3)
         graph, costs = case(seed, 15, cluster)
-        room = Room(facts(graph, costs), cluster, 4)
+        room = Room(work(graph, costs), cluster, 4)
         homes = [f"d{home}" for home in drawn_homes(seed, len(room.known.groups), 3)]
         assert is_pipeline(room.known, homes)
         wide = needs(room.known, homes, dict.fromkeys(homes, 4), one_stage_each=False)
@@ -165,7 +172,7 @@ def test_the_budget_is_in_proposals() -> None:
 def test_runs_have_one_home() -> None:
     cluster = unlike(2, 3)
     graph, costs = case(2, 40, cluster)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     homes = drawn_homes(1, len(known.groups), 3)
     runs, merged = coarse(known, homes, most=5)
     assert [unit for run in runs for unit in run] == list(range(len(homes)))

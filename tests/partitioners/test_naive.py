@@ -8,11 +8,11 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Ref
 from bigbrain_fx.errors import NoPlanError
-from partitioners.facts import facts
+from bigbrain_fx.planning.unit_work import work
 from partitioners.footprint import in_flight_by_device
 from partitioners.naive import Naive
 from partitioners.scattered import Scattered
-from tests.synthetic import (
+from tests.support.synthetic import (
     chain_graph,
     cluster_of,
     device,
@@ -37,6 +37,13 @@ def homes(graph: Graph, method: Partitioner, cluster: Cluster, costs: Costs) -> 
 def test_equal_numbers_in_the_given_order_whatever_the_speed() -> None:
     graph, cluster, costs = row(6, 3)
     assert homes(graph, Naive(), cluster, costs) == "d0 d0 d1 d1 d2 d2"
+
+
+def test_the_order_is_the_lists() -> None:
+    graph, cluster, costs = row(6, 3)
+    backwards = replace(cluster, devices=cluster.devices[::-1])
+    costs = replace(costs, cluster=backwards)
+    assert homes(graph, Naive(), backwards, costs) == "d2 d2 d1 d1 d0 d0"
 
 
 def test_what_does_not_divide_is_spread() -> None:
@@ -78,7 +85,7 @@ def test_either_of_two_towers_may_come_first() -> None:
     ]
     graph = graph_of(ops)
     cluster = cluster_of(*(device(f"d{i}") for i in range(4)))
-    known = facts(graph, random_costs(0, graph, cluster))
+    known = work(graph, random_costs(0, graph, cluster))
     homes = ["d0", "d1", "d2", "d3"]
     found = in_flight_by_device(known, homes, micro_batches=8, in_flight=None)
     assert found == {"d0": 4, "d1": 3, "d2": 3, "d3": 1}

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from bigbrain_fx.cut import cut
-from partitioners.facts import facts
+from bigbrain_fx.plan.cut import cut
+from bigbrain_fx.planning.stages import StageCutter
+from bigbrain_fx.planning.unit_work import work
 from partitioners.judge import Judge
-from partitioners.stagewise import Cutter
-from tests.placements import case, drawn_homes, placed, simulated_s, unlike
+from tests.support.placements import case, drawn_homes, placed, simulated_s, unlike
 
 quick = settings(
     max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -25,10 +24,10 @@ seeds = st.integers(0, 10_000)
 def test_stages_are_those_of_the_cut(seed: int, count: int, devices: int) -> None:
     cluster = unlike(seed, devices)
     graph, costs = case(seed, count, cluster)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), devices)
     real = cut(graph, placed(known, homes), graph.batch)
-    staged = Cutter.of(known, cluster, costs).staged(homes)
+    staged = StageCutter(known, cluster).stages(homes)
     assert [f"d{device}" for device in staged.device_of] == [s.device for s in real.stages]
     assert staged.is_chain == real.is_chain
     sent = [edge.nbytes for edge in real.edges if edge.kind == "activation"]
@@ -43,7 +42,7 @@ def test_inference_takes_what_the_simulator_says(
     cluster = unlike(seed, 3, handling=handling)
     graph, costs = case(seed, count, cluster)
     graph = replace(graph, loss=None)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), 3)
     judge = Judge(graph, cluster, costs, micro)
     real_s = simulated_s(graph, costs, placed(known, homes), micro)
@@ -58,7 +57,7 @@ def test_training_takes_about_what_the_simulator_says(
     """Tied weights are exchanged in another order, and readers that detach are not told apart."""
     cluster = unlike(seed, 3, handling=handling)
     graph, costs = case(seed, count, cluster)
-    known = facts(graph, costs)
+    known = work(graph, costs)
     homes = drawn_homes(seed, len(known.groups), 3)
     judge = Judge(graph, cluster, costs, micro)
     real_s = simulated_s(graph, costs, placed(known, homes), micro)
@@ -70,7 +69,7 @@ def test_training_is_mostly_exact() -> None:
     for seed in range(40):
         cluster = unlike(seed, 3)
         graph, costs = case(seed, 14, cluster)
-        known = facts(graph, costs)
+        known = work(graph, costs)
         homes = drawn_homes(seed, len(known.groups), 3)
         real_s = simulated_s(graph, costs, placed(known, homes), 4)
         ratios.append(Judge(graph, cluster, costs, 4).step_s(homes) / real_s)

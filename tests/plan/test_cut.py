@@ -9,14 +9,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Edge, Graph, Op, ParamRef, Placement, Ref, Stage, Stages
-from bigbrain_fx.cut import cut, holders, live_ops, norms_spec, owners, roots, trained
-from bigbrain_fx.units import is_size, units
-from tests import samples
-from tests.synthetic import graph_of, op, random_graph, tensor, weight
+from bigbrain_fx.plan.cut import cut, holders, live_ops, norms_spec, owners, roots, trained
+from bigbrain_fx.planning.units import is_size, units
+from tests.support import samples
+from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 PLAIN = tensor(4, grad=False)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -146,7 +145,7 @@ def test_tied_gradients_go_between_all_devices_that_hold_the_parameter() -> None
         "w": [0, 1, 2],
         "own": [2],
     }
-    assert owners(graph, found.stages) == {"a": ["w"], "b": [], "c": ["own"]}
+    assert owners(graph, found) == {"a": ["w"], "b": [], "c": ["own"]}
 
 
 def test_two_stages_of_one_device_tie_without_a_message() -> None:
@@ -379,7 +378,7 @@ def is_last_first(listed: Sequence[Edge]) -> bool:
 
 
 def assert_norms(graph: Graph, found: Stages) -> None:
-    owned = owners(graph, found.stages)
+    owned = owners(graph, found)
     canonical = [name for names in owned.values() for name in names]
     assert sorted(canonical) == sorted(holders(graph, found.stages))
     for edge in (edge for edge in found.edges if edge.kind == "norm"):

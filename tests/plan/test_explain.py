@@ -20,11 +20,10 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from bigbrain_fx.explain import Alternative, Explanation, explain, size_text
-from bigbrain_fx.fitting import needed_bytes
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, with_placement
-from bigbrain_fx.plan import one as planning
-from tests.synthetic import cluster_of, device, graph_of, weight
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, one as planning, with_placement
+from bigbrain_fx.plan.explain import Alternative, Explanation, explain, size_text
+from bigbrain_fx.plan.memory_check import needed_bytes
+from tests.support.synthetic import cluster_of, device, graph_of, weight
 
 KIB = 1024
 VALUE = TensorSpec((4, 256), "float32", (256, 1), True)  # 4 KiB a value

@@ -13,10 +13,6 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from bigbrain_fx import tensors
-from bigbrain_fx.capture import capture, run_graph
-from bigbrain_fx.capture.live import LiveBytes
-from bigbrain_fx.capture.optimizer import optimizer_facts
 from bigbrain_fx.core import (
     Costs,
     Edge,
@@ -32,21 +28,25 @@ from bigbrain_fx.core import (
     Stage,
     Stages,
 )
-from bigbrain_fx.cut import cut
 from bigbrain_fx.errors import NoPlanError
-from bigbrain_fx.fitting import PROCESS, needed_bytes
+from bigbrain_fx.frontend import capture, run_graph
+from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 from bigbrain_fx.plan import Options, Source, make_plan
-from bigbrain_fx.plugins import estimator
-from bigbrain_fx.remedy import plan_or_remedy
+from bigbrain_fx.plan.cut import cut
+from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes
+from bigbrain_fx.plan.remedy import plan_or_remedy
+from bigbrain_fx.plan.schedule import build, held, memory
+from bigbrain_fx.plan.schedule.costs import stage_costs
+from bigbrain_fx.plan.schedule.walk import Part, walk
+from bigbrain_fx.planning import unit_io as tensors
+from bigbrain_fx.planning.registry import estimator
 from bigbrain_fx.runtime import network
-from bigbrain_fx.schedule import build, held, memory
-from bigbrain_fx.schedule.costs import stage_costs
-from bigbrain_fx.schedule.walk import Part, walk
-from tests import samples
-from tests.synthetic import graph_of, op, tensor
-from tests.test_schedule import even_costs
+from tests.plan.schedule.test_schedule import even_costs
+from tests.support import samples
+from tests.support.synthetic import graph_of, op, tensor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Net(nn.Module):

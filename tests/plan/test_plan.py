@@ -24,9 +24,9 @@ from bigbrain_fx.plan import (
     to_json,
     with_placement,
 )
-from bigbrain_fx.schedule import check, stage_costs
-from tests import samples
-from tests.synthetic import chain_graph
+from bigbrain_fx.plan.schedule import check, stage_costs
+from tests.support import samples
+from tests.support.synthetic import chain_graph
 
 GRAPH = chain_graph(1, 6)  # a batch of 4 rows
 MIB = 2**20

@@ -8,10 +8,10 @@ import pytest
 
 from bigbrain_fx.core import Cluster, Host
 from bigbrain_fx.plan import Options, Plan, Source, costs_of, from_json, make_plan, replan, to_json
-from bigbrain_fx.plugins import partitioner
-from bigbrain_fx.sharing import crowded
-from tests import samples
-from tests.synthetic import chain_graph
+from bigbrain_fx.planning.contention import crowded
+from bigbrain_fx.planning.registry import partitioner
+from tests.support import samples
+from tests.support.synthetic import chain_graph
 
 GRAPH = chain_graph(1, 6)  # a batch of 4 rows
 

@@ -11,13 +11,13 @@ from types import ModuleType
 
 import pytest
 
-from bigbrain_fx import plugins
 from bigbrain_fx.core import Cluster, Costs, Estimator, Graph, Partitioner, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import AUTO
+from bigbrain_fx.planning import registry as plugins
 from partitioners.chain_dp import ChainDP
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Everything:
@@ -172,7 +172,7 @@ def test_a_users_file_of_the_same_name_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "partitioners.py").write_text("TABLE = {}\n")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from bigbrain_fx import plugins\n"
+        "from bigbrain_fx.planning import registry as plugins\n"
         "plugins.names()\n"
     )
     run = subprocess.run(
@@ -189,9 +189,22 @@ def test_a_users_file_of_the_same_name_is_noticed(tmp_path: Path) -> None:
 
 def test_no_torch_is_imported() -> None:
     code = (
-        "import sys; from bigbrain_fx import plugins\n"
+        "import sys; from bigbrain_fx.planning import registry as plugins\n"
         "for name in plugins.names(): plugins.preset(name)\n"
         "plugins.partitioner('chain-dp'); plugins.estimator('analytical')\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)
+
+
+def test_a_module_that_has_moved_is_named(
+    foreign: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "written_for_0_1_0.py").write_text("from bigbrain_fx.units import units\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    foreign["old"] = "written_for_0_1_0:Old"
+    with pytest.raises(InputError, match=r"No module named 'bigbrain_fx.units'") as caught:
+        plugins.partitioner("old")
+    assert caught.value.help == (
+        "since 0.1.0 bigbrain_fx.units is bigbrain_fx.planning: import from there"
+    )

@@ -20,11 +20,11 @@ import pytest
 
 from bigbrain_fx.plan import read_plan
 from estimators.analytical import Analytical
-from tests.command_line import write_cluster, write_model
-from tests.synthetic import chain_graph, cluster_of, device
+from tests.support.command_line import write_cluster, write_model
+from tests.support.synthetic import chain_graph, cluster_of, device
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCE = Path(__file__).with_name("third_party") / "fastest"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "tests" / "third_party" / "fastest"
 INSTALL = ("install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet")
 
 

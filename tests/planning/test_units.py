@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, Param, ParamRef, Ref
-from bigbrain_fx.units import Units, is_size, mutated_roots, units
-from tests.synthetic import graph_of, op, random_graph, tensor, weight
+from bigbrain_fx.planning.units import Units, is_size, mutated_roots, units
+from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 GRAD, PLAIN = tensor(4), tensor(4, grad=False)
 

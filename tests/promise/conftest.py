@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bundles import cluster, split_small
+from tests.support.bundles import cluster, split_small
 
 LIMIT_S = 120.0
 NUMPY = {"NUMPY": "1"}  # for torch.distributed.pipelining, whose stages exchange objects with it

@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import bigbrain_fx as bb
-from bigbrain_fx.capture import Captured, ModelFile, capture, load_model_file
-from bigbrain_fx.capture.batch import fill, named_tensors, take_apart
-from bigbrain_fx.capture.params import tensor_names
-from bigbrain_fx.capture.step import input_names, route, without_fast_path
+from bigbrain_fx.bundles.launch import RunOptions, free_port, run
 from bigbrain_fx.emit import write_bundle
-from bigbrain_fx.launch import RunOptions, free_port, run
+from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
+from bigbrain_fx.frontend.tracing.step import input_names, route, without_fast_path
+from bigbrain_fx.frontend.translation.batch import fill, named_tensors, take_apart
+from bigbrain_fx.frontend.translation.params import tensor_names
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tests import samples
-from tests.bundles import MODEL, cluster, copied, edit
 from tests.promise.conftest import NUMPY, Outside
+from tests.support import samples
+from tests.support.bundles import MODEL, cluster, copied, edit
 
 MICRO = 4
 CELLS = [
@@ -227,7 +227,8 @@ def test_nothing_of_training_is_in_the_bundle(letters_eval: tuple[Path, Plan]) -
     names = {path.name for path in bundle.iterdir()}
     assert not {"train.py", "training.py", "example.safetensors"} & names
     assert {path.name for path in (bundle / "weights").iterdir()} == {
-        f"{device}.safetensors" for device in plan.stages.devices
+        "index.json",
+        *(f"{device}.safetensors" for device in plan.stages.devices),
     }
 
 

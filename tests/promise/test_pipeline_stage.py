@@ -18,8 +18,8 @@ from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import Device, Stage
 from bigbrain_fx.runtime.pipelining import as_pipeline_stage
 from models import gpt, unet
-from tests.bundles import cluster
 from tests.promise.conftest import NUMPY, Outside
+from tests.support.bundles import cluster
 
 MICRO_BATCHES = 4
 FILES = {"gpt": gpt, "unet": unet}

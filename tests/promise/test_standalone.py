@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.launch import RunOptions, free_port, run
+from bigbrain_fx.bundles.launch import RunOptions, free_port, run
 from tests.promise.conftest import Outside
 
 STEPS = 3

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Pipe, SplitPoint, pipeline
 
 import bigbrain_fx
-from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.plan import Options
 from models import gpt, llama
-from tests.bundles import cluster
+from tests.support.bundles import cluster
 
 MENDED = "this torch splits RoPE models: pytorch#184361 is mended, see this file's docstring"
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bigbrain_fx.runtime.channel import HEADER_LENGTH, MAX_DIMS, Channel, Layout, pack, unpack

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from bigbrain_fx.runtime.commits import (
     CommitError,
     FencedError,
     Shard,
+    launcher_of,
     load_commit,
     load_shard,
     newest_generation,
@@ -23,12 +26,14 @@ from bigbrain_fx.runtime.commits import (
     open_generation,
     prune,
     prune_own,
-    records,
+    read_records,
     write_record,
     write_shard,
 )
 from bigbrain_fx.runtime.disk import Disk
-from tests.commit_disks import (
+from bigbrain_fx.runtime.image import read_layout
+from bigbrain_fx.runtime.records import digest, sealed, unsealed
+from tests.support.commit_disks import (
     ABOUT,
     DEVICES,
     CrashError,
@@ -40,7 +45,7 @@ from tests.commit_disks import (
     with_two_commits,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def loaded_step(folder: Path, said: list[str] | None = None) -> int:
@@ -150,7 +155,7 @@ sys.path.insert(0, str(root))
 for name in ("bigbrain_fx", "bigbrain_fx.runtime"):  # without what else is in these packages
     package = sys.modules[name] = types.ModuleType(name)
     package.__path__ = [str(root.joinpath(*name.split(".")))]
-from tests.commit_disks import KilledDisk, commit
+from tests.support.commit_disks import KilledDisk, commit
 assert "torch" not in sys.modules
 commit(folder, 30, 1, KilledDisk(at))
 """
@@ -212,11 +217,131 @@ def test_a_broken_file_is_named_and_the_older_commit_loads(
         assert [record.step for record in unusable] == [20]
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a pipe": pipe,
+    "a folder": folder_instead,
+    "nested": lambda p: p.write_text("[" * 50_000),
+    "nested in a header": lambda p: p.write_bytes((50_000).to_bytes(8, "little") + b"[" * 50_000),
+    "a header of 2^62": lambda p: p.write_bytes((1 << 62).to_bytes(8, "little") + bytes(90)),
+    "no object": lambda p: p.write_bytes(b"[1, 2]"),
+    "a number": lambda p: p.write_bytes(b"7"),
+    "no text": lambda p: p.write_bytes(b"\xff\xfe" * 40),
+}
+
+
+@pytest.mark.parametrize("spoil", HOSTILE)
+@pytest.mark.parametrize(
+    "file", ["commit-20.json", "commit-20-g1/d0.json", "commit-20-g1/d0.safetensors"]
+)
+def test_what_a_stranger_put_there_is_passed_over(tmp_path: Path, file: str, spoil: str) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    HOSTILE[spoil](folder / file)
+    said: list[str] = []
+    found, _ = load_commit(folder, "d0", ABOUT, said.append)
+    assert found.record.step == 10
+    assert file in said[0]
+    assert "\n" not in "".join(said)
+
+
+@pytest.mark.parametrize("spoil", HOSTILE)
+def test_a_fence_that_cannot_be_read_says_nothing(tmp_path: Path, spoil: str) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    HOSTILE[spoil](folder / "generation.json")
+    assert newest_generation(folder) == 1
+    assert launcher_of(folder) is None
+    assert load_commit(folder, "d0", ABOUT, print)[0].record.step == 20
+
+
+def without_head(manifest: dict[str, Any]) -> None:
+    del manifest["head"]
+
+
+def without_tensors(manifest: dict[str, Any]) -> None:
+    manifest["tensors"] = {}
+
+
+def without_one(manifest: dict[str, Any]) -> None:
+    del manifest["tensors"]["parameter:b"]
+
+
+def elsewhere(manifest: dict[str, Any]) -> None:
+    """Name other bytes, which are as they were: those that are loaded are not."""
+    for entry in manifest["tensors"].values():
+        entry["place"] = [0, 0]
+        entry["sha256"] = digest(b"")
+
+
+def as_list(manifest: dict[str, Any]) -> None:
+    manifest["tensors"] = [1, 2]
+
+
+def as_number(manifest: dict[str, Any]) -> None:
+    manifest["tensors"]["parameter:a"] = 7
+
+
+MANIFESTS = [without_head, without_tensors, without_one, elsewhere, as_list, as_number]
+
+
+@pytest.mark.parametrize("change", MANIFESTS)
+def test_a_manifest_that_leaves_bytes_unchecked_is_broken(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """Sealed again, it has a right checksum; the tensor that it leaves out is another."""
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / "commit-20-g1" / "d0.json"
+    manifest = unsealed(path.read_bytes(), "")
+    change(manifest)
+    path.write_bytes(sealed(manifest))
+    entry = read_layout(image(20, "d0")).entries["parameter:b"]
+    _flip(path.with_suffix(".safetensors"), entry.start)
+    record = json.loads((folder / "commit-20.json").read_text())
+    record["devices"]["d0"] = digest(path.read_bytes())
+    reseal(folder / "commit-20.json", record)
+    said: list[str] = []
+    found, _ = load_commit(folder, "d0", ABOUT, said.append)
+    assert found.record.step == 10, said
+
+
+def reseal(path: Path, body: dict[str, Any]) -> None:
+    path.write_bytes(sealed({k: v for k, v in body.items() if k not in ("check", "format")}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", "20"),
+        ("generation", None),
+        ("devices", ["d0"]),
+        ("devices", {"d0": 1}),
+        ("about", 1),
+        ("folder", 3),
+        ("folder", "../commit-1-g1"),
+    ],
+)
+def test_a_record_of_other_types_is_broken(tmp_path: Path, field: str, value: object) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / "commit-20.json"
+    reseal(path, {**json.loads(path.read_text()), field: value})
+    said: list[str] = []
+    assert [record.step for record in read_records(folder, said.append)] == [10]
+    assert "commit-20.json" in said[0]
+
+
 @pytest.mark.parametrize("tensor", ["parameter:a", "parameter:b", "buffer:n"])
 @pytest.mark.parametrize("how", ["flip", "cut"])
 def test_the_tensor_is_named(tmp_path: Path, tensor: str, how: str) -> None:
     with_two_commits(folder := tmp_path / "commits")
-    (record, *_) = records(folder, print)
+    (record, *_) = read_records(folder, print)
     whole = load_shard(folder, record, "d0", ABOUT, print)
     path, entry = folder / "commit-20-g1/d0.safetensors", whole.layout.entries[tensor]
     if how == "flip":

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
+import sys
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.runtime.commits import CommitError, FencedError, open_generation, records
+from bigbrain_fx.runtime.commits import CommitError, FencedError, open_generation, read_records
 from bigbrain_fx.runtime.committing import Committer, begin_together
 from bigbrain_fx.runtime.disk import Disk
+from bigbrain_fx.runtime.image import Buffer
 from bigbrain_fx.runtime.ledger import LocalLedger
-from tests.commit_disks import FullDisk, QuickDisk
-from tests.test_state import OPTIMIZERS, One, device, everything, run
+from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
+from tests.support.commit_disks import FullDisk, QuickDisk
 
 ABOUT = {"plan": "p1", "graph": "g1"}
 NAMES = ("d0", "d1")
@@ -48,7 +55,7 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     parts = committers(folder)
     assert begin_together(parts, made, resume=False) == 0
     train(made, parts, 0, 5)
-    assert [record.step for record in records(folder, print)] == [4, 2]
+    assert [record.step for record in read_records(folder, print)] == [4, 2]
     others = devices()
     again = committers(folder)
     assert begin_together(again, others, resume=True) == 4
@@ -58,13 +65,13 @@ def test_a_run_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     train(others, again, 4, 8)
     run(whole, 4, 8)
     assert everything(others["d1"]) == everything(whole)
-    assert [(r.step, r.generation) for r in records(folder, print)] == [(8, 2), (6, 2)]
+    assert [(r.step, r.generation) for r in read_records(folder, print)] == [(8, 2), (6, 2)]
 
 
 def test_a_new_run_commits_its_start(tmp_path: Path) -> None:
     parts = committers(tmp_path / "commits", every=0)
     begin_together(parts, devices(), resume=False)
-    assert [record.step for record in records(tmp_path / "commits", print)] == [0]
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
 
 
 def test_the_end_is_committed(tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_the_end_is_committed(tmp_path: Path) -> None:
     train(made, parts, 0, 3)
     for name, part in parts.items():
         part.close(made[name])
-    assert [record.step for record in records(tmp_path / "commits", print)] == [3, 0]
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [3, 0]
 
 
 def test_a_new_run_does_not_begin_over_an_old_one(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_all_devices_go_back_when_one_finds_its_part_broken(
     assert "d1.safetensors" in (said := capsys.readouterr().err)
     assert "going back to the older commit of step 2" in said
     train(others, again, 2, 4)
-    assert [(r.step, r.generation) for r in records(folder, print)] == [(4, 2), (2, 1)]
+    assert [(r.step, r.generation) for r in read_records(folder, print)] == [(4, 2), (2, 1)]
 
 
 def test_a_full_disk_misses_commits_and_training_goes_on(
@@ -140,26 +147,132 @@ def test_a_full_disk_misses_commits_and_training_goes_on(
     said = capsys.readouterr().err
     assert said.count("WARNING: no commit at step 4: d0 cannot write") == 1
     assert said.count("WARNING: no commit at step 6") == 2  # each device says what it missed
-    assert [record.step for record in records(tmp_path / "commits", print)] == [2, 0]
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [2, 0]
     assert not list((tmp_path / "commits").rglob("*.tmp"))
     disk.full = False
     train(made, parts, 6, 8)
-    assert [record.step for record in records(tmp_path / "commits", print)] == [8, 2]
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [8, 2]
 
 
-def test_too_many_missed_commits_end_the_run(tmp_path: Path) -> None:
+def alone(folder: Path, disk: Disk) -> tuple[Committer, list[dict[str, object]]]:
+    """Return the committer of the only device, and the events that it tells."""
+    part = Committer(folder, 1, "d0", ["d0"], LocalLedger(), ABOUT, disk=disk)
+    told: list[dict[str, object]] = []
+    part.misses.tell = lambda event, step, facts: told.append({"event": event, **facts})
+    return part, told
+
+
+def test_any_number_of_missed_commits_ends_no_run_and_the_last_ones_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     disk, made = FullDisk(), device(OPTIMIZERS["sgd"])
-    part = Committer(
-        tmp_path / "c", 1, "d0", ["d0"], LocalLedger(), ABOUT, allowed_misses=2, disk=disk
-    )
+    part, told = alone(tmp_path / "c", disk)
     part.begin(made, resume=False)
     disk.full = True
-    for step in range(3):
-        made.run_step(step)
-        part.after_step(made, step)
-    run(made, 3, 4)
-    with pytest.raises(CommitError, match="3 commits in a row were missed"):
-        part.after_step(made, 3)
+    train({"d0": made}, {"d0": part}, 0, 25)
+    disk.full = False
+    train({"d0": made}, {"d0": part}, 25, 26)
+    disk.full = True
+    train({"d0": made}, {"d0": part}, 26, 28)
+    part.close(made)
+    assert [entry["event"] for entry in told] == (
+        ["missed"] * 25 + ["committed_again"] + ["missed"] * 2 + ["at_risk"]
+    )
+    assert [entry["row"] for entry in told[:3]] == [1, 2, 3]
+    assert told[-1] == {"event": "at_risk", "step": 28, "missed": 2, "newest": 26}
+    assert (
+        "what was trained up to step 28 is in the files of --save only" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("breaks", ["removed", "not ours"])
+def test_a_folder_of_commits_that_is_gone_ends_no_run(tmp_path: Path, breaks: str) -> None:
+    made = device(OPTIMIZERS["sgd"])
+    part, told = alone(tmp_path / "c", Disk())
+    part.begin(made, resume=False)
+    shutil.rmtree(tmp_path / "c")
+    if breaks == "not ours":
+        (tmp_path / "c").write_text("a file")
+    train({"d0": made}, {"d0": part}, 0, 3)
+    part.close(made)
+    assert [entry["event"] for entry in told] == ["missed"] * 3 + ["at_risk"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(5, "I/O error"), ValueError()])
+def test_whatever_a_write_raises_is_a_missed_commit(tmp_path: Path, error: Exception) -> None:
+    """The others wait for a word from the thread that writes."""
+
+    class Failing(QuickDisk):
+        fails = False
+
+        def write(self, path: Path, pieces: Iterable[Buffer]) -> None:
+            if self.fails:
+                raise error
+            super().write(path, pieces)
+
+    disk, made = Failing(), devices()
+    parts = committers(tmp_path / "commits", disk=disk)
+    begin_together(parts, made, resume=False)
+    disk.fails = True
+    train(made, parts, 0, 4)
+    assert parts["d0"].misses.count == 2
+
+
+def test_a_full_log_stops_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warning's own print must not keep the others from hearing of the miss."""
+    disk, made = FullDisk(), devices()
+    parts = committers(tmp_path / "commits", disk=disk)
+    begin_together(parts, made, resume=False)
+    disk.full = True
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        train(made, parts, 0, 4)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    disk.full = False
+    train(made, parts, 4, 6)
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [6, 0]
+
+
+class FullUnder(QuickDisk):
+    """A disk that is full under one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.full = False
+
+    def write(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        if self.full and self.folder in path.parents and "d1" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        super().write(path, pieces)
+
+
+def test_a_missed_commit_goes_to_the_rescue_folder_of_all_devices(tmp_path: Path) -> None:
+    made, other = devices(), tmp_path / "rescue"
+    disk = FullUnder(tmp_path / "commits")
+    parts = committers(tmp_path / "commits", disk=disk, rescue=other)
+    begin_together(parts, made, resume=False)
+    train(made, parts, 0, 2)
+    assert not read_records(other, print)
+    disk.full = True
+    train(made, parts, 2, 7)
+    with ThreadPoolExecutor() as pool:  # each waits for the others' words
+        list(pool.map(lambda name: parts[name].close(made[name]), NAMES))
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [2, 0]
+    assert [record.step for record in read_records(other, print)] == [7, 6]
+    again, others = committers(other), devices()
+    assert begin_together(again, others, resume=True) == 7
+    assert everything(others["d1"]) == everything(made["d1"])
+
+
+def test_a_rescue_folder_is_another_and_holds_no_other_run(tmp_path: Path) -> None:
+    begin_together(committers(tmp_path / "old"), devices(), resume=False)
+    for rescue, said in (("old", "has commits already"), ("new", "need two folders")):
+        parts = committers(tmp_path / "new", rescue=tmp_path / rescue)
+        with pytest.raises(CommitError, match=said):
+            begin_together(parts, devices(), resume=False)
+        shutil.rmtree(tmp_path / "new")
 
 
 def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
@@ -168,7 +281,7 @@ def test_a_run_that_was_replaced_stops(tmp_path: Path) -> None:
     open_generation(tmp_path / "commits")
     with pytest.raises(FencedError, match="generation 1 was replaced by 2"):
         train(made, parts, 0, 2)
-    assert [record.step for record in records(tmp_path / "commits", print)] == [0]
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
 
 
 def test_another_graph_is_refused_by_all(tmp_path: Path) -> None:

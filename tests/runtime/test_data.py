@@ -185,3 +185,67 @@ def test_batches_that_take_a_start_are_not_read_up_to_it() -> None:
     stream.advance(5)
     assert asked == [0, 5]
     assert stream.get("x", 0).item() == 5
+
+
+# --------------------------------------------------------------------------- the remedies, tried
+
+
+def lengths(seed: int) -> Iterator[Any]:
+    """Pad each batch to its own longest row only, and end with a smaller one."""
+    for rows, length in ((4, 6), (4, 5), (2, 6)):
+        yield {"x": torch.ones(rows, length, 3)}
+
+
+def read_all(batches: Callable[[int], Iterator[Any]], spec: tuple[str, tuple[int, ...]]) -> None:
+    data = stream(batches, inputs={"x": ("x",)}, specs={"x": spec}, whole=())
+    for step in range(3):
+        data.advance(step)
+
+
+def test_a_length_of_its_own_is_padded_as_the_error_says() -> None:
+    with pytest.raises(BatchError, match=r"step 1: .* pad dimension 1 to 6 in batches") as error:
+        read_all(lengths, ("float32", (4, 6, 3)))
+    line = str(error.value).split("batches(), x = ")[1].split(", with a value")[0]
+    assert line == "torch.nn.functional.pad(x, (0, 0, 0, 6 - x.shape[1]))"
+
+    def padded(seed: int) -> Iterator[Any]:
+        for batch in lengths(seed):
+            x = batch["x"]
+            yield {"x": torch.nn.functional.pad(x, (0, 0, 0, 6 - x.shape[1]))}
+
+    with pytest.raises(BatchError, match=r"step 2: .* leave a smaller last one out") as error:
+        read_all(padded, ("float32", (4, 6, 3)))
+    assert "DataLoader(..., drop_last=True)" in str(error.value)
+
+
+def test_a_smaller_last_batch_is_left_out_as_the_error_says() -> None:
+    def loaded(drop_last: bool) -> Callable[[int], Iterator[Any]]:
+        def batches(seed: int) -> Iterator[Any]:
+            rows = [{"x": torch.ones(3)}] * 10
+            while True:
+                yield from torch.utils.data.DataLoader(rows, 4, drop_last=drop_last)  # type: ignore[arg-type]
+
+        return batches
+
+    with pytest.raises(BatchError, match="drop_last=True"):
+        read_all(loaded(False), ("float32", (4, 3)))
+    read_all(loaded(True), ("float32", (4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(4, 7), "cut dimension 1 to 6 in batches"),
+        (torch.ones(4, 6, dtype=torch.float64), r"with .to\(torch.float32\)"),
+        (torch.ones(24), "reshape it in batches"),
+        ([1.0] * 6, "make it a tensor in batches"),
+    ],
+)
+def test_each_other_batch_has_its_remedy(value: object, said: str) -> None:
+    with pytest.raises(BatchError, match=said):
+        read_all(lambda _: iter([{"x": value}]), ("float32", (4, 6)))
+
+
+def test_an_iterator_that_ends_is_begun_anew_as_the_error_says() -> None:
+    with pytest.raises(BatchError, match="`while True:` around the loop"):
+        read_all(lambda seed: itertools.islice(counted(seed), 2), ("int64", (4,)))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
-from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.data import BatchError, Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
+from bigbrain_fx.runtime.weights import WeightsError
 
 ROWS, MICRO_BATCHES, STEPS = 6, 3, 4
 F32 = torch.float32
@@ -230,7 +231,7 @@ def test_devices_that_read_other_data_are_stopped() -> None:
     training = Training(sgd)
     devices = [made(cls, hub, training, {"a": "d0", "b": "d1"}) for cls in (Device0, Device1)]
     devices[1].stream = Stream(batches, 1, {"x": ("x",), "y": ("y",)}, (), 3, torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="the first batch differs between devices"):
+    with pytest.raises(BatchError, match="the batch of step 0 differs between devices"):
         hub.run({d.name: partial(d.run_step, 0) for d in devices})
 
 
@@ -354,6 +355,18 @@ def test_one_device_holds_a_tied_weight_once() -> None:
     device = made(Tied0, Hub(), Training(sgd), {"a": "d0"})
     assert list(device.parameters) == ["a"]
     assert device.modules[0].a is device.modules[1].a
+
+
+def test_an_index_of_other_parameters_is_refused() -> None:
+    """One too many has no norm to send."""
+    said = "'b' has the owner d0, which holds none of that name"
+    with pytest.raises(WeightsError, match=said):
+        made(Device0, Hub(), Training(sgd), {"a": "d0", "b": "d0"})
+
+
+def test_a_parameter_without_an_owner_is_not_trained() -> None:
+    """No gradient reaches it: it is used under `no_grad` only, and the optimizer never sees it."""
+    assert not made(Device0, Hub(), Training(sgd), {}).parameters
 
 
 def test_a_missing_tensor_is_named() -> None:

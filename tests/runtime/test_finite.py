@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bigbrain_fx.bundles.launch import Run, RunOptions, run
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.launch import Run, RunOptions, run
 from bigbrain_fx.runtime.finite import NOT_FINITE, not_finite
 from bigbrain_fx.supervisor import Event
-from tests.bundles import copied, edit, split_small
-from tests.test_replay_bundle import KILL_ONCE, python
+from tests.supervisor.test_replay_bundle import KILL_ONCE, python
+from tests.support.bundles import copied, edit, split_small
 
 POISON = """
 def poison(device, channel, tensor):
@@ -37,7 +37,7 @@ BIG = 3e38  # the sum of two is not finite
 
 
 def test_the_micro_batch_of_a_loss_is_named() -> None:
-    losses = [torch.tensor(1.0), torch.tensor(float("inf"))]
+    losses = {0: torch.tensor(1.0), 1: torch.tensor(float("inf"))}
     found = not_finite(7, 2, losses, {})
     assert found == "step 7, stage 2, micro-batch 1: the loss is inf, not a finite number"
 
@@ -48,7 +48,7 @@ def test_the_stage_and_parameter_of_a_gradient_are_named() -> None:
         ("b", 1): torch.tensor([0.0, float("nan")]),
         ("c", 1): torch.ones(2, dtype=torch.bfloat16),
     }
-    found = not_finite(0, None, [], gradients)
+    found = not_finite(0, None, {}, gradients)
     assert found == "step 0, stage 1: the gradient of b is not finite"
 
 
@@ -59,13 +59,13 @@ def test_numbers_of_unlike_dtypes_are_told_apart() -> None:
         ("c", 0): torch.full((2,), 1e300, dtype=torch.float64),  # beyond float32
         ("d", 0): torch.ones(2, dtype=torch.complex64),
     }
-    losses = [torch.tensor([1.0]), torch.tensor([2.0])]  # one element, though no scalar
+    losses = {0: torch.tensor([1.0]), 1: torch.tensor([2.0])}  # one element, though no scalar
     assert not_finite(0, 0, losses, gradients) is None
     for name in gradients:
         wrong = {key: g / 0.0 if key == name else g for key, g in gradients.items()}
         found = not_finite(3, 0, losses, wrong)
         assert found == f"step 3, stage 0: the gradient of {name[0]} is not finite"
-    found = not_finite(3, 0, [*losses, torch.tensor([-float("inf")])], gradients)
+    found = not_finite(3, 0, {**losses, 2: torch.tensor([-float("inf")])}, gradients)
     assert found is not None
     assert "micro-batch 2: the loss is -inf," in found
 
@@ -87,7 +87,7 @@ class Asked(TorchDispatchMode):
 def test_a_device_is_asked_once_whether_all_is_well() -> None:
     gradients = {(f"p{i}", 0): torch.ones(2) for i in range(20)}
     with Asked() as asked:
-        assert not_finite(0, 0, [torch.tensor(1.0) for _ in range(8)], gradients) is None
+        assert not_finite(0, 0, {micro: torch.tensor(1.0) for micro in range(8)}, gradients) is None
     assert asked.kernels["sum"] == 20
     assert asked.kernels["stack"] == 2  # of losses and of sums; each is then waited for
     assert not asked.kernels.keys() & {"isfinite", "abs", "eq", "ne", "_local_scalar_dense"}
@@ -96,7 +96,7 @@ def test_a_device_is_asked_once_whether_all_is_well() -> None:
 def test_a_sum_that_overflows_is_no_gradient_that_does() -> None:
     large = {("a", 0): torch.tensor([BIG, BIG]), ("b", 0): torch.full((4,), 60000.0).half()}
     assert not torch.isfinite(large["a", 0].sum())
-    assert not_finite(0, 0, [torch.tensor(1.0)], large) is None
+    assert not_finite(0, 0, {0: torch.tensor(1.0)}, large) is None
 
 
 # --------------------------------------------------------------------------- bundles

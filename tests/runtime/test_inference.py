@@ -13,18 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx import cut as cut_room
-from bigbrain_fx.alike import place_like
-from bigbrain_fx.capture import Captured, capture, load_model_file
 from bigbrain_fx.core import Backward, OptimizerStep, Placement, Recv, Send
-from bigbrain_fx.emit.outputs import collected, output_dims
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.outputs import collected, output_dims
+from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.explain import explain
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, plan_placed
-from bigbrain_fx.report import report
+from bigbrain_fx.frontend import Captured, capture, load_model_file
+from bigbrain_fx.plan import Options, Plan, Source, cut as cut_room, make_plan, plan_placed
+from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.report import report
+from bigbrain_fx.plan.reuse import place_like
 from bigbrain_fx.runtime import infer
-from tests import samples
+from tests.support import samples
 
 MODELS = ("gpt", "resnet", "unet", "llama", "moe")
 

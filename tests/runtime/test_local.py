@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.data import BatchError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 
 
@@ -106,5 +107,5 @@ def test_devices_must_agree() -> None:
     transport = LocalTransport(Hub())
     transport.agree("the first batch", "1234", "a")
     transport.agree("the first batch", "1234", "b")
-    with pytest.raises(RuntimeError, match=r"the first batch differs .* a has 1234, c has 5678"):
+    with pytest.raises(BatchError, match=r"the first batch differs .* a has 1234, c has 5678"):
         transport.agree("the first batch", "5678", "c")

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigbrain_fx.launch import Command, Process, RunOptions, popen, run
+from bigbrain_fx.bundles.launch import Command, Process, RunOptions, popen, run
 from bigbrain_fx.runtime import member, network, rendezvous
 from bigbrain_fx.runtime.channel import Channel, Layout
 from bigbrain_fx.runtime.network import AHEAD, NetworkTransport, _Background
-from tests.bundles import cluster, split_small
-from tests.nccl_like import NCCL_LIKE
+from tests.support.bundles import cluster, split_small
+from tests.support.nccl_like import NCCL_LIKE
 
 STEPS = 3
 MICRO_BATCHES = 4  # of `split_small`

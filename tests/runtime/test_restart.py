@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.launch import PEER_LOST, free_port
-from bigbrain_fx.runtime.commits import load_shard, records
-from tests import warm
-from tests.bundles import copied, edit, split_small
+from bigbrain_fx.bundles.launch import PEER_LOST, free_port
+from bigbrain_fx.runtime.commits import load_shard, read_records
+from tests.support import warm
+from tests.support.bundles import copied, edit, split_small
 
 STEPS, EVERY = 8, 2
 DIE = """
@@ -67,7 +67,7 @@ def run_both(bundle: Path, **more: str) -> tuple[list[int], str]:
 
 def checks(folder: Path) -> dict[str, str]:
     """Return a checksum of every tensor of the newest commit."""
-    (record, *_) = records(folder, print)
+    (record, *_) = read_records(folder, print)
     assert record.step == STEPS
     found: dict[str, str] = {}
     for device in record.devices:

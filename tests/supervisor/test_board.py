@@ -6,18 +6,18 @@ import socket
 
 from bigbrain_fx.runtime import supervised_commits
 from bigbrain_fx.runtime.control import Control
-from bigbrain_fx.supervisor.board import KEPT, Board
+from bigbrain_fx.supervisor.notes import KEPT, Notes
 
 
 def test_a_note_replaces_the_one_of_its_key() -> None:
-    board = Board()
+    board = Notes()
     assert board.post("begin", "one") == []
     assert board.post("begin", "two") == []
     assert board.notes == {"begin": "two"}
 
 
 def test_of_numbered_notes_the_newest_numbers_stay() -> None:
-    board = Board()
+    board = Notes()
     board.post("begin", "kept")
     dropped = [
         key
@@ -32,7 +32,7 @@ def test_of_numbered_notes_the_newest_numbers_stay() -> None:
 
 
 def test_a_numbered_note_that_is_said_again_drops_nothing() -> None:
-    board = Board()
+    board = Notes()
     for step in range(KEPT):
         board.post(f"shard/{step}/d0", "missed")
     assert board.post("shard/0/d0", "written") == []

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigbrain_fx.launch import RunOptions, run
+from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import FailedError, Supervisor
-from tests.bundles import cluster, split_small
-from tests.replayed import Fault, Seen, supervised
+from tests.support.bundles import cluster, split_small
+from tests.support.replayed import Fault, Seen, supervised
 
 NAMES = ("d0", "d1", "d2")
 STEPS = 6

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.launch import RunOptions, free_port, run
+from bigbrain_fx.bundles.launch import RunOptions, free_port, run
 from bigbrain_fx.supervisor import Event
-from bigbrain_fx.verify import verify
-from tests.bundles import cluster, copied, edit, is_running, split_small
+from bigbrain_fx.verification.bundle import verify
+from tests.support.bundles import cluster, copied, edit, is_running, split_small
+from tests.support.certificates import make
 
 DEADLINE_S = 300.0  # a busy machine imports torch for half a minute; a lost link costs a whole one
 KILL_ONCE = '''
@@ -131,7 +132,7 @@ def test_a_bundle_that_knows_fewer_orders_runs(bundle: Path, tmp_path: Path) -> 
     edit(copy / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(copy / "train.py", "from pathlib", "import os\nfrom pathlib")
     edit(copy / "runtime" / "control.py", "def _do_forget", "def _forget")
-    edit(copy / "runtime" / "member.py", ', knows=["forget"]', "")
+    edit(copy / "runtime" / "member.py", ', knows=["forget", "part"]', "")
     edit(copy / "runtime" / "control.py", "self.log_bytes = log_limit()", "self.log_bytes = None")
     (copy / "runtime" / "finite.py").rename(copy / "runtime" / "numbers.py")
     for path in (copy / "runtime").glob("*.py"):
@@ -176,8 +177,7 @@ def test_two_hosts_as_their_users_start_them(tmp_path: Path) -> None:
     edit(bundle / "train.py", "if __name__", KILL_ONCE.lstrip("\n"))
     edit(bundle / "train.py", "from pathlib", "import os\nfrom pathlib")
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
-    secret.write_text("only these two hosts know it")
-    secret.chmod(0o600)
+    make(secret)
     common = ["--secret", str(secret), "--spares", "0"]
     head = start(bundle, "launch.py", "--listen", address, *common, "--json", "--steps", "4")
     agent = start(bundle, "launch.py", "--join", address, "--host", "beta", *common)
@@ -211,3 +211,22 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_limit_on_the_size_of_files_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """`ulimit -f` is for memory files, too: no room for snapshots, none for logs and commits."""
+    bundle = split_small(tmp_path)
+    words = ("launch.py", "--steps", "6", "--spares", "0", "--commits", "../commits")
+    limited = 'ulimit -f 8; exec "$0" "$@"'
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        ["sh", "-c", limited, sys.executable, *words, "--events", "../events"],
+        cwd=bundle,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "raise the limit (`ulimit -f unlimited`)" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.plan import Options, read_plan
-from tests.bundles import cluster, split_small
-from tests.replayed import Fault, supervised
+from tests.support.bundles import cluster, split_small
+from tests.support.replayed import Fault, supervised
 
 
 def drawn(seed: int) -> tuple[int, Options, int]:

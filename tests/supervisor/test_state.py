@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.supervisor import Job
-from bigbrain_fx.supervisor.agreed import Agreed, Decision
-from bigbrain_fx.supervisor.behind import Behind, CaughtUp
-from bigbrain_fx.supervisor.dropped import Dropped
-from bigbrain_fx.supervisor.interval import Cost
+from bigbrain_fx.supervisor.catch_up import CatchUp, CaughtUp
+from bigbrain_fx.supervisor.interval import SnapshotCost
+from bigbrain_fx.supervisor.log_loss import LogLoss
 from bigbrain_fx.supervisor.snapshots import Snapshots
-from bigbrain_fx.supervisor.stopping import Stopping
+from bigbrain_fx.supervisor.votes import Decision, Votes
 
 BOTH = frozenset({"a", "b"})
 
@@ -31,28 +30,28 @@ def test_a_job_numbers_the_devices_of_each_host() -> None:
 
 
 def test_what_was_said_first_stays() -> None:
-    agreed = Agreed(BOTH)
+    agreed = Votes(BOTH)
     assert agreed.first("plan", "mine") == "mine"
     assert agreed.first("plan", "yours") == "mine"
 
 
 def test_a_vote_decides_when_all_have_voted_and_is_new_once() -> None:
-    agreed = Agreed(BOTH)
+    agreed = Votes(BOTH)
     assert agreed.vote("a", 3, True) is None
     assert agreed.vote("b", 3, False) == Decision(("b",), is_new=True)
     assert agreed.vote("b", 3, False) == Decision(("b",), is_new=False)  # it does the step again
 
 
 def test_votes_before_a_snapshot_are_forgotten() -> None:
-    agreed = Agreed(BOTH)
+    agreed = Votes(BOTH)
     for step in range(4):
         agreed.vote("a", step, True)
-    agreed.forget_votes(before=2)
+    agreed.forget_steps(before=2)
     assert set(agreed.votes) == {2, 3}
 
 
 def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:
-    behind = Behind()
+    behind = CatchUp()
     behind.fall_back("a", done=5, start=2, now=1.0)
     behind.fall_back("a", done=3, start=4, now=2.0)  # its replacement died, too
     assert behind.reach("a", 5, 3.0) is None
@@ -62,29 +61,15 @@ def test_a_device_catches_up_with_the_farthest_that_it_ever_was() -> None:
 
 
 def test_a_device_with_nothing_to_do_again_has_caught_up_at_once() -> None:
-    behind = Behind()
+    behind = CatchUp()
     behind.fall_back("a", done=1, start=2, now=1.0)
     behind.fall_back("b", done=2, start=2, now=1.0)
     assert behind.reach_start(2.0) == [CaughtUp("a", 2, 1.0, 0)]
     assert behind
 
 
-def test_all_stop_before_the_step_that_nobody_has_begun() -> None:
-    stopping = Stopping()
-    assert not stopping.begin()
-    assert not stopping.hear("a", 3, BOTH)  # nobody was asked
-    stopping.ask(1.0)
-    stopping.ask(9.0)
-    assert [stopping.begin(), stopping.begin()] == [True, False]
-    assert not stopping.hear("a", 3, BOTH)
-    assert stopping.hear("b", 4, BOTH)
-    assert stopping.at == 5
-    assert not stopping.hear("a", 7, BOTH)
-    assert [stopping.is_late(now, grace_s=2.0) for now in (3.0, 3.5)] == [False, True]
-
-
 def test_dropped_messages_matter_until_a_later_snapshot() -> None:
-    dropped = Dropped()
+    dropped = LogLoss()
     assert not dropped.take_back(0)
     assert [dropped.drop(4), dropped.drop(6)] == [True, False]
     assert not dropped.snapshot(6)
@@ -94,7 +79,7 @@ def test_dropped_messages_matter_until_a_later_snapshot() -> None:
 
 
 def test_all_start_again_once_where_messages_are_missing() -> None:
-    dropped = Dropped()
+    dropped = LogLoss()
     dropped.drop(4)
     assert [dropped.take_back(4), dropped.take_back(4)] == [True, False]
 
@@ -110,7 +95,7 @@ def test_the_newest_snapshot_is_that_of_all(snapshots: Snapshots) -> None:
 
 
 def test_the_interval_is_chosen_once_all_know_their_costs(snapshots: Snapshots) -> None:
-    cost = Cost(state=1, log=1, copy_s=0.01, step_s=0.1)
+    cost = SnapshotCost(state=1, log=1, copy_s=0.01, step_s=0.1)
     assert not snapshots.measure("a", cost)
     assert snapshots.measure("b", cost)
     assert snapshots.every == 10

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.supervisor import Death, EventLog, FailedError, status
 from bigbrain_fx.supervisor.hanging import Pulse, hung, locked, slow
-from bigbrain_fx.supervisor.interval import Cost, interval
+from bigbrain_fx.supervisor.interval import SnapshotCost, interval
 from bigbrain_fx.supervisor.judging import Judge, Stop
-from bigbrain_fx.supervisor.line import Orders, hear, line_pair
-from bigbrain_fx.supervisor.slots import Slots, common
+from bigbrain_fx.supervisor.pipe import Orders, hear, line_pair
+from bigbrain_fx.supervisor.snapshot_memory import SnapshotMemory, common
 
 GIB = 2**30
 
@@ -43,6 +45,17 @@ def test_wrong_data_are_not_tried_again() -> None:
     assert Judge(10, 10.0).stop_for(death(code=2), 0.0) == Stop("its input cannot be used")
 
 
+def test_input_that_was_good_before_is_tried_once_more() -> None:
+    """A replacement cannot read its weights: the disk, or a kernel without files to give."""
+    judge = Judge(10, 10.0)
+    judge.born("d1")
+    unread = death(-1, 2, "WeightsError: d1.safetensors cannot be read", born=False)
+    assert judge.stop_for(unread, 0.0) is None
+    assert "same error" in str(judge.stop_for(unread, 1.0))
+    later = death(3, 2, "BatchError: the batch of step 3 differs")
+    assert judge.stop_for(later, 2.0) == Stop("its input cannot be used")
+
+
 def test_numbers_that_are_not_finite_would_come_again() -> None:
     found = Judge(10, 10.0).stop_for(death(code=65, text="NotFiniteError: loss"), 0.0)
     assert found == Stop("the same numbers would come again")
@@ -57,11 +70,25 @@ def test_other_devices_cannot_mend_an_error_that_was_reported() -> None:
 
 def test_two_ends_before_a_first_step_are_enough() -> None:
     judge = Judge(10, 10.0)
-    assert judge.stop_for(death(-1, born=False), 0.0) is None
-    assert "twice" in str(judge.stop_for(death(-1, born=False), 1.0))
+    assert judge.stop_for(death(-1, -11, born=False), 0.0) is None
+    assert "twice" in str(judge.stop_for(death(-1, -11, born=False), 1.0))
     judge.born("d1")
     for second in (2.0, 3.0, 4.0):  # replacements that are killed while they replay
-        assert judge.stop_for(death(-1, born=False), second) is None
+        assert judge.stop_for(death(-1, -11, born=False), second) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_signals_from_outside_are_no_errors_that_come_again(number: int) -> None:
+    judge = Judge(1000, 10.0)
+    for second in range(9):
+        assert judge.stop_for(death(-1, -number, born=False), float(second)) is None
+
+
+def test_who_was_ended_here_as_it_hung_was_not_struck_from_outside() -> None:
+    judge = Judge(1000, 10.0)
+    hung = replace(death(-1, born=False), was_hung=True)
+    assert judge.stop_for(hung, 0.0) is None
+    assert "twice" in str(judge.stop_for(hung, 1.0))
 
 
 # --------------------------------------------------------------------------- hanging
@@ -112,19 +139,22 @@ def test_progress_is_a_new_instruction_or_a_new_wait() -> None:
 
 
 def test_a_quick_copy_is_made_every_step() -> None:
-    assert interval([Cost(state=100, log=1000, copy_s=0.01, step_s=1.0)], GIB) == 1
+    assert interval([SnapshotCost(state=100, log=1000, copy_s=0.01, step_s=1.0)], GIB) == 1
 
 
 def test_copies_take_a_hundredth_of_the_time_on_the_slowest_device() -> None:
-    assert interval([Cost(100, 1000, 0.01, 0.1), Cost(100, 1000, 0.001, 0.1)], GIB) == 10
+    assert (
+        interval([SnapshotCost(100, 1000, 0.01, 0.1), SnapshotCost(100, 1000, 0.001, 0.1)], GIB)
+        == 10
+    )
 
 
 def test_two_logs_fit_into_memory() -> None:
-    assert interval([Cost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
+    assert interval([SnapshotCost(GIB, 1000, 1.0, 1.0)], available_bytes=160_000) == 10
 
 
 def test_the_newest_step_that_all_devices_have() -> None:
-    one, two = Slots([], [2, 4]), Slots([], [4, 6])
+    one, two = SnapshotMemory([], [2, 4]), SnapshotMemory([], [4, 6])
     assert common([one, two]) == 4
     two.steps[:] = [8, 6]
     assert common([one, two]) == -1
@@ -135,7 +165,7 @@ def test_the_newest_step_that_all_devices_have() -> None:
 
 def test_an_order_arrives_whole_and_with_its_files() -> None:
     ours, theirs = line_pair()
-    slots = Slots()
+    slots = SnapshotMemory()
     with ours, theirs:
         Orders(ours).give("be", slots.files, device="d0")
         packet, files, _, _ = socket.recv_fds(theirs, 1000, 4)

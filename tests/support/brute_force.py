@@ -8,9 +8,9 @@ from itertools import combinations, permutations
 import numpy as np
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link
-from partitioners.facts import Facts
+from bigbrain_fx.planning.unit_work import Work
 from partitioners.footprint import needs
-from tests.synthetic import device
+from tests.support.synthetic import device
 
 
 def every_split(graph: Graph, cluster: Cluster) -> Iterator[tuple[Sequence[str], list[int]]]:
@@ -61,7 +61,7 @@ def plain_step_s(
 
 
 def plain_fits(
-    known: Facts, cluster: Cluster, sequence: Sequence[str], cuts: Sequence[int], micro: int
+    known: Work, cluster: Cluster, sequence: Sequence[str], cuts: Sequence[int], micro: int
 ) -> bool:
     sizes = np.diff(cuts)
     homes = [d for d, size in zip(sequence, sizes, strict=True) for _ in range(size)]

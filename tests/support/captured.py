@@ -1,4 +1,4 @@
-"""How the tests of capture/ compare a captured graph with its module; holds no tests."""
+"""How the tests of frontend/ compare a captured graph with its module; holds no tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import Captured, run_graph
 from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.frontend import Captured, run_graph
 
 
 def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor | None]:

@@ -22,7 +22,7 @@ from bigbrain_fx.runtime.commits import (
     write_shard,
 )
 from bigbrain_fx.runtime.disk import Disk
-from bigbrain_fx.runtime.image import Buffer, Entry, layout_of
+from bigbrain_fx.runtime.image import Buffer, TensorEntry, layout_of
 
 ABOUT = {"plan": "p1", "graph": "g1", "torch": "2.13.0"}
 FACTS = {**ABOUT, "seed": 0, "micro_batches": 4}
@@ -31,8 +31,8 @@ DEVICES = ("d0", "d1")
 
 def image(step: int, device: str) -> bytes:
     """Make a small image: three tensors whose bytes tell step and device."""
-    entries = [Entry("parameter:a", "F32", (64,)), Entry("parameter:b", "F32", (8,))]
-    entries.append(Entry("buffer:n", "I64", ()))
+    entries = [TensorEntry("parameter:a", "F32", (64,)), TensorEntry("parameter:b", "F32", (8,))]
+    entries.append(TensorEntry("buffer:n", "I64", ()))
     layout = layout_of(entries, {**FACTS, "step": step})
     data = bytearray(layout.size)
     data[: len(layout.head)] = layout.head

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.cost_model import Rates, Work, write_model
-from bigbrain_fx.fit import Row, fit
-from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore, Signature, TensorArg
+from bigbrain_fx.costs.fit import Row, fit
+from bigbrain_fx.costs.model import OpWork, PlaceRates, write_model
+from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, Signature, TensorArg
 
 CPU = Machine("cpu", "Some CPU", "2.13", 1, 1e9, 1e9, 1e-6)
 GPU = replace(CPU, kind="cuda", processor="Some GPU", flops_per_s=5e10, memory_bytes_per_s=5e10)
@@ -36,8 +36,8 @@ def pointwise_op(name: str, rows: int, wide: int) -> OpProfile:
 
 def timed(machine: Machine, bare: OpProfile, noise: float = 1.0) -> OpProfile:
     """Fill in times: half of the roofline's speed, backward as dear as forward."""
-    work = Work(bare.signature, bare.flops, bare.reads_bytes, bare.writes_bytes)
-    forward_s = 2.0 * work.roofline_s(Rates.of(machine)) * noise
+    work = OpWork(bare.signature, bare.flops, bare.reads_bytes, bare.writes_bytes)
+    forward_s = 2.0 * work.roofline_s(PlaceRates.of(machine)) * noise
     tensors = bare.signature.tensors
     has_weight = any(t.wants_grad and t.is_parameter for t in tensors)
     return replace(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bigbrain_fx.capture import load_model_file
+from bigbrain_fx.frontend import load_model_file
 
 TEXT = {
     "vocab_size": 40,

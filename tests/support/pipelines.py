@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stages
-from bigbrain_fx.schedule import StageCosts, build
-from bigbrain_fx.simulate import simulate
+from bigbrain_fx.plan.schedule import StageCosts, build
+from bigbrain_fx.plan.simulate import simulate
 
 FREE = Link(0.0, float("inf"))
 

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Link, OpCost, Overheads, Placement
-from bigbrain_fx.cut import cut, trained
-from bigbrain_fx.schedule import build, stage_costs
-from bigbrain_fx.simulate import simulate
-from partitioners.facts import Facts
-from tests.synthetic import GIB, cluster_of, device, random_costs, random_graph
+from bigbrain_fx.plan.cut import cut, trained
+from bigbrain_fx.plan.schedule import build, stage_costs
+from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning.unit_work import Work
+from tests.support.synthetic import GIB, cluster_of, device, random_costs, random_graph
 
 
 def unlike(seed: int, count: int, memory_bytes: int = GIB, handling: bool = False) -> Cluster:
@@ -54,6 +54,6 @@ def simulated_s(graph: Graph, costs: Costs, placement: Placement, micro_batches:
     return simulate(programs, stages, each).step_s
 
 
-def placed(known: Facts, homes: list[int]) -> Placement:
+def placed(known: Work, homes: list[int]) -> Placement:
     """Return the placement of homes by number."""
     return Placement(known.placed([f"d{home}" for home in homes], "d0"))

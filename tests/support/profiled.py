@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.profiles import Machine, OpProfile, ProfileStore, Signature, signatures
-from tests.synthetic import random_graph
+from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, Signature, signatures
+from tests.support.synthetic import random_graph
 
 MACHINE = Machine(
     *("cpu", "a processor", "2.9.0", 1, 2e9, 2e9, 1e-6),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.launch import start_supervised
+from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.supervisor import (
     Event,
     EventLog,
@@ -24,7 +24,7 @@ from bigbrain_fx.supervisor import (
     Start,
     Supervisor,
 )
-from tests.bundles import copied, edit
+from tests.support.bundles import copied, edit
 
 FAULTS = '''"""Ends this process at given instructions, and writes down what it did."""
 import hashlib, json, os, signal, sys, time

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from bigbrain_fx.capture import Captured, capture, load_model_file
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
+from bigbrain_fx.frontend import Captured, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CPU = '"kind": "cpu", "memory": "4GiB", "flops": "60GFLOP/s", "memory_bandwidth": "12GB/s"'
 LINK = '"bandwidth": "1GB/s", "latency": "50us"'
 

@@ -28,11 +28,10 @@ __all__ = ["DEVNULL", "PIPE", "Nursery", "Popen", "cold_starts", "run", "warm_st
 
 NURSERY = Path(__file__).with_name("warm_nursery.py")
 STARTERS = (
-    "bigbrain_fx.capture.session",
-    "bigbrain_fx.launch.process",
-    "bigbrain_fx.launch.supervised",
-    "bigbrain_fx.onnx_out",
-    "bigbrain_fx.verify",
+    "bigbrain_fx.frontend.client",
+    "bigbrain_fx.bundles.launch.process",
+    "bigbrain_fx.bundles.launch.supervised",
+    "bigbrain_fx.verification.bundle",
 )
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -154,6 +153,6 @@ def cold_starts() -> Iterator[None]:
 @contextlib.contextmanager
 def _starters_use(module: object) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in STARTERS:  # `bigbrain_fx.verify` is also a function
+        for name in STARTERS:  # `bigbrain_fx.verification.bundle` is also a function
             patch.setattr(importlib.import_module(name), "subprocess", module)
         yield

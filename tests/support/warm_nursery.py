@@ -1,4 +1,4 @@
-"""The program that `tests.warm` starts: it imports torch once, then forks a process per order.
+"""The program that `tests.support.warm` starts: it imports torch once, then forks per order.
 
     python -P warm_nursery.py FD
 
@@ -32,14 +32,15 @@ IMPORTED = (
     "torch._inductor.output_code",
     "torch.export._trace",
     # What the children of capture, verify and export import.
-    "bigbrain_fx.capture.leaf",
-    "bigbrain_fx.capture.modelfile",
-    "bigbrain_fx.capture.oracle",
-    "bigbrain_fx.capture.trace",
-    "bigbrain_fx.launch",
-    "bigbrain_fx.verify.inference",
-    "bigbrain_fx.verify.module",
-    "bigbrain_fx.verify.reference",
+    "bigbrain_fx.frontend.translation.leaf",
+    "bigbrain_fx.frontend.modelfile",
+    "bigbrain_fx.frontend.translation.oracle",
+    "bigbrain_fx.frontend.tracing.trace",
+    "bigbrain_fx.bundles.launch",
+    "bigbrain_fx.verification.bundle.inference",
+    "bigbrain_fx.verification.bundle.module",
+    "bigbrain_fx.verification.bundle.plain",
+    "bigbrain_fx.verification.bundle.reference",
 )
 # Extras, which a machine may not have.
 IMPORTED_IF_THERE = (

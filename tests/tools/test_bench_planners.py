@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from partitioners.problem import Kind
 from tools.bench_planners import Row, compared, main, measure
 from tools.instances import Instance, Node, feasible, latency, max_load
+from tools.load_solvers.problem import Kind
 from tools.solvers import SOLVERS, bound
 
 FIELDS = {"instance", "partitioner", "value", "best_known", "bound", "seconds", "feasible"}
@@ -133,7 +133,7 @@ def test_a_missing_folder_is_said(tmp_path: Path) -> None:
 
 def test_other_numbers_of_devices_and_a_bound_for_what_fits_nowhere(tmp_path: Path) -> None:
     data = written(tmp_path)
-    options = ["--data", str(data), "--json", "--partitioner", "auto", "--effort", "fast"]
+    options = ["--data", str(data), "--json", "--partitioner", "best-load", "--effort", "fast"]
     found = CliRunner().invoke(main, [*options, "--accelerators", "4"], catch_exceptions=False)
     (row,) = rows(found.stdout)
     assert row["instance"] == "throughput/LayerGraphs_toy+k4x1x1"
@@ -143,11 +143,11 @@ def test_other_numbers_of_devices_and_a_bound_for_what_fits_nowhere(tmp_path: Pa
     assert found.stdout == ""  # the toy is no inference pass
 
 
-def test_auto_says_when_it_is_proven_that_nothing_fits() -> None:
+def test_best_load_says_when_it_is_proven_that_nothing_fits() -> None:
     instance = toy()
     tight = replace(instance, kinds=(Kind("accelerator", 2, 3.0),), transfer=(1.0,),
                     nodes=tuple(replace(n, times=n.times[:1]) for n in instance.nodes))  # fmt: skip
-    row = measure("toy", tight, "auto", 60.0)
+    row = measure("toy", tight, "best-load", 60.0)
     assert row.value is None
     assert row.proven
     assert not row.feasible

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PLANNING = ("tests/benchmarks/test_planning.py", "-k", "chain and (naive or m-topo)", "-q")
 
 

@@ -7,17 +7,16 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.best_load import best_load, packed
-from partitioners.chain_load import best_cut, piece_loads
-from partitioners.load_bound import load_bound, weak_bound
-from partitioners.neighbourhood import Region, placed_again, polished
-from partitioners.problem import Kind, Net, Problem
-from partitioners.programs import Program, available
-from partitioners.reduce import shortened
+from tools.load_solvers.best_load import best_load, packed
+from tools.load_solvers.chain_load import best_cut, piece_loads
+from tools.load_solvers.load_bound import load_bound, weak_bound
+from tools.load_solvers.neighbourhood import Region, placed_again, polished
+from tools.load_solvers.problem import Kind, Net, Problem
+from tools.load_solvers.programs import Program, available
+from tools.load_solvers.reduce import shortened
 
 quick = settings(
     max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from bigbrain_fx.alpha_beta import (
+from bigbrain_fx.core import Link
+from bigbrain_fx.errors import InputError
+from tools.alpha_beta import (
     AlphaBeta,
     fit_alpha_beta,
     fit_pieces,
     relative_errors,
 )
-from bigbrain_fx.core import Link
-from bigbrain_fx.errors import InputError
 from tools.collectives import FILE, VARIABLE, Topology, fit_series, main, read_series, summary
 
 PUBLISHED = Path(os.environ.get(VARIABLE, "/work/shared/data/published"))

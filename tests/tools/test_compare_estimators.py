@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bigbrain_fx.fit import is_measured
-from bigbrain_fx.profiles import ProfileStore
-from tests.fitted import CPU, GPU, linear_op, pointwise_op, rows, timed
+from bigbrain_fx.costs.fit import is_measured
+from bigbrain_fx.costs.profiles import ProfileStore
+from tests.support.fitted import CPU, GPU, linear_op, pointwise_op, rows, timed
 from tools import compare_estimators
 from tools.compare_estimators import Point, by_device, by_family, by_fifth, by_model, compare, score
 from tools.one_op import device_of, estimated, graph_of

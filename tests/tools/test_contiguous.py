@@ -8,13 +8,12 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from partitioners.contiguous import Objective, best_contiguous
 from partitioners.ideals import ideals, prefixes, states, within
-from partitioners.problem import Kind, Net, Problem
-from partitioners.reduce import reduced
+from tools.load_solvers.contiguous import Objective, best_contiguous
+from tools.load_solvers.problem import Kind, Net, Problem
+from tools.load_solvers.reduce import reduced
 
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

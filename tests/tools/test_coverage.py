@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigbrain_fx.core import Placement
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, Source, plan_placed
 from tools.coverage import Row, summary
 from tools.coverage_case import Bench, check, cluster, device_lines, examine, in_fork
@@ -42,7 +42,7 @@ VERIFIED = (
     "ast",
     "dit",
 )
-REFUSED = ("item", "python-dice", "rows-by-data")
+REFUSED = ("python-dice", "rows-by-data")
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +82,14 @@ def test_what_no_graph_can_hold_is_refused_with_the_users_line(name: str) -> Non
     assert "help: " in str(found["detail"])
 
 
+def test_a_module_that_no_trace_can_hold_is_kept_whole_by_itself(tmp_path: Path) -> None:
+    found = examine(find("item"), "fast")
+    assert found["status"] == "verified", found
+    assert "kept whole, on one device: Reading" in str(found["detail"])
+
+
 # What the refusal of a case must advise; its twin in the zoo does just that.
 REMEDIES = {
-    "item": "keep the value in a tensor: leave out .item()",
     "python-dice": "draw with torch.rand and decide with torch.where",
     "rows-by-data": "use a mask and torch.where instead of selecting rows",
     "recommender-offsets": "a row of indices each",
@@ -93,8 +98,6 @@ REMEDIES = {
     "wav2vec2-ctc": "define loss(output, batch)",
     "detr-matcher": "define loss(output, batch)",
     "deberta-rows-by-label": "define loss(output, batch)",
-    "longformer-global": "--leaf LongformerSelfAttention",
-    "switch": "--leaf SwitchTransformersExperts",
     "checkpoint-reentrant": "use_reentrant=False",
 }
 

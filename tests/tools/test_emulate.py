@@ -18,17 +18,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bigbrain_fx.bundles.launch import Command, RunError, RunOptions
 from bigbrain_fx.cluster import to_json
 from bigbrain_fx.core import Cluster, Device, Host, Link
-from bigbrain_fx.doctor import DeviceProbe, Rates, Survey
+from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import Command, RunError, RunOptions
-from bigbrain_fx.profiles import ProfileStore
-from tests.bundles import split_small
+from bigbrain_fx.measure.host import DeviceProbe, Rates, Survey
+from tests.support.bundles import split_small
 from tools import emulate
 from tools.emulation import Network, Quota, emulated, missing, network, quotas, wires
-from tools.emulation.groups import PREFIX, find_trees, make_groups, sweep_leftovers
-from tools.emulation.groups import was_out_of_memory as ran_out
+from tools.emulation.groups import (
+    PREFIX,
+    find_trees,
+    make_groups,
+    sweep_leftovers,
+    was_out_of_memory as ran_out,
+)
 from tools.emulation.profiling import profile_devices
 from tools.emulation.quotas import nics, placed
 from tools.emulation.relay import Clock, Wire
@@ -38,7 +43,7 @@ from tools.emulation.watchdog import sweep
 MIB = 2**20
 DEADLINE_S = 60.0
 WIRE = Link(1e-3, 125e6)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 real = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
@@ -326,7 +331,7 @@ WHOLE = """
 import json, os, sys
 from pathlib import Path
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.launch import Command
+from bigbrain_fx.bundles.launch import Command
 from tools.emulation import emulated
 folder = Path(sys.argv[1])
 (folder / "program.py").write_text("import time; print('here', flush=True); time.sleep(1000)")

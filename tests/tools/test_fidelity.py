@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from bigbrain_fx.core import Link, OpCost, Overheads
+from bigbrain_fx.costs.profiles import Machine
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.fitting import PROCESS
 from bigbrain_fx.plan import Options, Source, costs_of, make_plan
-from bigbrain_fx.profiles import Machine
-from tests import samples
-from tests.synthetic import chain_graph
+from bigbrain_fx.plan.memory_check import PROCESS
+from tests.support import samples
+from tests.support.synthetic import chain_graph
 from tools import fidelity
 from tools.emulation import Network, Quota
 from tools.fidelity_bench import shared

@@ -13,14 +13,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from bigbrain_fx.capture import capture_file
+from bigbrain_fx.bundles.launch import Run
 from bigbrain_fx.cluster.presets import PRESETS
 from bigbrain_fx.core import Cluster, Device, Link, Ref
+from bigbrain_fx.costs.profiles import ProfileStore, signatures
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import Run
-from bigbrain_fx.profiles import ProfileStore, signatures
-from tests.profiled import MACHINE
-from tests.synthetic import op, tensor
+from bigbrain_fx.frontend import capture_file
+from tests.support.profiled import MACHINE
+from tests.support.synthetic import op, tensor
 from tools import gpu
 from tools.gpu_card import Card, blas_bytes, lacking, preset_of
 from tools.gpu_models import MODELS, NAMES, SIZES, TINY, Model

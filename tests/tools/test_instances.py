@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.errors import InputError
-from partitioners.contiguous import best_contiguous
-from partitioners.problem import Kind
 from tools.calls import Calls
-from tools.instance_files import find, name_of, read
+from tools.instance_files import find, in_milliseconds, name_of, read, transfers_in_seconds
 from tools.instances import (
     Instance,
     Node,
@@ -29,6 +27,8 @@ from tools.instances import (
     varied,
 )
 from tools.latency_walk import sooner
+from tools.load_solvers.contiguous import best_contiguous
+from tools.load_solvers.problem import Kind
 
 DATA = os.environ.get("BIGBRAIN_PLANNER_DATA", "")
 published = pytest.mark.skipif(
@@ -165,6 +165,23 @@ def test_unlike_devices_are_drawn_by_a_rule(training: Path) -> None:
         assert found.nodes[0].times[0] == 1.0
         assert found.kinds[-1] == Kind("cpu", 1)
     assert unlike(read(training), 0).problem.count == 4
+
+
+@published
+def test_transfers_that_are_seconds_are_told_by_the_same_models_latency_files() -> None:
+    """The same layers of the same models, with the same work: only the transfers differ."""
+    every = dict(find(Path(DATA)))
+    alone_too = (n for n in every if n.startswith("latency/"))
+    both = [n for n in alone_too if n.replace("latency", "throughput") in every]
+    seconds = []
+    for name in both:
+        alone, several = read(every[name]), read(every[name.replace("latency", "throughput")])
+        assert several.nodes[0].times == alone.nodes[0].times
+        seconds.append(transfers_in_seconds(name.replace("latency", "throughput")))
+        mended = in_milliseconds(several) if seconds[-1] else several
+        moved = [sum(cost for _, _, cost in each.edges) for each in (mended, alone)]
+        assert moved[0] == pytest.approx(moved[1], rel=1e-6)
+    assert set(seconds) == {True, False} or not seconds
 
 
 @published

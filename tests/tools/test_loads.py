@@ -6,11 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from partitioners.anneal import Loads, improved
-from partitioners.problem import Kind, Net, Problem
+from tools.load_solvers.loads import Loads, improved
+from tools.load_solvers.problem import Kind, Net, Problem
 
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

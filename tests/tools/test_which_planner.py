@@ -6,7 +6,7 @@ import pytest
 
 from bigbrain_fx.core import Graph, ModuleCall, Ref
 from bigbrain_fx.errors import InputError
-from tests.synthetic import graph_of, op
+from tests.support.synthetic import graph_of, op
 from tools.planner_scenarios import (
     MICRO_BATCHES,
     Scenario,

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigbrain_fx.capture import load_model_file
-from bigbrain_fx.compare import Comparison, Contender, compare, contest
-from bigbrain_fx.compare.agreement import ROUNDING, Agreement, agreement
-from bigbrain_fx.compile import Found, captured_model
+from bigbrain_fx.bundles import FoundModel, captured_model
+from bigbrain_fx.bundles.launch import Run, RunError, RunOptions, StepLine
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import CaptureError, InputError, VerificationError
-from bigbrain_fx.launch import Run, RunError, RunOptions, StepLine
+from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, read_plan
-from bigbrain_fx.plugins import preset
-from tests.bundles import MODEL, cluster
-from tests.command_line import write_model
+from bigbrain_fx.planning.registry import preset
+from bigbrain_fx.verification.comparison import Comparison, Contender, compare, contest
+from bigbrain_fx.verification.comparison.agreement import ROUNDING, Agreement, agreement
+from tests.support.bundles import MODEL, cluster
+from tests.support.command_line import write_model
 
 RAN = ("naive", "scattered")
 NAMES = (*RAN, "learned")
@@ -42,7 +42,7 @@ def found(model: Path) -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def captured(model: Path) -> Found:
+def captured(model: Path) -> FoundModel:
     """The same model captured in this process, once for all tests that plan only."""
     file = load_model_file(model)
     options = Options(mode="train")
@@ -51,12 +51,12 @@ def captured(model: Path) -> Found:
 
 
 @pytest.fixture
-def once(captured: Found, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def once(captured: FoundModel, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Let `compare` find that capture; return how it asked for each."""
     asked: list[object] = []
 
     @contextmanager
-    def again(*given: object, meta: bool) -> Iterator[Found]:
+    def again(*given: object, meta: bool) -> Iterator[FoundModel]:
         asked.append(meta)
         yield captured
 

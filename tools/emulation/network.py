@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx import launch
+from bigbrain_fx.bundles import launch
+from bigbrain_fx.bundles.launch import Command, Run, RunError, RunOptions, StepLine
 from bigbrain_fx.core import Cluster, Link
-from bigbrain_fx.doctor import Survey, survey
-from bigbrain_fx.doctor.limits import usable_cores
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import Command, Run, RunError, RunOptions, StepLine
+from bigbrain_fx.measure.host import Survey, survey
+from bigbrain_fx.measure.host.limits import usable_cores
 from bigbrain_fx.plan import read_plan
 from tools.emulation.groups import (
     Groups,
@@ -87,11 +87,11 @@ class Network:
             raise self._explained(error) from error
 
     def survey(self, window_s: float = 1.0) -> Survey:
-        """Measure the devices and their links as doctor does: see `bigbrain_fx.doctor.survey`."""
+        """Measure the devices and their links as `bigbrain_fx.measure.host.survey` does."""
         return survey(self.cluster.devices, self.spawn, window_s=window_s)
 
     def spawn(self, command: Command) -> NursedProcess:
-        """Start a process on the device that it is for: a `Spawn` of `bigbrain_fx.launch`.
+        """Start a process on the device that it is for: a `Spawn` of `bigbrain_fx.bundles.launch`.
 
         Ranks are started in their order: the device of rank 0 is where the others meet.
         """

@@ -3,7 +3,7 @@
     python -m tools.emulation.profiled GROUP CPUS WANTED     (run by the nursery)
 
 GROUP is where the thread that computes writes itself into, CPUS is JSON, WANTED what
-`bigbrain_fx.profiler.child` takes. To load and capture a model is not what a device is slow at.
+`bigbrain_fx.measure.ops.child` takes. To load and capture a model is not what a device is slow at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from bigbrain_fx.profiler import child
+from bigbrain_fx.measure.ops import child
 
 
 def held(group: str, cpus: list[int]) -> Callable[[], None]:

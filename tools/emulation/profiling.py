@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bigbrain_fx.launch import Command, RunError
+from bigbrain_fx.bundles.launch import Command, RunError
 from tools.emulation.network import Network
 from tools.emulation.started import NursedProcess
 

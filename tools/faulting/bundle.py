@@ -114,8 +114,8 @@ class Fault:
             "commit" and "before_record" the step of the commit.
         at: an instruction (forward, backward, send, recv, ...), or "any" of them; or begin, end,
             in_update, updated, snapshot, commit, before_record, ready, addressed.
-        what: kill, stop, stop_others, kill_parent, raise, sleep, run, corrupt, nan, or mark (it is
-            only noted).
+        what: kill, stop, stop_others, kill_parent, end_run (SIGTERM to the supervisor), raise,
+            sleep, run, corrupt, nan, or mark (it is only noted).
         generation: not in an older one.
         after: the number of a fault that must have struck before.
         spares: so many spares must be warm before it strikes.

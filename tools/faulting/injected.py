@@ -6,6 +6,7 @@ This file is copied into a bundle as faults.py, by `tools/faulting/bundle.py`, a
 train.py. A fault is taken once, by whoever comes first to its place: a file marks it.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -94,6 +95,8 @@ def act(fault):
     elif what == "kill_parent":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(PATIENCE_S)
+    elif what == "end_run":
+        os.kill(os.getppid(), signal.SIGTERM)
     elif what == "raise":
         raise ZeroDivisionError("on purpose")
     elif what == "sleep":
@@ -278,8 +281,11 @@ def copied(self, device, number):
 
 
 def write(self, path, pieces):
-    """A file of a commit: a strike leaves half of it."""
+    """A file of a commit: a strike leaves half of it; a full disk, a part."""
     pieces = list(pieces)
+    if (FOLDER / "full").exists():
+        path.write_bytes(b"".join(bytes(piece) for piece in pieces)[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     step = int(path.parent.name.split("-")[1]) if path.parent.name.startswith("commit-") else -1
     if any([f["at"], f["step"], f["device"]] == ["commit", step, mine.name] for f in FAULTS):
         data = b"".join(bytes(piece) for piece in pieces)
@@ -304,7 +310,7 @@ def begin(self, *args, **kwargs):
         (FOLDER / f"joined-{self.name}").write_text(repr(time.monotonic() - start))
 
 
-copy_whole, snapshots.Snapshots._copy = snapshots.Snapshots._copy, copied
+copy_whole, snapshots.OwnSnapshots._copy = snapshots.OwnSnapshots._copy, copied
 write_whole, Disk.write = Disk.write, write
 write_record, committing.write_record = committing.write_record, record
 join_commits, committing.Committer.begin = committing.Committer.begin, begin

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.faulting import rows_disks, rows_processes, rows_runs
+from tools.faulting import rows_calls, rows_disks, rows_ends, rows_processes, rows_runs
 from tools.faulting.verdicts import BROKEN, SKIPPED, Ground, Verdict
 
 
@@ -68,6 +68,15 @@ ROWS = (
     Row(22, "Ctrl-C", "forward", "5 s", rows_runs.interrupted),
     Row(23, "MPI rank death", "forward", "-", rows_runs.mpi_rank),
     Row(24, "nccl rank death", "-", "nccl timeout", _nccl),
+    Row(25, "SIGKILL and SIGTERM", "forward", "30 s", rows_ends.asked_with_a_death),
+    Row(26, "silence between hosts", "forward", "T_hang + 5 s", rows_ends.silent_host),
+    Row(27, "nobody reads; events' disk full", "whole run", "-", rows_ends.nobody_reads),
+    Row(28, "SIGKILL, with a child of its own", "forward", "-", rows_ends.own_children),
+    Row(29, "logs removed, then SIGKILL", "forward", "-", rows_ends.logs_removed),
+    Row(
+        30, "supervisor stopped, then SIGCONT", "start; forward", "-", rows_ends.supervisor_stopped
+    ),
+    Row(31, "each call of a device fails", "start; whole run", "-", rows_calls.every_call),
 )
 
 

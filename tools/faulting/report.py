@@ -131,13 +131,16 @@ Every figure comes from one command, as a whole, or a row or a section at a time
                                                   [--overhead --rounds 16]
 
 Each row is a run of a GPT with dropout, a tied weight and clipping, on four devices, with a real
-fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets. Faults strike
-at counted instructions. Times are seconds from the strike, the longest of the row: until it was
-noticed, until all devices were connected again, until the device was where it had been; *again* is
-how many finished steps it did again (snapshots in memory every 2 steps). *Same bits* compares the
-SHA-256 of parameters, optimizer state, buffers and positions with a run in one process where
-nothing happened; *survivors*: nobody else's process was replaced or did a forward twice. *bound*
-is the limit and, after the colon, what came out; T_hang and T_op are `--hang`, here 5 s (60 by
-default); *cold* is a process that no spare had prepared. A row that is not built counts as failed;
-row 24 is skipped on every machine, as runs over nccl are not supervised. How many steps lie between
-snapshots in memory is chosen by what copying took in that run, so it differs between sections."""
+fault: SIGKILL, SIGSTOP, a full tmpfs, flipped bytes, a namespace that drops packets, calls to the
+system that fail. Faults strike at counted instructions. Times are seconds from the strike, the
+longest of the row: until it was noticed, until all devices were connected again, until the device
+was where it had been; *again* is how many finished steps it did again (snapshots in memory every 2
+steps). *Same bits* compares the SHA-256 of parameters, optimizer state, buffers and positions with
+a run in one process where nothing happened; *survivors*: nobody else's process was replaced or did
+a forward twice. *bound* is the limit and, after the colon, what came out; T_hang and T_op are
+`--hang`, here 5 s (60 by default); *cold* is a process that no spare had prepared. A row that is
+not built counts as failed; row 24 is skipped on every machine, as runs over nccl are not
+supervised. How many steps lie between snapshots in memory is chosen by what copying took in that
+run, so it differs between sections. *Chaos* strikes in all ways at once: SIGKILL and SIGSTOP to
+devices, SIGTERM to the supervisor (the run is then gone on with from its newest commit), a disk of
+commits that is full for a while."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigbrain_fx.runtime.commits import load_shard, records
+from bigbrain_fx.runtime.commits import load_shard, read_records
 from tools.faulting.bundle import Fault
 from tools.faulting.jobs import Live, Run
 from tools.faulting.rows_processes import HANG_S
@@ -108,7 +108,7 @@ def _with_full_disk(ground: Ground, disk: Path) -> Verdict:
     ]
     words = ("--commits", str(commits), "--commit-every", "2")
     run = ground.run(faults, *words, spares=0, during=look)
-    newest = [record.step for record in records(commits, lambda _: None)]
+    newest = [record.step for record in read_records(commits, lambda _: None)]
     checks = {
         "no older commit could be loaded while the disk was full": run.facts.get("loadable"),
         f"warnings: {_warnings(run.folder)}": _warnings(run.folder) >= 2,
@@ -137,7 +137,7 @@ def _warnings(folder: Path) -> int:
 
 
 def _loadable(commits: Path) -> bool:
-    for record in records(commits, lambda _: None)[:1]:
+    for record in read_records(commits, lambda _: None)[:1]:
         for device in record.devices:
             load_shard(commits, record, device, {}, lambda _: None)
         return True
@@ -185,7 +185,7 @@ def broken_files(ground: Ground) -> Verdict:
 def _spoiled(ground: Ground, kept: Path, spoil: Callable[[Path], object], count: int) -> Path:
     copy = ground.folder / f"broken-{ground.count}"
     shutil.copytree(kept, copy)
-    for record in records(copy, lambda _: None)[:count]:
+    for record in read_records(copy, lambda _: None)[:count]:
         spoil(copy / record.folder / "d2.safetensors")
     return copy
 

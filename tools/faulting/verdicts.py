@@ -22,13 +22,14 @@ KEPT, BROKEN, NOT_BUILT, SKIPPED = "kept", "broken", "not built", "skipped"
 
 @dataclass(frozen=True)
 class Times:
-    """One strike; seconds are from its moment, None where that did not happen."""
+    """One strike; seconds are from its moment `at` (since 1970), None: that did not happen."""
 
     device: str
     detected_s: float | None
     formed_s: float | None
     caught_up_s: float | None
     steps_again: int | None
+    at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def _times(run: Run, at: float, device: str) -> Times:
         formed["time"] - at if formed else None,
         caught_up["time"] - at if caught_up else None,
         int(caught_up["steps"]) if caught_up else None,
+        at,
     )
 
 

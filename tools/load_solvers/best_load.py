@@ -15,14 +15,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.anneal import improved
-from partitioners.contiguous import best_contiguous
-from partitioners.least_load import least_load
-from partitioners.load_bound import load_bound
-from partitioners.neighbourhood import polished
-from partitioners.problem import Problem
-from partitioners.programs import Program, available
-from partitioners.reduce import Reduced, reduced
+from tools.load_solvers.contiguous import best_contiguous
+from tools.load_solvers.least_load import least_load
+from tools.load_solvers.load_bound import load_bound
+from tools.load_solvers.loads import improved
+from tools.load_solvers.neighbourhood import polished
+from tools.load_solvers.problem import Problem
+from tools.load_solvers.programs import Program, available
+from tools.load_solvers.reduce import Reduced, reduced
 
 Effort: TypeAlias = Literal["fast", "normal", "high"]
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from partitioners.problem import Problem, Times
+from tools.load_solvers.problem import Problem, Times
 
 Objective: TypeAlias = Literal["max", "sum"]
 _Indices = NDArray[np.intp]

@@ -19,11 +19,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from bigbrain_fx.orders import random_orders, unit_orders
-from partitioners.chain_load import best_cut
+from bigbrain_fx.planning.orders import random_orders, unit_orders
 from partitioners.ideals import Indices, Sets, ideals, prefixes, states, within
-from partitioners.problem import Problem, Times
-from partitioners.reduce import reduced, shortened
+from tools.load_solvers.chain_load import best_cut
+from tools.load_solvers.problem import Problem, Times
+from tools.load_solvers.reduce import reduced, shortened
 
 MOST_IDEALS = 40_000
 MOST_CUTS = 1200  # of more nodes, runs of neighbours are made one

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.contiguous import best_contiguous
-from partitioners.load_bound import load_bound
-from partitioners.problem import Net, Problem
-from partitioners.reduce import reduced
 from partitioners.sat import FINENESS, Variable, cp_model, solved
+from tools.load_solvers.contiguous import best_contiguous
+from tools.load_solvers.load_bound import load_bound
+from tools.load_solvers.problem import Net, Problem
+from tools.load_solvers.reduce import reduced
 
 WORK = 60.0
 _QUICK_IDEALS = 3000  # a start need not be proven

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from bigbrain_fx.errors import NoPlanError
-from partitioners.problem import Problem, Times
-from partitioners.programs import available
+from tools.load_solvers.problem import Problem, Times
+from tools.load_solvers.programs import available
 
 
 def load_bound(problem: Problem) -> float:

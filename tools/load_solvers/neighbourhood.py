@@ -16,9 +16,10 @@ from itertools import combinations
 
 import numpy as np
 
-from partitioners.neighbours import neighbours, sent_pairs
-from partitioners.problem import Problem
-from partitioners.programs import Entry, Program, available
+from partitioners.neighbours import neighbours
+from tools.load_solvers.loads import sent_pairs
+from tools.load_solvers.problem import Problem
+from tools.load_solvers.programs import Entry, Program, available
 
 MOST_COLUMNS = 240  # nodes x devices that are placed again at once
 _BETTER = 1 - 1e-7

@@ -1,7 +1,7 @@
-"""Placement as arrays: what nodes cost on each kind of device, what crosses, what fits.
+"""A public instance as arrays: what nodes cost on each kind of device, what crosses, what fits.
 
-The public benchmark instances and the product's own graphs both become this noun, so that one
-algorithm serves both. It knows no method, no model and no file format.
+The files of three collections become this noun, so that one algorithm serves all. It knows no
+method, no model and no file format.
 """
 
 from __future__ import annotations

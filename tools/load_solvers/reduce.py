@@ -13,7 +13,7 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 
-from partitioners.problem import Net, Problem
+from tools.load_solvers.problem import Net, Problem
 
 
 @dataclass(frozen=True)

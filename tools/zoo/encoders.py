@@ -121,8 +121,6 @@ CASES = (
         "LongformerConfig",
         "LongformerForSequenceClassification",
         attention_window=8,
-        refused=True,
-        remedy="longformer-global-remedied",
     ),
     _classes(
         "longformer-global-remedied",

@@ -78,6 +78,6 @@ CASES = (
         decoder_ffn_dim=64,
     ),
     # Its experts are called for the tokens that go there: how many is data.
-    _switch("switch", refused=True, remedy="switch-remedied"),
+    _switch("switch"),
     _switch("switch-remedied", leaves=("SwitchTransformersExperts",)),
 )

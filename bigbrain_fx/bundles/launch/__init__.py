@@ -5,14 +5,21 @@ starts know nothing of it: they run the bundle's own train.py, or infer.py. With
 `supervisor` starts them and replaces those that die.
 """
 
-from bigbrain_fx.launch.failures import PEER_LOST, DeviceLostError, RunError
-from bigbrain_fx.launch.hosts import commands, hosts
-from bigbrain_fx.launch.options import DEFAULT_STEPS, BatchLine, Line, Run, RunOptions, StepLine
-from bigbrain_fx.launch.ports import free_port, require_free
-from bigbrain_fx.launch.process import Command, Process, Spawn, popen
-from bigbrain_fx.launch.program import entry
-from bigbrain_fx.launch.running import run
-from bigbrain_fx.launch.supervised import can_supervise, require_not_nccl, start_supervised
+from bigbrain_fx.bundles.launch.failures import PEER_LOST, DeviceLostError, RunError
+from bigbrain_fx.bundles.launch.hosts import commands, hosts, secret_command
+from bigbrain_fx.bundles.launch.options import (
+    DEFAULT_STEPS,
+    BatchLine,
+    Line,
+    Run,
+    RunOptions,
+    StepLine,
+)
+from bigbrain_fx.bundles.launch.ports import free_port, require_free
+from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, popen
+from bigbrain_fx.bundles.launch.program import entry
+from bigbrain_fx.bundles.launch.running import run
+from bigbrain_fx.bundles.launch.supervised import can_supervise, require_not_nccl, start_supervised
 
 __all__ = [
     "DEFAULT_STEPS",
@@ -36,5 +43,6 @@ __all__ = [
     "require_free",
     "require_not_nccl",
     "run",
+    "secret_command",
     "start_supervised",
 ]

@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from bigbrain_fx.launch.failures import BAD_INPUT, PEER_LOST, failure
-from bigbrain_fx.launch.options import BatchLine, Line, RunOptions, StepLine
-from bigbrain_fx.launch.process import Command, Process, Spawn
-from bigbrain_fx.launch.program import arguments, entry, reporter
+from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
+from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.process import Command, Process, Spawn
+from bigbrain_fx.bundles.launch.program import arguments, entry, reporter
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.supervisor import warn
 
 POLL_S = 0.1
 GRACE_S = 5.0
 
 
 @dataclass
-class Crew:
+class PlainCrew:
     """The processes of one run, by device."""
 
     processes: dict[str, Process]
@@ -52,7 +53,7 @@ class Crew:
                 continue
             found = _line(line)
             if found is None:  # the user's batches() or optimizer() printed it
-                sys.stderr.write(line)
+                warn(line.rstrip("\n"))
                 continue
             on_line(found)
             yield found
@@ -108,7 +109,7 @@ def _line(text: str) -> Line | None:
     for kind in (StepLine, BatchLine):
         try:
             return kind(**json.loads(text))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             continue
     return None
 
@@ -116,10 +117,10 @@ def _line(text: str) -> Line | None:
 @contextmanager
 def processes(
     plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path, spawn: Spawn
-) -> Iterator[Crew]:
+) -> Iterator[PlainCrew]:
     """Start a process for every device of a plan; end all of them, whatever happens."""
     reports = reporter(plan)
-    crew = Crew({}, logs, reports, entry(plan))
+    crew = PlainCrew({}, logs, reports, entry(plan))
     words = (sys.executable, entry(plan), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):

@@ -35,10 +35,12 @@ def failure(
     """Return what to tell of a process that failed: the end of its log, and what to do."""
     tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
     if code == BAD_INPUT and tail:
+        is_data = "batch" in tail[-1]
+        data = "every batch must be like example_batch(): mend batches() and split again"
         return InputError(
             tail[-1].removeprefix("error: "),
             at=str(log),
-            help="every batch must be like example_batch(): mend batches() and split again",
+            help=data if is_data else "mend what it names, and run it again",
         )
     return RunError(
         what if reason is None else f"{what}: {reason}",

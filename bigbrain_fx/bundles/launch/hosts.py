@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from bigbrain_fx.launch.options import DEFAULT_STEPS, RunOptions
-from bigbrain_fx.launch.program import entry
-from bigbrain_fx.launch.supervised import require_not_nccl
+from bigbrain_fx.bundles.launch.options import DEFAULT_STEPS, RunOptions
+from bigbrain_fx.bundles.launch.program import entry
+from bigbrain_fx.bundles.launch.supervised import require_not_nccl
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.supervisor import how_to_make
 
 SECRET = "secret"  # the file that all hosts have, in the bundle
 
@@ -49,6 +50,11 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     ]
 
 
+def secret_command() -> str:
+    """Return what makes the certificate and key that supervisors of several hosts share."""
+    return how_to_make(SECRET)
+
+
 def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     """Return a supervisor's command for the first host, and an agent's for each other."""
     first, *others = hosts(plan)
@@ -57,6 +63,7 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     given = {
         "--restarts": options.restarts,
         "--hang": options.hang_s,
+        "--grace": options.grace_s,
         "--snapshot-every": options.snapshot_every,
         "--log-mib": options.log_mib,
         "--events": options.events,
@@ -67,6 +74,7 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
         "--save": options.save,
         "--commits": options.commits,
         "--commit-every": options.commit_every,
+        "--rescue": options.rescue,
     }
     words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
     words += ["--resume"] if options.resume else []

@@ -60,15 +60,18 @@ class RunOptions:
 
     `spares` not None: processes of a training that die are replaced, by one of so many that are
     kept warm, and the result is the same. `restarts` of them are allowed within ten minutes; a
-    process without progress for `hang_s` is ended; `snapshot_every` steps lie between snapshots in
-    memory (None: measured). What happens is appended to `events` as JSON lines. `log_mib` of sent
-    messages are kept on each device; None: its share of half of the memory that is free.
+    process without progress for `hang_s` is ended; a run that is asked to stop waits `grace_s` for
+    the end of a step (None: three times the longest recent one, at least 30 s); `snapshot_every`
+    steps lie between snapshots in memory (None: measured). What happens is appended to `events` as
+    JSON lines. `log_mib` of sent messages are kept on each device; None: its share of half of the
+    memory that is free.
 
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
-    start and at the end; with `resume` a training goes on from the last commit there.
+    start and at the end; with `resume` a training goes on from the last commit there. What cannot
+    be written there is written to `rescue`, a folder on another disk.
     """
 
     steps: int | None = None
@@ -84,10 +87,12 @@ class RunOptions:
     spares: int | None = None
     restarts: int = 20
     hang_s: float = 60.0
+    grace_s: float | None = None
     snapshot_every: int | None = None
     events: Path | None = None
     commits: Path | None = None
     commit_every: int | None = None
     resume: bool = False
+    rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.options import RunOptions
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch.options import RunOptions
 from bigbrain_fx.plan import Plan
 
 
@@ -42,6 +42,7 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--outputs": options.outputs.resolve() if options.outputs else None,
         "--commits": options.commits.resolve() if options.commits else None,
         "--commit-every": options.commit_every,
+        "--rescue": options.rescue.resolve() if options.rescue else None,
         "--on-nan": options.on_nan,
         "--report": logs.resolve(),
     }
@@ -52,7 +53,7 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
 
 
 def peaks(plan: Plan, logs: Path) -> dict[str, int]:
-    """Return the largest resident memory of each device's process, in bytes, as it reported."""
+    """Return the largest resident memory of each device's process, in bytes, if it reported it."""
     return _reported(plan, logs, "max_rss_bytes")
 
 
@@ -62,5 +63,16 @@ def allocated(plan: Plan, logs: Path) -> dict[str, int]:
 
 
 def _reported(plan: Plan, logs: Path, what: str) -> dict[str, int]:
-    reports = {n: json.loads((logs / f"{n}.json").read_text()) for n in plan.stages.devices}
-    return {name: report[what] for name, report in reports.items() if what in report}
+    found = {}
+    for name in plan.stages.devices:
+        try:
+            report = json.loads((logs / f"{name}.json").read_text())
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # a full disk, or somebody has removed the logs
+            continue
+        if what in report:
+            found[name] = report[what]
+    return found

@@ -6,15 +6,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.crew import processes
+from bigbrain_fx.bundles.launch.options import BatchLine, Line, Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.ports import free_port, require_free
+from bigbrain_fx.bundles.launch.process import Spawn, popen
+from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
+from bigbrain_fx.bundles.launch.supervised import require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch.crew import processes
-from bigbrain_fx.launch.options import BatchLine, Line, Run, RunOptions, StepLine
-from bigbrain_fx.launch.ports import free_port, require_free
-from bigbrain_fx.launch.process import Spawn, popen
-from bigbrain_fx.launch.program import allocated, entry, peaks
-from bigbrain_fx.launch.supervised import require_supervised, run_supervised
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.supervisor import Event, Rescue
+from bigbrain_fx.supervisor import Aside, Event, Rescue
 
 
 def run(
@@ -31,7 +31,9 @@ def run(
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
     `on_event` hears what happens to supervised processes: see `supervisor.EventLog`; `rescue` gets
-    the newest snapshots in memory before a DeviceLostError.
+    the newest snapshots in memory before a DeviceLostError. All but `rescue` are called aside, in
+    a thread: one that waits does not hold up the run, and one that raises OSError, as a print to a
+    closed pipe does, is not called again; any other error ends the run.
 
     Every process is ended, whatever happens, before this returns.
 
@@ -51,15 +53,40 @@ def run(
     _require_fitting(plan, options)
     if options.port:
         require_free(options.port)
-    logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
-    logs.mkdir(parents=True, exist_ok=True)
-    if options.spares is not None:
+    logs, aside = _logs(options), Aside()
+    told = aside.of(on_step), aside.of(on_batch)
+    try:
+        if options.spares is None:
+            return _run_plain(plan, bundle, options, logs, _listener(*told), spawn)
         require_supervised(plan, spawn)
-        return run_supervised(plan, bundle, options, logs, on_step, on_event, rescue)
+        tell = aside.of(on_event)
+        return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
+    finally:
+        aside.close()
+
+
+def _logs(options: RunOptions) -> Path:
+    try:
+        logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"no logs can be kept: {error}", help="give another --logs") from error
+    return logs
+
+
+def _run_plain(
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    logs: Path,
+    hear: Callable[[Line], None],
+    spawn: Spawn | None,
+) -> Run:
+    """Run a bundle of which no process is replaced."""
     port = options.port or free_port()
     require_free(port)
     with processes(plan, bundle, options, port, logs, spawn or popen) as crew:
-        lines = list(crew.watch(_listener(on_step, on_batch)))
+        lines = list(crew.watch(hear))
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))
     held = allocated(plan, logs)

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
+from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.process import Spawn
+from bigbrain_fx.bundles.launch.program import allocated, arguments, entry, peaks, reporter
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.launch.failures import DeviceLostError, failure
-from bigbrain_fx.launch.options import Run, RunOptions, StepLine
-from bigbrain_fx.launch.process import Spawn
-from bigbrain_fx.launch.program import allocated, arguments, entry, peaks, reporter
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
+    DeviceProcess,
     Event,
     EventLog,
     FailedError,
@@ -22,10 +23,12 @@ from bigbrain_fx.supervisor import (
     Order,
     Rescue,
     Supervisor,
+    popen,
     stopped_by_sigterm,
 )
 
 MIB = 2**20
+SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 
 
 def can_supervise(plan: Plan) -> bool:
@@ -88,18 +91,28 @@ def run_supervised(
         if on_step is not None:
             on_step(steps[-1])
 
-    events = EventLog(options.events, on_event)
-    job = _job(plan, bundle, options, logs)
-    supervisor = Supervisor(job, start_supervised, hear, events, rescue)
+    events = _event_log(options.events, on_event)
     try:
+        supervisor = Supervisor(
+            _job(plan, bundle, options, logs), start_supervised, hear, events, rescue
+        )
         with stopped_by_sigterm(supervisor):
             outcome = supervisor.run()
     except FailedError as error:
         raise _failed(error, plan) from error
+    except OSError as error:
+        raise RunError(f"the run has ended: {error}", help=SHORT) from error
     finally:
         events.close()
     ends = outcome.restarts, outcome.stopped_at
     return Run(tuple(steps), peaks(plan, logs), logs, (), *ends, allocated(plan, logs))
+
+
+def _event_log(path: Path | None, tell: Callable[[Event], None] | None) -> EventLog:
+    try:
+        return EventLog(path, tell)
+    except OSError as error:
+        raise InputError(f"no events can be kept: {error}", help="give another --events") from error
 
 
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:
@@ -131,18 +144,11 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
         hang_s=options.hang_s,
         start_s=options.deadline_s,
         every=options.snapshot_every,
+        grace_s=options.grace_s,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
     )
 
 
-def start_supervised(order: Order) -> subprocess.Popen[bytes]:
+def start_supervised(order: Order) -> DeviceProcess:
     """Start a supervised process: its line is its stdin."""
-    with order.log.open("w") as log:
-        return subprocess.Popen(
-            order.words,
-            cwd=order.folder,
-            env=dict(order.environment),
-            stdin=order.line,
-            stdout=log,
-            stderr=log,
-        )
+    return popen(order, subprocess.Popen)

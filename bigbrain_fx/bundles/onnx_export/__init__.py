@@ -6,16 +6,13 @@ does; it knows nothing of how they are made.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend import Child, Task
 from bigbrain_fx.plan import Plan, read_plan
 
 TIME_LIMIT_S = 900.0
@@ -100,14 +97,20 @@ def export_onnx(
     plan = read_plan(source)
     _require_usable(plan, out)
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-onnx-") as scratch:
-        answer = Path(scratch) / "answer.json"
-        wanted = {"bundle": str(source), "folder": str(out.resolve()), "answer": str(answer)}
-        _run_child({**wanted, "tolerance": TOLERANCE}, time_limit_s)
-        found = json.loads(answer.read_text())
-    if "internal" in found:
-        raise RuntimeError(f"the export failed in its child process\n{found['internal']}")
-    return OnnxExport(out, tuple(StageFile(**stage) for stage in found["stages"]))
+    task = Task(
+        module="bigbrain_fx.bundles.onnx_export.child",
+        name="the export",
+        slow="the export {}",
+        slow_help="export on a faster host",
+        ended_help="look at its output above",
+        limit_s=time_limit_s,
+        subject="the export",
+        at=str(source),
+    )
+    wanted = {"bundle": str(source), "folder": str(out.resolve()), "tolerance": TOLERANCE}
+    with Child(task, wanted, threads=1) as child:
+        stages = cast("Sequence[Mapping[str, Any]]", child.answer()["stages"])
+    return OnnxExport(out, tuple(StageFile(**stage) for stage in stages))
 
 
 def _require_usable(plan: Plan, out: Path) -> None:
@@ -118,29 +121,3 @@ def _require_usable(plan: Plan, out: Path) -> None:
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already", help="give another folder")
-
-
-def _run_child(wanted: dict[str, Any], time_limit_s: float) -> None:
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "bigbrain_fx.onnx_out.child", json.dumps(wanted)]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            timeout=time_limit_s,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"the export took longer than {time_limit_s:g} s", help="export on a faster host"
-        ) from error
-    if done.returncode:
-        raise InputError(
-            f"the export ended its process ({done.returncode})",
-            notes=tuple(done.stderr.splitlines()[-5:]),
-            help="run `python infer.py --in-process --steps 1` in the bundle first",
-        )

@@ -1,7 +1,7 @@
 """The child process of an ONNX export: it imports the bundle, runs it once, exports each stage.
 
-Run as `python -m bigbrain_fx.onnx_out.child '{"bundle": ...}'`; it writes one JSON object to the
-file that "answer" names. It knows the bundle as any user does: by its infer.py and runtime.
+Run as `python -m bigbrain_fx.bundles.onnx_export.child '{"bundle": ...}'`; its one message says
+what came of each stage. It knows the bundle as any user does: by its infer.py and runtime.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,32 +26,33 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from bigbrain_fx.bundles.onnx_export import StageFile
+from bigbrain_fx.bundles.onnx_export.compare import OnnxSession, largest_difference
 from bigbrain_fx.core import Graph, TensorSpec
-from bigbrain_fx.cut import roots
 from bigbrain_fx.emit import StageText, stage_texts
-from bigbrain_fx.onnx_out import StageFile
-from bigbrain_fx.onnx_out.compare import Session, largest_difference
-from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.frontend import Replies
+from bigbrain_fx.plan import Plan, read_plan, roots
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
-    from bigbrain_fx.runtime.infer import InferenceDevice
+    from bigbrain_fx.runtime import InferenceDevice
 
 ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds 2 GiB: above this weights go beside it
 _OP = re.compile(r"(?:op='|OpOverload\(op='|node: )?\b((?:aten|prims|torchvision|custom)\.[\w.]+)")
 
 
 def main() -> None:
-    """Export as asked on the command line; write what came of it as JSON."""
-    wanted = json.loads(sys.argv[1])
+    """Export as asked on the command line; report what came of it."""
+    wanted, replies = json.loads(sys.argv[1]), Replies()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch.onnx tells its steps there
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    try:
-        found = export_stages(Path(wanted["bundle"]), Path(wanted["folder"]), wanted["tolerance"])
-        message: dict[str, Any] = {"stages": [asdict(stage) for stage in found]}
-    except Exception:
-        message = {"internal": traceback.format_exc()}
-    Path(wanted["answer"]).write_text(json.dumps(message))
+
+    def work() -> Mapping[str, object]:
+        folders = Path(wanted["bundle"]), Path(wanted["folder"])
+        return {"stages": [asdict(each) for each in export_stages(*folders, wanted["tolerance"])]}
+
+    replies.reply(work)
 
 
 def export_stages(bundle: Path, folder: Path, tolerance: float) -> list[StageFile]:
@@ -67,7 +67,7 @@ def export_stages(bundle: Path, folder: Path, tolerance: float) -> list[StageFil
     calls = calls_of(module, texts, rows)
     others = calls_of(module, texts, rows + 1) if plan.graph.static_batch is None else {}
     found = [
-        _Job(plan, texts[index], calls[index], others.get(index), folder, tolerance).run()
+        _StageExport(plan, texts[index], calls[index], others.get(index), folder, tolerance).run()
         for index in sorted(calls)
     ]
     _write_stages(plan, found, folder / "stages.json")
@@ -78,7 +78,7 @@ def export_stages(bundle: Path, folder: Path, tolerance: float) -> list[StageFil
 
 
 @dataclass(frozen=True)
-class Call:
+class StageCall:
     """One call of a stage: its module, and what went in and came out, by the graph's names."""
 
     module: nn.Module
@@ -86,7 +86,7 @@ class Call:
     results: Mapping[str, Tensor]
 
 
-def calls_of(bundle: ModuleType, texts: Mapping[int, StageText], rows: int) -> dict[int, Call]:
+def calls_of(bundle: ModuleType, texts: Mapping[int, StageText], rows: int) -> dict[int, StageCall]:
     """Run every stage on the first rows of the bundle's data.
 
     Args:
@@ -98,13 +98,13 @@ def calls_of(bundle: ModuleType, texts: Mapping[int, StageText], rows: int) -> d
     devices: Sequence[InferenceDevice] = runtime.loaded(b)
     modules = {number: m for device in devices for number, m in device.modules.items()}
     values = _first_rows(devices[0], b.whole, rows)
-    found: dict[int, Call] = {}
+    found: dict[int, StageCall] = {}
     for number, text in sorted(texts.items()):
         arguments = {value: values[value] for value in text.arguments}
         with torch.no_grad():
             result = modules[number](*arguments.values())
         results = result if isinstance(result, tuple) else (result,)
-        found[number] = Call(
+        found[number] = StageCall(
             modules[number], arguments, dict(zip(text.results, results, strict=True))
         )
         values.update(found[number].results)
@@ -127,13 +127,13 @@ def _first_rows(device: InferenceDevice, whole: Sequence[str], rows: int) -> dic
 
 
 @dataclass(frozen=True)
-class _Job:
+class _StageExport:
     """The export of one stage."""
 
     plan: Plan
     text: StageText
-    call: Call
-    other: Call | None
+    call: StageCall
+    other: StageCall | None
     folder: Path
     tolerance: float
 
@@ -174,7 +174,7 @@ class _Job:
         """Run the file on what the stage got; say whether other numbers of rows work, too."""
         if find_spec("onnxruntime") is None:
             return None, False
-        session = Session.of(path)
+        session = OnnxSession.of(path)
         difference = largest_difference(self.call.results, session.run(self.call.arguments))
         if self.other is None:
             return difference, False

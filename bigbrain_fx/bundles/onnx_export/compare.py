@@ -15,20 +15,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Session:
+class OnnxSession:
     """A file in ONNX Runtime, on the CPU."""
 
     session: Any  # onnxruntime has no types
 
     @staticmethod
-    def of(path: Path) -> Session:
+    def of(path: Path) -> OnnxSession:
         """Load a file."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
-        return Session(
+        return OnnxSession(
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         )
 

@@ -7,6 +7,6 @@ This room joins plans, bundles and commits. It imports no torch, runs no model f
 instead of reading them: what one device has is the most that is in memory at a time.
 """
 
-from bigbrain_fx.resplit.moving import Resplit, resplit
+from bigbrain_fx.bundles.resplitting.moving import Resplit, resplit
 
 __all__ = ["Resplit", "resplit"]

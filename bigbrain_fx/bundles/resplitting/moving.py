@@ -11,16 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.resplitting.named import Named, read_named
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan, replan, to_json
-from bigbrain_fx.resplit.named import Named, read_named
-from bigbrain_fx.runtime.commits import about_of, graph_hash, open_generation, write_record
-from bigbrain_fx.runtime.commits import write_shard as commit_shard
-from bigbrain_fx.runtime.disk import Disk
-from bigbrain_fx.runtime.image import FORMAT, layout_of
+from bigbrain_fx.plan import Plan, read_plan, replan, to_json, updating
+from bigbrain_fx.runtime import (
+    FORMAT,
+    Disk,
+    about_of,
+    graph_hash,
+    layout_of,
+    open_generation,
+    write_record,
+    write_shard as commit_shard,
+)
 from bigbrain_fx.weights import (
     Copy,
     Stored,
@@ -180,6 +186,16 @@ class _Moved:
         agreed = about_of({**self.named.facts, **about})
         write_record(folder, shards, generation, agreed)
 
+    def updated(self, device: str) -> set[str]:
+        """Return what a device's optimizer has the state of: with ZeRO its replica's share."""
+        param, stages = self.plan.graph.param, self.plan.stages
+        own = stages.of(device)
+        held = {param[name].canonical for stage in own for name in stage.params}
+        if not stages.zero_stage:
+            return held
+        updates = updating(self.plan.graph, stages)
+        return {name for name in held if updates.get(name) == own[0].replica}
+
     def _write_image(self, path: Path, device: str, about: Mapping[str, Any]) -> None:
         """Write the image of one device's state, a tensor at a time."""
         param = self.plan.graph.param
@@ -194,8 +210,9 @@ class _Moved:
             )
         aliases = {name: param[name].canonical for name in sorted(used)}
         aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
-        tensors = self.named.tensors_of(names)
-        facts = {**self.named.facts_of(names), **about, "aliases": aliases}
+        updated = [name for name in names if name in self.updated(device)]
+        tensors = self.named.tensors_of(names, updated)
+        facts = {**self.named.facts_of(updated), **about, "aliases": aliases}
         facts.update({"format": FORMAT, "step": self.named.step})
         layout = layout_of([place.entry for place in tensors.values()], facts)
         pieces = (tensors[name].data for name in layout.entries)

@@ -6,33 +6,33 @@ Where several devices hold one tensor (a tied parameter, a table) their copies m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.runtime.commits import (
+from bigbrain_fx.runtime import (
     BrokenError,
     CommitError,
     Loaded,
     Record,
+    TensorEntry,
     committed,
     first_loadable,
     load_shard,
     warn_of_others,
 )
-from bigbrain_fx.runtime.image import Entry
 
 SAME = ("seed", "micro_batches", "inputs", "torch")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor is: in the image of one device."""
 
     loaded: Loaded
-    entry: Entry
+    entry: TensorEntry
 
     @property
     def data(self) -> memoryview:
@@ -54,7 +54,7 @@ class Named:
 
     step: int
     files: Mapping[str, Path]
-    tensors: Mapping[str, Place]
+    tensors: Mapping[str, TensorPlace]
     facts: Mapping[str, Any]
     optimizer: Mapping[str, Any] | None
 
@@ -87,11 +87,10 @@ class Named:
         }
         return {**self.facts, "optimizer": kept if trained else None}
 
-    def tensors_of(self, names: Iterable[str]) -> dict[str, Place]:
-        """Return the tensors of such a device."""
-        held = set(names)
-        found = {name: p for name, p in self.tensors.items() if _parameter(name) in held}
-        for name in held:
+    def tensors_of(self, names: Iterable[str], updated: Collection[str]) -> dict[str, TensorPlace]:
+        """Return the tensors of such a device; the optimizer's of what it updates."""
+        found = {name: p for name, p in self.tensors.items() if _parameter(name) in updated}
+        for name in names:
             full = self.find(name)
             if full is not None:
                 found[full] = self.tensors[full]
@@ -142,13 +141,13 @@ def read_named(
 def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named:
     first = next(iter(loaded.values()))
     facts = {name: first.layout.facts.get(name) for name in SAME}
-    tensors: dict[str, Place] = {}
+    tensors: dict[str, TensorPlace] = {}
     for device, found in loaded.items():
         for name in SAME:
             if found.layout.facts.get(name) != facts[name]:
                 raise _differs(name, device, folder / record.folder)
         for name, entry in found.layout.entries.items():
-            seen = tensors.setdefault(name, Place(found, entry))
+            seen = tensors.setdefault(name, TensorPlace(found, entry))
             if seen.loaded.checks[name] != found.checks[name]:
                 raise _differs(name, device, folder / record.folder)
     files = {name: folder / record.folder / f"{name}.safetensors" for name in loaded}

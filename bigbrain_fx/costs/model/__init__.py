@@ -4,29 +4,45 @@ A noun room: plug-ins may read it. It knows profiles and numpy; it knows no scik
 that) and no graph.
 """
 
-from bigbrain_fx.cost_model.features import Rates, Work, family, matrix, names, shape_columns
-from bigbrain_fx.cost_model.model import (
+from bigbrain_fx.costs.model.features import (
+    OpWork,
+    PlaceRates,
+    family,
+    matrix,
+    names,
+    shape_columns,
+)
+from bigbrain_fx.costs.model.model import (
     PHASES,
     CostModel,
     Phase,
-    Stages,
+    PhaseModel,
     read_model,
     write_model,
 )
-from bigbrain_fx.cost_model.regressors import LEAF, Kernel, Linear, Regressor, Trees, joined
+from bigbrain_fx.costs.model.regressors import (
+    LEAF,
+    Floats,
+    Kernel,
+    Linear,
+    Regressor,
+    Trees,
+    joined,
+)
 
 __all__ = [
     "LEAF",
     "PHASES",
     "CostModel",
+    "Floats",
     "Kernel",
     "Linear",
+    "OpWork",
     "Phase",
-    "Rates",
+    "PhaseModel",
+    "PlaceRates",
     "Regressor",
-    "Stages",
     "Trees",
-    "Work",
     "family",
     "joined",
     "matrix",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import DTYPE_BYTES
-from bigbrain_fx.profiles import Signature, TensorArg
+from bigbrain_fx.costs.profiles import Signature, TensorArg
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ _FRACTION = re.compile(r"(?<![\w.])0\.\d*[1-9]")
 _LEAST_CHANCE = 1e-3  # a literal below it is an epsilon, above it a chance
 
 
-class Place(Protocol):
+class ComputePlace(Protocol):
     """What a `core.Device` and a `profiles.Machine` both say of where an op runs."""
 
     @property
@@ -56,7 +56,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class PlaceRates:
     """The figures of a place, without its name."""
 
     kind: str
@@ -66,7 +66,7 @@ class Rates:
     launch_s: float
 
     @classmethod
-    def of(cls, place: Place) -> Rates:
+    def of(cls, place: ComputePlace) -> PlaceRates:
         """Return the rates of a device or of a machine that was profiled."""
         return cls(
             place.kind,
@@ -76,7 +76,7 @@ class Rates:
             place.launch_s,
         )
 
-    def within(self, known: Sequence[Rates]) -> Rates:
+    def within(self, known: Sequence[PlaceRates]) -> PlaceRates:
         """Return the nearest rates within the range of what is known of this kind."""
         alike = [rates for rates in known if rates.kind == self.kind]
 
@@ -84,7 +84,7 @@ class Rates:
             values = [float(getattr(rates, name)) for rates in alike]
             return min(max(float(getattr(self, name)), min(values)), max(values))
 
-        return Rates(
+        return PlaceRates(
             self.kind,
             int(inside("threads")),
             inside("flops_per_s"),
@@ -94,7 +94,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OpWork:
     """One op to be priced: its signature, and what its forward computes and moves."""
 
     signature: Signature
@@ -107,7 +107,7 @@ class Work:
         """The op's plain name: "aten.relu_.default" -> "relu"."""
         return family(self.signature.target)
 
-    def roofline_s(self, rates: Rates) -> float:
+    def roofline_s(self, rates: PlaceRates) -> float:
         """Return the seconds of its forward if it reached the device's rates, and one launch."""
         moved = self.reads_bytes + self.writes_bytes
         ideal_s = max(self.flops / rates.flops_per_s, moved / rates.memory_bytes_per_s)
@@ -172,7 +172,7 @@ def shape_columns(families: Sequence[str]) -> int:
     return len(SHAPES) + len(families)
 
 
-def matrix(works: Sequence[Work], rates: Sequence[Rates], families: Sequence[str]) -> Floats:
+def matrix(works: Sequence[OpWork], rates: Sequence[PlaceRates], families: Sequence[str]) -> Floats:
     """Return the features of every op on its device, shape (ops, columns)."""
     rows = [
         [
@@ -185,7 +185,7 @@ def matrix(works: Sequence[Work], rates: Sequence[Rates], families: Sequence[str
     return np.array(rows, np.float64).reshape(len(rows), len(names(families)))
 
 
-def _of_shape(work: Work) -> list[float]:
+def _of_shape(work: OpWork) -> list[float]:
     signature, tensors = work.signature, work.signature.tensors
     first = tensors[0] if tensors else None
     second = tensors[1].shape if len(tensors) > 1 else ()
@@ -229,7 +229,7 @@ def _layouts(tensors: Sequence[TensorArg], layout: str) -> float:
     return float(sum(tensor.layout.startswith(layout) for tensor in tensors))
 
 
-def _of_device(work: Work, rates: Rates) -> list[float]:
+def _of_device(work: OpWork, rates: PlaceRates) -> list[float]:
     peak, bandwidth = math.log2(rates.flops_per_s), math.log2(rates.memory_bytes_per_s)
     return [
         peak,

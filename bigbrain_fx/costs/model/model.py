@@ -19,8 +19,15 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from bigbrain_fx.cost_model.features import Floats, Rates, Work, matrix, names, shape_columns
-from bigbrain_fx.cost_model.regressors import Regressor, from_json, to_json
+from bigbrain_fx.costs.model.features import (
+    Floats,
+    OpWork,
+    PlaceRates,
+    matrix,
+    names,
+    shape_columns,
+)
+from bigbrain_fx.costs.model.regressors import Regressor, from_json, to_json
 from bigbrain_fx.errors import InputError
 
 Phase: TypeAlias = Literal["forward", "backward_input", "backward_weight"]
@@ -33,7 +40,7 @@ _LEAST, _MOST = math.log2(1e-9), math.log2(1e6)  # no op is quicker or slower th
 
 
 @dataclass(frozen=True)
-class Stages:
+class PhaseModel:
     """The regressions of one phase: of the share of the roofline, if there are two, and of time.
 
     `points` is how many times they were fitted to.
@@ -70,8 +77,8 @@ class CostModel:
 
     kind: str
     families: tuple[str, ...]
-    places: tuple[Rates, ...]
-    phases: Mapping[Phase, Stages]
+    places: tuple[PlaceRates, ...]
+    phases: Mapping[Phase, PhaseModel]
     optimizer_touches: float = 0.0
     optimizer_launches: float = 0.0
 
@@ -80,7 +87,7 @@ class CostModel:
         """Whether a share of the roofline is predicted first."""
         return any(stages.share is not None for stages in self.phases.values())
 
-    def seconds(self, phase: Phase, works: Sequence[Work], rates: Rates) -> Floats:
+    def seconds(self, phase: Phase, works: Sequence[OpWork], rates: PlaceRates) -> Floats:
         """Return the seconds of one phase of every op on a device, shape (ops,).
 
         A device beyond the rates of those that were profiled is taken as the nearest within their
@@ -100,7 +107,7 @@ class CostModel:
         scaled: Floats = found * np.array(scale)
         return scaled
 
-    def _require(self, phase: Phase, rates: Rates) -> None:
+    def _require(self, phase: Phase, rates: PlaceRates) -> None:
         kinds = sorted({place.kind for place in self.places})
         if rates.kind not in kinds:
             raise InputError(
@@ -146,7 +153,7 @@ def read_model(path: Path) -> CostModel:
         model = CostModel(
             kind=str(body["kind"]),
             families=tuple(map(str, body["families"])),
-            places=tuple(Rates(**place) for place in body["places"]),
+            places=tuple(PlaceRates(**place) for place in body["places"]),
             phases={
                 name: _stages(body["phases"][name]) for name in PHASES if name in body["phases"]
             },
@@ -195,11 +202,11 @@ def _wrong(path: Path, why: str) -> InputError:
     )
 
 
-def _stages_json(stages: Stages) -> dict[str, Any]:
+def _stages_json(stages: PhaseModel) -> dict[str, Any]:
     share = None if stages.share is None else to_json(stages.share)
     return {"points": stages.points, "share": share, "time": to_json(stages.time)}
 
 
-def _stages(found: Mapping[str, Any]) -> Stages:
+def _stages(found: Mapping[str, Any]) -> PhaseModel:
     share = None if found["share"] is None else from_json(found["share"])
-    return Stages(from_json(found["time"]), share, int(found["points"]))
+    return PhaseModel(from_json(found["time"]), share, int(found["points"]))

@@ -3,8 +3,8 @@
 A noun room: plug-ins may read it. It knows no torch, and not how anything is measured.
 """
 
-from bigbrain_fx.profiles.optimizer import OptimizerStep, fit_optimizer
-from bigbrain_fx.profiles.signature import (
+from bigbrain_fx.costs.profiles.optimizer import TimedOptimizer, fit_optimizer
+from bigbrain_fx.costs.profiles.signature import (
     Signature,
     TensorArg,
     layout,
@@ -13,7 +13,7 @@ from bigbrain_fx.profiles.signature import (
     signature,
     signatures,
 )
-from bigbrain_fx.profiles.store import (
+from bigbrain_fx.costs.profiles.store import (
     APPLICATION_ID,
     SCHEMA_VERSION,
     Machine,
@@ -27,11 +27,11 @@ __all__ = [
     "SCHEMA_VERSION",
     "Machine",
     "OpProfile",
-    "OptimizerStep",
     "ProfileStore",
     "Session",
     "Signature",
     "TensorArg",
+    "TimedOptimizer",
     "fit_optimizer",
     "layout",
     "mode_of",

@@ -13,7 +13,7 @@ _Row: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerStep:
+class TimedOptimizer:
     """One timed set: a step over `tensors` trained tensors of `nbytes` bytes together.
 
     `what` says which set it is, for people; `seconds` are of one step, gradients given and taken.
@@ -29,7 +29,7 @@ class OptimizerStep:
         return abs((self.tensors * per_tensor_s + self.nbytes * per_byte_s) / self.seconds - 1.0)
 
 
-def fit_optimizer(steps: Sequence[OptimizerStep]) -> tuple[float, float]:
+def fit_optimizer(steps: Sequence[TimedOptimizer]) -> tuple[float, float]:
     """Fit seconds = tensors x a + bytes x b; return a and b, neither below zero.
 
     Non-negative least squares of relative errors, so that a set of many small tensors counts as

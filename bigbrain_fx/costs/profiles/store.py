@@ -32,9 +32,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.costs.profiles.optimizer import TimedOptimizer
+from bigbrain_fx.costs.profiles.signature import Signature, TensorArg
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles.optimizer import OptimizerStep
-from bigbrain_fx.profiles.signature import Signature, TensorArg
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x62626678  # "bbfx": tells our files from other people's
@@ -159,7 +159,7 @@ class Session:
     model: str = ""
     at_s: float = 0.0
     optimizer: str = ""
-    steps: tuple[OptimizerStep, ...] = ()
+    steps: tuple[TimedOptimizer, ...] = ()
 
 
 class ProfileStore:
@@ -199,7 +199,7 @@ class ProfileStore:
         *profiles: OpProfile,
         model: str = "",
         optimizer: str = "",
-        steps: Sequence[OptimizerStep] = (),
+        steps: Sequence[TimedOptimizer] = (),
     ) -> None:
         """Write profiles, and the session of `model` on this machine: all or nothing.
 
@@ -361,7 +361,7 @@ def _credit(base: sqlite3.Connection, pairs: Iterable[tuple[str, str]]) -> None:
 def _session(model: str, at_s: float, body: str) -> Session:
     fields: dict[str, Any] = json.loads(body)
     machine = Machine(**fields["machine"])
-    steps = tuple(OptimizerStep(**step) for step in fields["steps"])
+    steps = tuple(TimedOptimizer(**step) for step in fields["steps"])
     return Session(machine, model, at_s, fields["optimizer"], steps)
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from bigbrain_fx.emit.entry import device_fields
-from bigbrain_fx.emit.layout import double_quoted, wrapped
-from bigbrain_fx.emit.readme import readme_text
-from bigbrain_fx.emit.train_texts import launch_text
+from bigbrain_fx.emit.files.entry import device_fields
+from bigbrain_fx.emit.files.readme import readme_text
+from bigbrain_fx.emit.files.train_texts import launch_text
+from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 

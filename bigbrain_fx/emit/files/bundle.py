@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bigbrain_fx.emit.again import shipped_like
-from bigbrain_fx.emit.model_file import functions_slice, training_slice
-from bigbrain_fx.emit.texts import bundle_texts, weight_files, weight_index
+from bigbrain_fx.emit.files.again import shipped_like
+from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
+from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, timeline, to_json
-from bigbrain_fx.report import report
-from bigbrain_fx.simulate import chrome_trace
+from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
+from bigbrain_fx.weights import write_index
 
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
-ROOMS = Path(__file__).resolve().parent.parent  # of which some are copied
+ROOMS = Path(__file__).resolve().parents[2]  # of which some are copied
 
 
 class Weights(Protocol):
@@ -141,6 +140,8 @@ def _fill(
         f'"""{plan.graph.name!r}, split by bigbrain-fx; see README.md."""\n'
     )
     (folder / "plan.json").write_bytes(to_json(plan))
+    if plan.stages.buckets:
+        (folder / "buckets.json").write_text(buckets_json(plan), encoding="utf-8")
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     (folder / "report.html").write_text(report(plan), encoding="utf-8")
     for room in _copied(plan):
@@ -151,10 +152,8 @@ def _fill(
         else:
             shutil.copyfile(path, folder / path.name)
     (folder / "weights").mkdir()
-    if plan.mode == "train":
-        index = json.dumps(weight_index(plan), indent=1)
-        (folder / "weights" / "index.json").write_text(index + "\n")
     weights.write_weights(folder / "weights", weight_files(plan))
+    write_index(folder / "weights", weight_index(plan) if plan.mode == "train" else {})
     if not plan.source.has_batches:
         weights.write_batch(folder / "example.safetensors")
 

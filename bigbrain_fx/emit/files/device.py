@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Program, Stages
-from bigbrain_fx.cut import holders, norms_spec, owners
-from bigbrain_fx.emit import kept
-from bigbrain_fx.emit.classes import Classes, StageText
-from bigbrain_fx.emit.layout import double_quoted, wrapped
-from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll
-from bigbrain_fx.emit.names import Names, identifier
-from bigbrain_fx.emit.outputs import collected, output_dims
+from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
+from bigbrain_fx.emit.files.outputs import collected, output_dims
+from bigbrain_fx.emit.modules import kept
+from bigbrain_fx.emit.modules.classes import Classes, StageText
+from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
+from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.plan import holders, norms_spec, owners
 
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
@@ -61,12 +61,18 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
 
 def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
     device, title = _quiet(file.program.device), _quiet(file.title)
-    devices = [_quiet(name) for name in file.stages.devices]
+    mine = file.stages.of_replica(own[0].stage.replica)
+    devices = [_quiet(name) for name in dict.fromkeys(stage.device for stage in mine)]
     chain = " --> ".join(f"[{name}]" if name == device else name for name in devices)
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
+    copies = (
+        f", replica {own[0].stage.replica} of {file.stages.replicas}"
+        if mine != file.stages.stages
+        else ""
+    )
     return (
-        f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}.\n\n"
+        f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
         f"    {chain}      {file.schedule}, {file.micro_batches} micro-batches of {file.rows}\n\n"
         "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
@@ -79,7 +85,7 @@ def _quiet(text: str) -> str:
 
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
-    optional = ("Region", "Tensors", "buffer", "parameter", *kept.RUNTIME)
+    optional = ("Region", "Tensors", "bucket_channels", "buffer", "parameter", *kept.RUNTIME)
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
     names = ["Channel", _base_class(file), "Stage", *wanted]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
@@ -122,7 +128,9 @@ class _Channels:
         self.own = own
         device = file.program.device
         at = {stage.index: stage.device for stage in file.stages.stages}
-        self.edges = [e for e in file.stages.edges if device in (at[e.source], at[e.target])]
+        edges = [e for e in file.stages.edges if device in (at[e.source], at[e.target])]
+        self.edges = [edge for edge in edges if edge.kind not in ("reduce", "gather")]
+        self.has_buckets = len(self.edges) < len(edges)
         self.device_of = at
         self.hints = _value_hints(own.values())
         names = Names()
@@ -138,7 +146,14 @@ class _Channels:
             "# Channel(tag, kind, value, source stage, target stage, "
             "sender, receiver, shape of a message, dtype)"
         )
+        if self.has_buckets:
+            lines.append("# Sums of gradients over replicas: buckets.json says which channels.")
+            lines.append(f"BUCKETS = bucket_channels(__file__, {self.file.program.device!r})")
         return [legend, *lines] if lines else ["# This device neither sends nor receives."]
+
+    def all_names(self) -> list[str]:
+        """Return what a class lists as its channels."""
+        return [*self.names.values(), *(["*BUCKETS"] if self.has_buckets else [])]
 
     def _call(self, edge: Edge, tag: int) -> str:
         shape, dtype, wants = self._spec(edge)
@@ -150,13 +165,15 @@ class _Channels:
     def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:
         """Return the shape and element type of a message, and whether its gradient comes back."""
         if edge.kind == "norm":
-            owned = owners(self.file.graph, self.file.stages.stages)[self.device_of[edge.source]]
+            owned = owners(self.file.graph, self.file.stages)[self.device_of[edge.source]]
             spec = norms_spec(self.file.graph, owned)
             return spec.shape, spec.dtype, False
         if edge.kind == "tied":
             spec = self.file.graph.param[edge.value].spec
             return spec.shape, spec.dtype, False
         spec = self.file.graph.op[edge.value].outputs[0].at(self.file.rows)
+        if edge.kind == "loss":
+            return (len(self.file.stages.micros_of(edge.source, 0)),), spec.dtype, False
         relayed = {e.value for e in self.file.stages.out_of(edge.target, "gradient")}
         wants = edge.kind == "activation" and edge.value in relayed
         return spec.shape, spec.dtype, wants
@@ -164,9 +181,8 @@ class _Channels:
     def _base(self, edge: Edge) -> str:
         outward = self.device_of[edge.source] == self.file.program.device
         here, far = (edge.source, edge.target) if outward else (edge.target, edge.source)
-        what = (
-            "norms" if edge.kind == "norm" else self.hints.get(edge.value) or identifier(edge.value)
-        )
+        words = {"norm": "norms", "loss": "losses"}
+        what = words.get(edge.kind) or self.hints.get(edge.value) or identifier(edge.value)
         what = f"{what}_grad" if edge.kind in ("gradient", "tied") else what
         where = f"to_{far}" if outward else f"from_{far}"
         several = len(self.own) > 1
@@ -205,7 +221,7 @@ def _device_class(file: DeviceFile, own: Sequence[StageText], channels: _Channel
 
 def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
     mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
-    held = holders(file.graph, file.stages.stages)
+    held = holders(file.graph, file.stages.of_replica(own[0].stage.replica))
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
@@ -217,15 +233,36 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
         f"micro_batches = {file.micro_batches}",
+        *_replica_rows(file, own),
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
         *([f"loss = {loss!r}"] if loss else []),
         *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),
-        f"channels = {_names_tuple(channels.names.values())}",
+        f"channels = {_names_tuple(channels.all_names())}",
         *([f"tied = {tied!r}"] if tied else []),
         *([f"aliases = {aliases!r}"] if aliases else []),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
+
+
+def _replica_rows(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
+    """Say which of the step's micro-batches each replica has, and how gradients are summed."""
+    stages = file.stages
+    if not stages.micros:
+        return []
+    return [
+        f"micros = ({', '.join(map(_numbers, stages.micros))},)",
+        f"replica = {own[0].stage.replica}",
+        *([f"sum_order = {stages.sum_order!r}"] if stages.sum_order != "replica" else []),
+        *([f"zero_stage = {stages.zero_stage}"] if stages.zero_stage else []),
+    ]
+
+
+def _numbers(micros: Sequence[int]) -> str:
+    """Write ascending numbers, as a range where they are one."""
+    step = micros[1] - micros[0] if len(micros) > 1 else 1
+    found = range(micros[0], micros[-1] + 1, step)
+    return repr(found if len(micros) > 2 and tuple(found) == tuple(micros) else tuple(micros))
 
 
 def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
@@ -287,12 +324,22 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
     for edge in stages.out_of(stage.index, "gradient"):
         call = f"self.send({channels.names[edge]}, m, {public[edge.value]}_grad)"
         lines.append(f"        {call}{_far(edge, file, 'to')}")
+    if any(stage.index in bucket.stages for bucket in stages.buckets):
+        lines.append(f"        self.reduce_gradients({stage.index}, m){_peers(stage.index, file)}")
     return lines
+
+
+def _peers(stage: int, file: DeviceFile) -> str:
+    """Name the devices that hold the same parameters in other replicas."""
+    others = [s for b in file.stages.buckets if stage in b.stages for s in b.stages if s != stage]
+    names = dict.fromkeys(identifier(file.stages.stages[other].device) for other in others)
+    return f"  # with {', '.join(names)}" if names else ""
 
 
 def _update(file: DeviceFile, channels: _Channels) -> list[str]:
     lines = ["    def update(self):"]
-    for kind, suffix in (("tied", "tied"), ("norm", "norms")):
+    lines += ["        self.sum_gradients()  # over all replicas"] if file.stages.buckets else []
+    for kind, suffix in (("tied", "tied"), ("norm", "norms"), ("loss", "losses")):
         edges = [edge for edge in channels.edges if edge.kind == kind]
         mine = [e for e in edges if channels.device_of[e.source] == file.program.device]
         theirs = [e for e in edges if channels.device_of[e.target] == file.program.device]
@@ -300,10 +347,18 @@ def _update(file: DeviceFile, channels: _Channels) -> list[str]:
             f"        self.send_{suffix}({channels.names[e]}){_far(e, file, 'to')}" for e in mine
         ]
         lines += [
-            f"        self.recv_{suffix}({channels.names[e]}){_far(e, file, 'from')}"
+            f"        self.recv_{suffix}({channels.names[e]}{_replica(e, file)})"
+            f"{_far(e, file, 'from')}"
             for e in theirs
         ]
-    return [*lines, "        self.optimizer_step()"]
+    lines.append("        self.optimizer_step()")
+    back = "        self.gather_weights()  # those that other replicas have updated"
+    return [*lines, *([back] if file.stages.zero_stage else [])]
+
+
+def _replica(edge: Edge, file: DeviceFile) -> str:
+    """Say whose losses these are."""
+    return f", {file.stages.stages[edge.source].replica}" if edge.kind == "loss" else ""
 
 
 def _far(edge: Edge, file: DeviceFile, word: str) -> str:
@@ -314,39 +369,53 @@ def _far(edge: Edge, file: DeviceFile, word: str) -> str:
 
 
 def _step_once(file: DeviceFile) -> list[str]:
+    """Write the schedule; of a replica by places among its own micro-batches."""
+    places = {micro: place for place, micro in enumerate(_own_micros(file))}
     steps = [
-        Step(f"{i.do}_{i.stage}", i.micro)
+        MicroAction(f"{i.do}_{i.stage}", places.get(i.micro, i.micro))
         for i in file.program.instructions
         if isinstance(i, Forward | Backward)
     ]
     loops = roll(steps)
     lines = ["    def step_once(self):"]
+    lines += ["        own = self.micros[self.replica]  # its micro-batches"] if places else []
     if is_readable(loops):
-        lines += [line for loop in loops for line in _loop(loop)]
+        lines += [line for loop in loops for line in _loop(loop, bool(places))]
     else:
         lines = [
             *_table(steps),
             "",
             *lines,
-            "        for action, m in self.order:",
-            "            getattr(self, action)(m)",
+            f"        for action, {'i' if places else 'm'} in self.order:",
+            f"            getattr(self, action)({'own[i]' if places else 'm'})",
         ]
     return [*lines, "        self.update()"] if file.graph.loss is not None else lines
 
 
-def _loop(loop: Loop) -> list[str]:
+def _own_micros(file: DeviceFile) -> tuple[int, ...]:
+    """Return the micro-batches of a device's replica; nothing, where one replica has all."""
+    stage = file.stages.of(file.program.device)[0]
+    return file.stages.micros_of(stage.index, 0)
+
+
+def _loop(loop: MicroLoop, of_replica: bool) -> list[str]:
+    name = "i" if of_replica else "m"
+
+    def call(action: str, micro: str) -> str:
+        return f"self.{action}({f'own[{micro}]' if of_replica else micro})"
+
     if loop.count == 1:
-        return [f"        self.{step.action}({step.micro})" for step in loop.body]
+        return [f"        {call(step.action, str(step.micro))}" for step in loop.body]
     least = min(step.micro for step in loop.body)
     bounds = f"{least}, {least + loop.count}" if least else f"{loop.count}"
-    lines = [f"        for m in range({bounds}):"]
+    lines = [f"        for {name} in range({bounds}):"]
     for step in loop.body:
         shift = step.micro - least
-        lines.append(f"            self.{step.action}(m{f' + {shift}' if shift else ''})")
+        lines.append(f"            {call(step.action, f'{name} + {shift}' if shift else name)}")
     return lines
 
 
-def _table(steps: Sequence[Step]) -> list[str]:
+def _table(steps: Sequence[MicroAction]) -> list[str]:
     """Write a schedule that has no period as rows of (action, micro-batch)."""
     cells = [f"({step.action!r}, {step.micro})" for step in steps]
     rows = [", ".join(cells[i : i + 4]) for i in range(0, len(cells), 4)]

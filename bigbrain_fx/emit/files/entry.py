@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bigbrain_fx.emit.layout import double_quoted, wrapped
-from bigbrain_fx.emit.model_file import no_triple_blanks
-from bigbrain_fx.emit.slicing import Slice
+from bigbrain_fx.emit.files.model_file import no_triple_blanks
+from bigbrain_fx.emit.files.slicing import SourceSlice
+from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.plan import Plan
 
 
@@ -47,7 +47,7 @@ def call_lines(name: str, kind: str, fields: Sequence[str]) -> list[str]:
 
 
 def with_users_code(
-    head: Sequence[str], imports: Sequence[str], taken: Slice, ours: Sequence[str]
+    head: Sequence[str], imports: Sequence[str], taken: SourceSlice, ours: Sequence[str]
 ) -> str:
     """Join what was copied from the model file, as it stands, and what we write before and after.
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bigbrain_fx.emit.entry import call_lines, data_fields, device_fields, with_users_code
-from bigbrain_fx.emit.layout import double_quoted
-from bigbrain_fx.emit.model_file import (
+from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
+from bigbrain_fx.emit.files.model_file import (
     inputs_lines,
     our_names,
     own_batches_lines,
@@ -18,7 +17,8 @@ from bigbrain_fx.emit.model_file import (
     source_file,
     training_slice,
 )
-from bigbrain_fx.emit.slicing import Slice
+from bigbrain_fx.emit.files.slicing import SourceSlice
+from bigbrain_fx.emit.modules.layout import double_quoted
 from bigbrain_fx.plan import Plan
 
 OURS = ("INPUTS", "SPECS", "WHOLE")
@@ -64,7 +64,7 @@ def infer_notes(plan: Plan) -> list[str]:
     ]
 
 
-def _batches_text(plan: Plan, taken: Slice, constants: Mapping[str, str]) -> str:
+def _batches_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) -> str:
     title, origin = quiet(plan.graph.name), quiet(source_file(plan).name)
     what = f"copied from {origin}" if plan.source.has_batches else "the example batch"
     head, ours = [f'"""What {title} is run on: {what}."""', ""], list[str]()

@@ -15,7 +15,7 @@ MAX_STATEMENTS = 16  # more than that is no loop a person would read: write a ta
 
 
 @dataclass(frozen=True)
-class Step:
+class MicroAction:
     """One action on one micro-batch."""
 
     action: str
@@ -23,43 +23,43 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Loop:
+class MicroLoop:
     """`body` repeated `count` times; in turn i every micro-batch number is higher by i."""
 
-    body: tuple[Step, ...]
+    body: tuple[MicroAction, ...]
     count: int
 
 
-def roll(steps: Sequence[Step]) -> list[Loop]:
+def roll(steps: Sequence[MicroAction]) -> list[MicroLoop]:
     """Write steps as loops, from left to right, each time the loop that covers most.
 
     `unroll(roll(steps)) == steps` always; a loop of count 1 is a plain statement.
     """
-    loops: list[Loop] = []
+    loops: list[MicroLoop] = []
     start = 0
     while start < len(steps):
         length, count = _best(steps, start)
-        loops.append(Loop(tuple(steps[start : start + length]), count))
+        loops.append(MicroLoop(tuple(steps[start : start + length]), count))
         start += length * count
     return loops
 
 
-def unroll(loops: Sequence[Loop]) -> list[Step]:
+def unroll(loops: Sequence[MicroLoop]) -> list[MicroAction]:
     """Return the steps that loops stand for."""
     return [
-        Step(step.action, step.micro + turn)
+        MicroAction(step.action, step.micro + turn)
         for loop in loops
         for turn in range(loop.count)
         for step in loop.body
     ]
 
 
-def is_readable(loops: Sequence[Loop]) -> bool:
+def is_readable(loops: Sequence[MicroLoop]) -> bool:
     """Whether the loops are short enough to be written as text."""
     return sum(len(loop.body) for loop in loops) <= MAX_STATEMENTS
 
 
-def _best(steps: Sequence[Step], start: int) -> tuple[int, int]:
+def _best(steps: Sequence[MicroAction], start: int) -> tuple[int, int]:
     """Return length and count of the loop from `start` that saves most statements, else (1, 1)."""
     best = (1, 1)
     for length in range(1, min(MAX_BODY, (len(steps) - start) // 2) + 1):
@@ -69,16 +69,16 @@ def _best(steps: Sequence[Step], start: int) -> tuple[int, int]:
     return best
 
 
-def _turns(steps: Sequence[Step], start: int, length: int) -> int:
+def _turns(steps: Sequence[MicroAction], start: int, length: int) -> int:
     turns = 1
     while all(_matches(steps, start, length, turns, i) for i in range(length)):
         turns += 1
     return turns
 
 
-def _matches(steps: Sequence[Step], start: int, length: int, turn: int, i: int) -> bool:
+def _matches(steps: Sequence[MicroAction], start: int, length: int, turn: int, i: int) -> bool:
     at = start + turn * length + i
     if at >= len(steps):
         return False
     first = steps[start + i]
-    return steps[at] == Step(first.action, first.micro + turn)
+    return steps[at] == MicroAction(first.action, first.micro + turn)

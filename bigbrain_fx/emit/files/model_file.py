@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bigbrain_fx.capture.location import HF, is_hf, is_onnx
 from bigbrain_fx.core import Dim, Input
-from bigbrain_fx.emit.kept import LOSS_NAME, MODEL_NAME, user_names
-from bigbrain_fx.emit.layout import wrapped
-from bigbrain_fx.emit.names import Names
-from bigbrain_fx.emit.slicing import Slice, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, slice_file
+from bigbrain_fx.emit.modules.kept import LOSS_NAME, MODEL_NAME, user_names
+from bigbrain_fx.emit.modules.layout import wrapped
+from bigbrain_fx.emit.modules.names import Names
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import HF, is_hf, is_onnx
 from bigbrain_fx.plan import Plan
 
-EMPTY = Slice("", ())
+EMPTY = SourceSlice("", ())
 
 
 def source_file(plan: Plan) -> Path:
@@ -30,7 +30,7 @@ def source_file(plan: Plan) -> Path:
     return Path(path if path and name.isidentifier() else plan.source.path)
 
 
-def training_slice(plan: Plan) -> Slice:
+def training_slice(plan: Plan) -> SourceSlice:
     """Return what the bundle takes from the model file: for inference its data alone."""
     source, trains = plan.source, plan.mode == "train"
     named = {
@@ -42,7 +42,7 @@ def training_slice(plan: Plan) -> Slice:
     return slice_file(source_file(plan), wanted) if wanted else EMPTY
 
 
-def functions_slice(plan: Plan) -> Slice:
+def functions_slice(plan: Plan) -> SourceSlice:
     """Return the user's own Python that is called as it is: functions, leaf modules, the loss."""
     found = user_names(plan.graph, [op.name for op in plan.graph.ops])
     own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))
@@ -60,7 +60,7 @@ def is_model_file(plan: Plan) -> bool:
     return bool(plan.source.path) and source_file(plan).suffix == ".py"
 
 
-def _require_no_file(plan: Plan, own: Sequence[str]) -> Slice:
+def _require_no_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
     """Refuse to write what only a model file could define."""
     wanted = {MODEL_NAME: "a leaf module", LOSS_NAME: "a loss that cannot be traced"}
     found = [wanted[name] for name in own if name in wanted]
@@ -99,7 +99,7 @@ def _mark_class(name: str) -> str:
     return f"class {name}:\n    leaf = staticmethod(lambda module: module)"
 
 
-def our_names(taken: Slice, ours: Iterable[str]) -> dict[str, str]:
+def our_names(taken: SourceSlice, ours: Iterable[str]) -> dict[str, str]:
     """Return the names of our own constants beside the user's code, which may have the same."""
     nodes = list(ast.walk(ast.parse(taken.text)))
     names = Names(node.id for node in nodes if isinstance(node, ast.Name))

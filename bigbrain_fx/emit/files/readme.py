@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigbrain_fx.core import Stage
-from bigbrain_fx.emit import infer_texts, train_texts
-from bigbrain_fx.emit.model_file import functions_slice, training_slice
-from bigbrain_fx.plan import Plan
-from bigbrain_fx.recompute import recompute_text
+from bigbrain_fx.emit.files import infer_texts, train_texts
+from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
+from bigbrain_fx.plan import Plan, recompute_text, replicas_text
 
 
 def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
@@ -31,6 +30,7 @@ def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
         f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if plan.stages.recompute else []),
+        *_replicas(plan),
         "",
         "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",
         "|---|---|---|---|---|---|",
@@ -41,6 +41,18 @@ def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _replicas(plan: Plan) -> list[str]:
+    """Say what a replica is, where there are several."""
+    if not plan.stages.micros:
+        return []
+    return [
+        "",
+        "A replica is a whole copy of the model on devices of its own: it computes some of a "
+        "step's micro-batches, and at the end of a step all replicas sum their gradients.",
+        f"Here: {replicas_text(plan.stages)}.",
+    ]
 
 
 def _files(plan: Plan) -> list[str]:

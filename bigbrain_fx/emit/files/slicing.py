@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Slice:
+class SourceSlice:
     """Part of a model file.
 
     Attributes:
@@ -30,18 +30,18 @@ class Slice:
     whole: bool = False
 
 
-def slice_file(path: Path, wanted: Sequence[str]) -> Slice:
+def slice_file(path: Path, wanted: Sequence[str]) -> SourceSlice:
     """Return the code that defines the wanted names, in the order of the file."""
     source = _read(path)
     tree = ast.parse(source)
     if any(_is_star(node) for node in tree.body):
         text = f"from {path.stem} import {', '.join(wanted)}\n"
-        return Slice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
+        return SourceSlice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
     chosen = _closure(tree.body, wanted)
     kept = [node for node in tree.body if id(node) in chosen]
     shared = _sharing_a_line(tree.body)
     text = "\n".join(_text(node, source, chosen, node in shared) for node in kept) + "\n"
-    return Slice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
+    return SourceSlice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
 
 
 def _read(path: Path) -> str:

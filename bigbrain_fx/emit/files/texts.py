@@ -6,17 +6,18 @@ This room reads the model file and writes nothing: `bundle.py` puts the texts on
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
-from bigbrain_fx.cut import owners, roots
-from bigbrain_fx.emit.again import texts_like
-from bigbrain_fx.emit.classes import Classes, StageText
-from bigbrain_fx.emit.device import DeviceFile, device_text
-from bigbrain_fx.emit.infer_texts import infer_texts
-from bigbrain_fx.emit.model_file import functions_slice, quiet, source_file
-from bigbrain_fx.emit.readme import readme_text
-from bigbrain_fx.emit.train_texts import train_texts
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.core import DTYPE_BYTES
+from bigbrain_fx.emit.files.again import texts_like
+from bigbrain_fx.emit.files.device import DeviceFile, device_text
+from bigbrain_fx.emit.files.infer_texts import infer_texts
+from bigbrain_fx.emit.files.model_file import functions_slice, quiet, source_file
+from bigbrain_fx.emit.files.readme import readme_text
+from bigbrain_fx.emit.files.train_texts import train_texts
+from bigbrain_fx.emit.modules.classes import Classes, StageText
+from bigbrain_fx.plan import Plan, messages, owners, roots
 from bigbrain_fx.weights import unused_file
 
 
@@ -88,6 +89,34 @@ def weight_files(plan: Plan) -> dict[str, list[str]]:
 
 def weight_index(plan: Plan) -> dict[str, str]:
     """Return the device that answers for each trained parameter, in the order of the model."""
-    owned = owners(plan.graph, plan.stages.stages)
+    owned = owners(plan.graph, plan.stages)
     owner = {name: device for device, names in owned.items() for name in names}
     return {p.name: owner[p.name] for p in plan.graph.params if p.name in owner}
+
+
+def buckets_json(plan: Plan) -> str:
+    """Return buckets.json: what replicas sum together and over which channels; see `runtime`."""
+    stages = plan.stages
+    channels: dict[str, list[object]] = {bucket.name: [] for bucket in stages.buckets}
+    for tag, edge in enumerate(stages.edges):
+        if edge.kind in ("reduce", "gather"):
+            ends = edge.source, edge.target
+            devices = [stages.stages[end].device for end in ends]
+            elements = edge.nbytes // DTYPE_BYTES[stages.bucket[edge.value].dtype]
+            row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
+            channels[edge.value].append(row)
+    entries = (
+        f'"{b.name}": '
+        + json.dumps(
+            {
+                "stages": b.stages,
+                "dtype": b.dtype,
+                "pieces": b.pieces,
+                "marks": b.marks,
+                "params": b.params,
+                "channels": channels[b.name],
+            }
+        )
+        for b in stages.buckets
+    )
+    return "{\n" + ",\n".join(entries) + "\n}\n"

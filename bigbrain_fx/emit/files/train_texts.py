@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bigbrain_fx.emit.entry import call_lines, data_fields, device_fields, with_users_code
-from bigbrain_fx.emit.layout import double_quoted, wrapped
-from bigbrain_fx.emit.model_file import (
+from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
+from bigbrain_fx.emit.files.model_file import (
     inputs_lines,
     our_names,
     own_batches_lines,
@@ -17,7 +16,8 @@ from bigbrain_fx.emit.model_file import (
     source_file,
     training_slice,
 )
-from bigbrain_fx.emit.slicing import Slice
+from bigbrain_fx.emit.files.slicing import SourceSlice
+from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.plan import Plan
 
 OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM")
@@ -62,13 +62,13 @@ def train_commands(plan: Plan) -> list[str]:
 
 _CONTRACT = (
     "Every device's process calls these for itself: `batches(seed)` must give all of them the same",
-    "batches (the first is compared), and an optimizer sees its own device's parameters only. To",
+    "batches (they are compared), and an optimizer sees its own device's parameters only. To",
     "clip gradients where the model file did not, split the model again: norms are messages.",
     '"""',
 )
 
 
-def _training_text(plan: Plan, taken: Slice, constants: Mapping[str, str]) -> str:
+def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) -> str:
     source, name = plan.source, source_file(plan).name
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
@@ -134,7 +134,8 @@ def _joining(hosts: Sequence[str]) -> list[str]:
         "",
         "    python launch.py --steps 100 --listen ADDRESS:29400 --secret FILE",
         "",
-        "and on each other host, with the same bundle and secret,",
+        "(FILE has a certificate and its key; without it launch.py says how they are made) and on",
+        "each other host, with the same bundle and FILE,",
         "",
         *(
             f"    python launch.py --join ADDRESS:29400 --host {quiet(host)} --secret FILE"

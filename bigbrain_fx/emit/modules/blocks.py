@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Const, Dim, Graph, ModuleCall, Op, ParamRef, Ref, Stage
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules.nesting import CallFacts, Nesting, gather_facts
+from bigbrain_fx.emit.ops.items import (
     BlockCall,
     Body,
     Item,
@@ -27,8 +28,7 @@ from bigbrain_fx.emit.items import (
     is_below,
     layers_in,
 )
-from bigbrain_fx.emit.nesting import Facts, Nesting, gather_facts
-from bigbrain_fx.emit.scope import make_body, with_sizes
+from bigbrain_fx.emit.ops.scope import make_body, with_sizes
 
 MIN_OPS_ONCE = 3  # what occurs once and is shorter is written where it is called
 MAX_TRIES = 4  # each bans modules that cannot be written in one way
@@ -207,7 +207,7 @@ def find_blocks(
     return Blocks(tuple(bodies), templates, keys)
 
 
-def _settled(keys: Keys, facts: Facts, stage: Stage, results: frozenset[str]) -> Body:
+def _settled(keys: Keys, facts: CallFacts, stage: Stage, results: frozenset[str]) -> Body:
     """Nest a stage; a module whose calls differ from each other is written out."""
     banned: frozenset[str] = frozenset()
     for _ in range(MAX_TRIES):
@@ -301,8 +301,9 @@ def numbers(keys: Keys, body: Body) -> dict[Where, Number]:
     for i, item in enumerate(keys.full(body)):
         for where, value in _item_numbers(keys, item):
             found[i, *where] = value
-        if isinstance(item, Op):
-            own.update(dict.fromkeys(name for name in item.params if is_below(name, body.path)))
+        read = item.params if isinstance(item, Op) else ()
+        read = item.body.outer_params if isinstance(item, BlockCall) else read  # it is given them
+        own.update(dict.fromkeys(name for name in read if is_below(name, body.path)))
     for name in own:
         found["param", body.relative(name)] = keys.graph.param[name].spec.shape
     return found

@@ -11,13 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Op, Stage
-from bigbrain_fx.emit import kept
-from bigbrain_fx.emit.blocks import Blocks, Template, Where, find_blocks, inner_blocks
-from bigbrain_fx.emit.construct import Construct
-from bigbrain_fx.emit.expressions import attribute
-from bigbrain_fx.emit.function import FunctionText
-from bigbrain_fx.emit.hints import hints, value_names
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules import kept
+from bigbrain_fx.emit.modules.blocks import Blocks, Template, Where, find_blocks, inner_blocks
+from bigbrain_fx.emit.modules.construct import Construct
+from bigbrain_fx.emit.modules.expressions import attribute
+from bigbrain_fx.emit.modules.function import FunctionText
+from bigbrain_fx.emit.modules.hints import hints, value_names
+from bigbrain_fx.emit.modules.layout import wrapped
+from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.emit.modules.rolling import Roller
+from bigbrain_fx.emit.modules.tidy import tidied
+from bigbrain_fx.emit.modules.tree import init_lines, tie_lines, ties
+from bigbrain_fx.emit.modules.writing import Writing
+from bigbrain_fx.emit.ops.items import (
     BlockCall,
     Body,
     Item,
@@ -26,13 +32,7 @@ from bigbrain_fx.emit.items import (
     layers_in,
     ops_of,
 )
-from bigbrain_fx.emit.layout import wrapped
-from bigbrain_fx.emit.names import Names, identifier
-from bigbrain_fx.emit.rolling import Roller
-from bigbrain_fx.emit.tidy import tidied
-from bigbrain_fx.emit.tree import init_lines, tie_lines, ties
-from bigbrain_fx.emit.writing import Writing
-from bigbrain_fx.randomness import draw_places
+from bigbrain_fx.frontend import draw_places
 
 OURS = (
     *("Tensors", "Region", "Stage", "Device", "InferenceDevice", "Channel", "buffer", "parameter"),

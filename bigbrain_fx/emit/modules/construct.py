@@ -11,10 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Arg, Const, Graph, Op, Param
-from bigbrain_fx.emit.blocks import Blocks, Number, Template, Where, numbers
-from bigbrain_fx.emit.calls import FORMS
-from bigbrain_fx.emit.expressions import attribute, constant, dotted
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules.blocks import Blocks, Number, Template, Where, numbers
+from bigbrain_fx.emit.modules.expressions import attribute, constant, dotted
+from bigbrain_fx.emit.modules.kept import leaf_module, leaf_path
+from bigbrain_fx.emit.modules.names import OWN, Names, identifier
+from bigbrain_fx.emit.modules.statements import argument_name
+from bigbrain_fx.emit.modules.tree import Tree, alike, put
+from bigbrain_fx.emit.ops.calls import FORMS
+from bigbrain_fx.emit.ops.items import (
     BlockCall,
     Body,
     Call,
@@ -25,10 +29,6 @@ from bigbrain_fx.emit.items import (
     Signature,
     is_below,
 )
-from bigbrain_fx.emit.kept import leaf_module, leaf_path
-from bigbrain_fx.emit.names import OWN, Names, identifier
-from bigbrain_fx.emit.statements import argument_name
-from bigbrain_fx.emit.tree import Tree, alike, put
 
 PLAIN = {"other": "factor", "exponent": "power", "shape": "size", "a": "size", "b": "size"}
 """Better words for what torch's signatures call arguments."""

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from bigbrain_fx.core import Arg, Const
-from bigbrain_fx.emit.names import is_attribute
+from bigbrain_fx.emit.modules.names import is_attribute
 
 
 def member(

@@ -10,10 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Graph, Op, ParamRef, Ref
-from bigbrain_fx.emit.expressions import member, tuple_of
-from bigbrain_fx.emit.folding import Folding, Piece, is_short
-from bigbrain_fx.emit.hints import Hints, alias
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules.expressions import member, tuple_of
+from bigbrain_fx.emit.modules.folding import Folding, Piece, is_short
+from bigbrain_fx.emit.modules.hints import Hints, alias
+from bigbrain_fx.emit.modules.layout import statement
+from bigbrain_fx.emit.modules.names import identifier
+from bigbrain_fx.emit.modules.rolling import Loop, Step
+from bigbrain_fx.emit.modules.variables import Variables, last_uses, places, readers
+from bigbrain_fx.emit.modules.writing import Writing
+from bigbrain_fx.emit.ops.items import (
     Body,
     Item,
     LayerCall,
@@ -22,22 +27,17 @@ from bigbrain_fx.emit.items import (
     takes_of,
     values_in,
 )
-from bigbrain_fx.emit.layout import statement
-from bigbrain_fx.emit.names import identifier
-from bigbrain_fx.emit.rolling import Loop, Step
-from bigbrain_fx.emit.variables import Variables, last_uses, places, readers
-from bigbrain_fx.emit.writing import Writing
-from bigbrain_fx.units import is_size
+from bigbrain_fx.planning import is_size
 
 
 @dataclass(frozen=True)
-class Line:
+class Statement:
     """One statement, or the head of a block with the lines inside it."""
 
     node: ast.stmt | ast.expr | str
     comment: str = ""
     key: ast.expr | None = None
-    inside: tuple[Line, ...] = ()
+    inside: tuple[Statement, ...] = ()
 
     def text(self, indent: int) -> list[str]:
         """Return the lines of text."""
@@ -91,31 +91,31 @@ class FunctionText:
         written += self._flush()
         return [text for line in self._with_return(written) for text in line.text(indent)]
 
-    def _with_return(self, written: list[Line]) -> list[Line]:
+    def _with_return(self, written: list[Statement]) -> list[Statement]:
         """Return the last value: `x = f(y)` at the end becomes `return f(y)`."""
         names = [self.variables.local[name] for name in self.body.gives]
         values = tuple_of([ast.Name(name) for name in names])
-        last = written[-1] if written else Line("")
+        last = written[-1] if written else Statement("")
         match last.node:
             case ast.Assign(targets=[target], value=value):
                 if ast.dump(target) == ast.dump(values):
-                    return [*written[:-1], Line(ast.Return(value), last.comment, last.key)]
-        return [*written, Line(ast.Return(values))]
+                    return [*written[:-1], Statement(ast.Return(value), last.comment, last.key)]
+        return [*written, Statement(ast.Return(values))]
 
     # ------------------------------------------------------------------ steps
 
-    def _step(self, step: Step) -> list[Line]:
+    def _step(self, step: Step) -> list[Statement]:
         if isinstance(step, Loop):
             return self._loop(step)
         return self._item(step)
 
-    def _item(self, item: Item) -> list[Line]:
+    def _item(self, item: Item) -> list[Statement]:
         if isinstance(item, Op) and item.name in self.skipped:
             return []
         self.variables.position = self.at[id(item)]
         if isinstance(item, Op) and item.body is not None:
             return [*self._flush(before=True), self._region(item)]
-        written: list[Line] = []
+        written: list[Statement] = []
         piece = self.folding.fold(self._piece(item))
         if piece is None:
             written = self._flush(before=True)
@@ -130,7 +130,7 @@ class FunctionText:
         written += [line for value in gives_of(item) for line in self._room_for(value)]
         return [*written, self._statement(item, piece)]
 
-    def _room_for(self, value: str) -> list[Line]:
+    def _room_for(self, value: str) -> list[Statement]:
         """Write `residual = x` where a variable is given anew while its value is still needed."""
         hint = self._hint(value)
         held = self.variables.holder.get(hint)
@@ -146,7 +146,7 @@ class FunctionText:
         if name is None or not is_free or name == hint:
             return []
         self.variables.hold(held, name)
-        return [Line(ast.Assign([ast.Name(name)], ast.Name(hint), lineno=0))]
+        return [Statement(ast.Assign([ast.Name(name)], ast.Name(hint), lineno=0))]
 
     def _piece(self, item: Item) -> Piece:
         if isinstance(item, Op):
@@ -165,15 +165,15 @@ class FunctionText:
         own = op.lines[: op.modules.index(item.module) + 1]
         return next((frames[-1] for frames in reversed(own) if frames), op.source)
 
-    def _flush(self, before: bool = False) -> list[Line]:
+    def _flush(self, before: bool = False) -> list[Statement]:
         """Write the values that wait as statements of their own."""
-        lines: list[Line] = []
+        lines: list[Statement] = []
         self.variables.position -= before  # the item at hand still needs them
         while (waiting := self.folding.take_first()) is not None:  # the others keep their variables
             piece, hint = waiting.piece, self._hint(waiting.value)
             name = self.variables.give(waiting.value, hint, self.folding.names())
             assign = ast.Assign([ast.Name(name)], piece.expression, lineno=0)
-            lines.append(Line(assign, self._comment(piece.source), piece.key))
+            lines.append(Statement(assign, self._comment(piece.source), piece.key))
         self.variables.position += before
         return lines
 
@@ -194,22 +194,22 @@ class FunctionText:
             return False
         return is_short(piece.expression)
 
-    def _statement(self, item: Item, piece: Piece) -> Line:
+    def _statement(self, item: Item, piece: Piece) -> Statement:
         is_number = isinstance(item, Op) and is_size(item)
         comment = "" if is_number else self._comment(piece.source)
         if isinstance(item, Op) and not self._has_value(item):
-            return Line(ast.Expr(piece.expression), comment, piece.key)
+            return Statement(ast.Expr(piece.expression), comment, piece.key)
         if isinstance(item, LayerCall) and item.results:
             given = {value: self._give(value) for value in item.gives}
             unpacked = _pattern(item.results, given)
-            return Line(ast.Assign([unpacked], piece.expression, lineno=0), comment, piece.key)
+            return Statement(ast.Assign([unpacked], piece.expression, lineno=0), comment, piece.key)
         parts = self._unpacked(item) if isinstance(item, Op) and item.is_tuple else None
         names = parts or [self._give(value) for value in gives_of(item)]
         target = tuple_of([ast.Name(name) for name in names])
         if parts and len(parts) == 1:
             target = ast.Tuple([target])
         assign = ast.Assign([target], piece.expression, lineno=0)
-        return Line(assign, comment, piece.key)
+        return Statement(assign, comment, piece.key)
 
     def _has_value(self, op: Op) -> bool:
         if op.checks and not op.outputs:
@@ -233,7 +233,7 @@ class FunctionText:
 
     # ------------------------------------------------------------------ blocks of statements
 
-    def _region(self, op: Op) -> Line:
+    def _region(self, op: Op) -> Statement:
         """Write `with torch.no_grad():` and the like around the region's own ops."""
         body = op.body
         assert body is not None
@@ -248,9 +248,9 @@ class FunctionText:
                 name = self.variables.local[body.outputs[int(str(part.args[1]))]]
                 self.variables.hold(part.name, name)
                 self.skipped.add(part.name)
-        return Line(f"with {head}", comment, self.keys.get(op.name), tuple(inside))
+        return Statement(f"with {head}", comment, self.keys.get(op.name), tuple(inside))
 
-    def _loop(self, loop: Loop) -> list[Line]:
+    def _loop(self, loop: Loop) -> list[Statement]:
         """Write `for block in self.blocks: x = block(x, ...)`."""
         self.variables.position = self.at[id(loop.turns[0][0])]
         lines = self._flush(before=True)
@@ -277,7 +277,7 @@ class FunctionText:
             for a, b in zip(gives_of(early), gives_of(late), strict=True):
                 if b not in self.variables.local and a in self.variables.local:
                     self.variables.hold(b, self.variables.local[a])
-        return [*lines, Line(head, comment, None, tuple(inside))]
+        return [*lines, Statement(head, comment, None, tuple(inside))]
 
     def _carrier(self, first: str, made: Sequence[str], others: Sequence[str]) -> str:
         """Return the variable that hands a value from turn to turn."""
@@ -341,13 +341,13 @@ class FunctionText:
         return " ".join(source.split())
 
 
-def _assigned(names: Sequence[str], values: Sequence[str]) -> list[Line]:
+def _assigned(names: Sequence[str], values: Sequence[str]) -> list[Statement]:
     """Return the assignments of variables to others; all at once where one would hide another."""
     pairs = [(name, value) for name, value in zip(names, values, strict=True) if name != value]
     hides = {name for name, _ in pairs} & {value for _, value in pairs}
     groups = [pairs] if hides else [[pair] for pair in pairs]
     return [
-        Line(
+        Statement(
             ast.Assign(
                 [tuple_of([ast.Name(name) for name, _ in group])],
                 tuple_of([ast.Name(value) for _, value in group]),

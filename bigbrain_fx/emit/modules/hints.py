@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, Ref
-from bigbrain_fx.emit.items import Body, Item, LayerCall, gives_of, takes_of
-from bigbrain_fx.emit.names import identifier
-from bigbrain_fx.emit.statements import IGNORED, operand, size_target, targets
-from bigbrain_fx.units import is_size
+from bigbrain_fx.emit.modules.names import identifier
+from bigbrain_fx.emit.modules.statements import IGNORED, operand, size_target, targets
+from bigbrain_fx.emit.ops.items import Body, Item, LayerCall, gives_of, takes_of
+from bigbrain_fx.planning import is_size
 
 Frame: TypeAlias = tuple[ModuleCall | None, int, str]
 """A line that was running: the module call whose code it is, how deep in it, the place."""

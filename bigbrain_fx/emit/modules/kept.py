@@ -10,7 +10,7 @@ import keyword
 from collections.abc import Callable, Iterable, Iterator
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef
-from bigbrain_fx.emit.expressions import attribute, dotted, function_place
+from bigbrain_fx.emit.modules.expressions import attribute, dotted, function_place
 from bigbrain_fx.errors import InputError
 
 ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}

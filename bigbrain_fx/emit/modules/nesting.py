@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, Stage
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules.kept import leaf_path
+from bigbrain_fx.emit.ops.items import (
     BlockCall,
     Body,
     Item,
@@ -27,18 +28,17 @@ from bigbrain_fx.emit.items import (
     ops_of,
     params_of,
 )
-from bigbrain_fx.emit.kept import leaf_path
-from bigbrain_fx.emit.layers import layer_call
-from bigbrain_fx.emit.recurrent import recurrent_call
-from bigbrain_fx.emit.scope import NoSizeError, make_body, with_sizes
-from bigbrain_fx.units import is_size
+from bigbrain_fx.emit.ops.layers import layer_call
+from bigbrain_fx.emit.ops.recurrent import recurrent_call
+from bigbrain_fx.emit.ops.scope import NoSizeError, make_body, with_sizes
+from bigbrain_fx.planning import is_size
 
 CONTAINERS = "torch.nn.modules.container."
 MIN_ITEMS = 2  # a class of less would only pass its argument on
 
 
 @dataclass(frozen=True)
-class Facts:
+class CallFacts:
     """What holds for all stages.
 
     Attributes:
@@ -57,7 +57,7 @@ class Facts:
 
 def gather_facts(
     graph: Graph, stages: Sequence[Stage], places: Mapping[str, tuple[str, int]]
-) -> Facts:
+) -> CallFacts:
     """Collect what nesting needs to know of the whole graph."""
     names = {name for stage in stages for name in stage.ops if not is_size(graph.op[name])}
     total = Counter(module for name in names for module in graph.op[name].modules)
@@ -67,7 +67,7 @@ def gather_facts(
         for name, value in given.names:
             found.setdefault(value, name)
     results = {(given.path, given.call): given.results for given in graph.arguments}
-    return Facts(graph, total, places, parameters, results)
+    return CallFacts(graph, total, places, parameters, results)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Nesting:
         key: gives a body and its module what its uses have in common.
     """
 
-    facts: Facts
+    facts: CallFacts
     stage: Stage
     results: frozenset[str]
     banned: frozenset[str]

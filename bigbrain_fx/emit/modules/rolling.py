@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Op, ParamRef, Ref
-from bigbrain_fx.emit.items import Item, LayerCall, gives_of, params_of, takes_of
+from bigbrain_fx.emit.ops.items import Item, LayerCall, gives_of, params_of, takes_of
 
 MAX_TURN = 24  # items in one turn
 Where: TypeAlias = tuple[int, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
-from bigbrain_fx.emit.names import identifier
+from bigbrain_fx.emit.modules.names import identifier
 
 IGNORED = "_"
 

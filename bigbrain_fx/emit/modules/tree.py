@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from bigbrain_fx.core import Param
-from bigbrain_fx.emit.expressions import attribute, child_key, dotted
-from bigbrain_fx.emit.layout import statement
-from bigbrain_fx.emit.names import is_attribute
+from bigbrain_fx.emit.modules.expressions import attribute, child_key, dotted
+from bigbrain_fx.emit.modules.layout import statement
+from bigbrain_fx.emit.modules.names import is_attribute
 
 Tree: TypeAlias = dict[str, "ast.expr | Tree"]
 """A module's children by name: a module or declared tensor, or a plain holder of more."""

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bigbrain_fx.core import Op, Ref, leaves
-from bigbrain_fx.emit.items import Item, LayerCall, takes_of
-from bigbrain_fx.emit.names import RESERVED
-from bigbrain_fx.emit.rolling import Loop, Step
+from bigbrain_fx.emit.modules.names import RESERVED
+from bigbrain_fx.emit.modules.rolling import Loop, Step
+from bigbrain_fx.emit.ops.items import Item, LayerCall, takes_of
 
 
 class Variables:

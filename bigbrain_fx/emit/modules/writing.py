@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref
-from bigbrain_fx.emit.blocks import Where
-from bigbrain_fx.emit.calls import call_expression
-from bigbrain_fx.emit.expressions import attribute, constant, member
-from bigbrain_fx.emit.items import (
+from bigbrain_fx.emit.modules.blocks import Where
+from bigbrain_fx.emit.modules.expressions import attribute, constant, member
+from bigbrain_fx.emit.modules.kept import kept_call
+from bigbrain_fx.emit.modules.rolling import Loop, changed
+from bigbrain_fx.emit.ops.calls import call_expression
+from bigbrain_fx.emit.ops.items import (
     BlockCall,
     Body,
     Call,
@@ -22,9 +24,7 @@ from bigbrain_fx.emit.items import (
     is_below,
     params_of,
 )
-from bigbrain_fx.emit.kept import kept_call
-from bigbrain_fx.emit.rolling import Loop, changed
-from bigbrain_fx.units import is_size
+from bigbrain_fx.planning import is_size
 
 TRAIN = {  # op -> position and name of the argument that says whether the model trains
     "aten.dropout.default": (2, "train"),

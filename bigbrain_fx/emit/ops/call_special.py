@@ -10,8 +10,8 @@ import ast
 from collections.abc import Callable, Mapping
 
 from bigbrain_fx import core
-from bigbrain_fx.emit.call_template import Bound
-from bigbrain_fx.emit.call_values import Writer
+from bigbrain_fx.emit.ops.call_template import Bound
+from bigbrain_fx.emit.ops.call_values import Writer
 
 END = 9223372036854775807
 """What a slice without an end has as its end."""

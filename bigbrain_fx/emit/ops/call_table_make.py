@@ -6,7 +6,7 @@ read. This table is data: it knows no tensor and imports nothing but the table's
 
 from __future__ import annotations
 
-from bigbrain_fx.emit.call_table_tensor import Table
+from bigbrain_fx.emit.ops.call_table_tensor import Table
 
 # `layout` has no place in the templates: a sparse tensor is made by the op's own name.
 _NEW = "dtype=None, layout=None, device=None, pin_memory=None"

@@ -7,7 +7,7 @@ data: it knows no tensor and imports nothing but the table's type.
 
 from __future__ import annotations
 
-from bigbrain_fx.emit.call_table_tensor import Table
+from bigbrain_fx.emit.ops.call_table_tensor import Table
 
 _CONV = "bias=None, stride=1, padding=0, dilation=1, groups=1"
 _CONV_PADDED = "bias=None, stride=1, padding='valid', dilation=1, groups=1"

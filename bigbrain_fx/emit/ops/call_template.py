@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bigbrain_fx import core
-from bigbrain_fx.emit.call_values import Writer
+from bigbrain_fx.emit.ops.call_values import Writer
 
 Bound = Mapping[str, core.Arg]
 """An op's arguments by the names of its signature."""
@@ -47,7 +47,7 @@ TRANSLATED = frozenset({"reduction", "padding_idx"})
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class CallArgs:
     """The arguments of one op: their names, in order, and the values that need not be written."""
 
     target: str
@@ -76,7 +76,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Template:
+class CallTemplate:
     """A Python expression with an op's arguments as its free names."""
 
     expression: ast.expr
@@ -88,18 +88,18 @@ class Template:
         return frozenset(found)
 
 
-def parse_signature(text: str) -> Signature:
+def parse_signature(text: str) -> CallArgs:
     """Parse "add.Tensor(self, other, alpha=1)"; a default that is a name is a constant of torch."""
     target, _, arguments = text.partition("(")
     call = ast.parse(f"f({arguments}", mode="eval").body
     assert isinstance(call, ast.Call), text
     defaults = {str(entry.arg): _default(entry.value) for entry in call.keywords}
-    return Signature(target, (*(ast.unparse(name) for name in call.args), *defaults), defaults)
+    return CallArgs(target, (*(ast.unparse(name) for name in call.args), *defaults), defaults)
 
 
-def parse_template(text: str) -> Template:
+def parse_template(text: str) -> CallTemplate:
     """Parse the text of one template."""
-    return Template(ast.parse(text, mode="eval").body)
+    return CallTemplate(ast.parse(text, mode="eval").body)
 
 
 def short(name: str, arg: core.Arg) -> core.Arg:
@@ -115,7 +115,9 @@ def short(name: str, arg: core.Arg) -> core.Arg:
     return arg
 
 
-def fill(template: Template, signature: Signature, bound: Bound, writer: Writer) -> ast.expr | None:
+def fill(
+    template: CallTemplate, signature: CallArgs, bound: Bound, writer: Writer
+) -> ast.expr | None:
     """Return the template with the arguments in place; None if an argument has no place in it."""
     filler = _Filler(signature, bound, writer)
     missing = (name for name in bound if name not in template.names and name not in IGNORED)
@@ -128,7 +130,7 @@ def fill(template: Template, signature: Signature, bound: Bound, writer: Writer)
 
 @dataclass(frozen=True, slots=True)
 class _Filler:
-    signature: Signature
+    signature: CallArgs
     bound: Bound
     writer: Writer
 

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bigbrain_fx import core
-from bigbrain_fx.emit import call_special, call_table_make, call_table_nn, call_table_tensor
-from bigbrain_fx.emit.call_special import Special
-from bigbrain_fx.emit.call_template import (
+from bigbrain_fx.emit.ops import call_special, call_table_make, call_table_nn, call_table_tensor
+from bigbrain_fx.emit.ops.call_special import Special
+from bigbrain_fx.emit.ops.call_template import (
     Bound,
-    Signature,
-    Template,
+    CallArgs,
+    CallTemplate,
     fill,
     parse_signature,
     parse_template,
 )
-from bigbrain_fx.emit.call_values import Writer, dotted, dotted_name
+from bigbrain_fx.emit.ops.call_values import Writer, dotted, dotted_name
 from bigbrain_fx.errors import InputError
 
 ROOTS = frozenset({"torch", "F", "math"})
@@ -39,8 +39,8 @@ ATEN_CALL = re.compile(r"torch\.ops\.aten\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Z
 class Form:
     """How one op is written: the templates in order of preference, or a function."""
 
-    signature: Signature
-    templates: tuple[Template, ...] = ()
+    signature: CallArgs
+    templates: tuple[CallTemplate, ...] = ()
     special: Special | None = None
 
     def write(self, bound: Bound, writer: Writer) -> ast.expr | None:
@@ -149,7 +149,7 @@ def _called(form: Form) -> Iterator[str]:
                 yield _call_name(node.func, form.signature)
 
 
-def _call_name(function: ast.expr, signature: Signature) -> str:
+def _call_name(function: ast.expr, signature: CallArgs) -> str:
     name = dotted_name(function)
     if name is not None and name.partition(".")[0] not in signature.names:
         return name

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Const, Graph, ModuleCall, Op, ParamRef, Ref, TensorSpec
-from bigbrain_fx.emit.call_template import short
-from bigbrain_fx.emit.calls import FORMS
-from bigbrain_fx.emit.items import Layer, LayerCall
-from bigbrain_fx.emit.layer_table import ACTIVATIONS, POOLS
+from bigbrain_fx.emit.ops.call_template import short
+from bigbrain_fx.emit.ops.calls import FORMS
+from bigbrain_fx.emit.ops.items import Layer, LayerCall
+from bigbrain_fx.emit.ops.layer_table import ACTIVATIONS, POOLS
 
 MODULES = "torch.nn.modules."
 COUNTER = "num_batches_tracked"
@@ -28,7 +28,7 @@ class _NoLayerError(Exception):
 
 
 @dataclass
-class _Call:
+class _LayerOp:
     """One op of a layer, its arguments by name, and the tensors seen so far."""
 
     graph: Graph
@@ -92,7 +92,7 @@ def layer_call(
     bound = form.signature.bind(op) if form else None
     if bound is None or op.target.partition(".")[2] not in rule.targets or op.is_tuple:
         return None
-    call = _Call(graph, module.path, op, bound)
+    call = _LayerOp(graph, module.path, op, bound)
     try:
         args, options, given = rule.make(call, ops[:-1])
         options = options + _dtype(call)
@@ -105,7 +105,7 @@ def layer_call(
     return LayerCall(module, layer, op, (given,), tuple(ops))
 
 
-def _dtype(call: _Call) -> Arguments:
+def _dtype(call: _LayerOp) -> Arguments:
     """Return the dtype of the layer's floating tensors; mixed ones are no standard layer."""
     specs = [call.graph.param[name].spec for name in call.params if not name.endswith(COUNTER)]
     dtypes = {spec.dtype for spec in specs}
@@ -114,7 +114,7 @@ def _dtype(call: _Call) -> Arguments:
     return [] if dtypes <= {"float32"} else [("dtype", Const(f"torch.{dtypes.pop()}"))]
 
 
-def _frozen(call: _Call) -> bool:
+def _frozen(call: _LayerOp) -> bool:
     """Whether no parameter is trained; some trained and some not are no standard layer."""
     found = [call.graph.param[name] for name in call.params]
     buffers = ("running_mean", "running_var", COUNTER)
@@ -133,7 +133,7 @@ def _alone(before: Sequence[Op]) -> None:
         raise _NoLayerError
 
 
-def _linear(call: _Call, before: Sequence[Op]) -> Made:
+def _linear(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     out, into = call.needed("weight").shape
     bias = call.tensor("bias")
@@ -141,14 +141,14 @@ def _linear(call: _Call, before: Sequence[Op]) -> Made:
     return [("in_features", into), ("out_features", out)], options, call.input()
 
 
-def _embedding(call: _Call, before: Sequence[Op]) -> Made:
+def _embedding(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     rows, columns = call.needed("weight").shape
     options = call.options(padding_idx=-1, scale_grad_by_freq=False, sparse=False)
     return [("num_embeddings", rows), ("embedding_dim", columns)], options, call.input("indices")
 
 
-def _layer_norm(call: _Call, before: Sequence[Op]) -> Made:
+def _layer_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     weight, bias = call.tensor("weight"), call.tensor("bias")
     shape = call.bound["normalized_shape"]
@@ -160,7 +160,7 @@ def _layer_norm(call: _Call, before: Sequence[Op]) -> Made:
     return [("normalized_shape", _single(shape))], options, call.input()
 
 
-def _rms_norm(call: _Call, before: Sequence[Op]) -> Made:
+def _rms_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     options = call.options(eps=None)
     if call.tensor("weight") is None:
@@ -172,7 +172,7 @@ def _single(shape: Arg) -> Arg:
     return shape[0] if isinstance(shape, tuple) and len(shape) == 1 else shape
 
 
-def _group_norm(call: _Call, before: Sequence[Op]) -> Made:
+def _group_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     weight, _ = call.tensor("weight"), call.tensor("bias")
     options = call.options(eps=1e-05) + ([] if weight else [("affine", False)])
@@ -184,7 +184,7 @@ def _group_norm(call: _Call, before: Sequence[Op]) -> Made:
     )
 
 
-def _batch_norm(call: _Call, before: Sequence[Op]) -> Made:
+def _batch_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     weight, _ = call.tensor("weight"), call.tensor("bias")
     mean, _ = call.needed("running_mean"), call.needed("running_var")
     if call.bound["training"] is not call.graph.training:
@@ -197,7 +197,7 @@ def _batch_norm(call: _Call, before: Sequence[Op]) -> Made:
     return [("num_features", mean.shape[0])], options, call.input()
 
 
-def _counts_batches(call: _Call, before: Sequence[Op]) -> None:
+def _counts_batches(call: _LayerOp, before: Sequence[Op]) -> None:
     counter = f"{call.path}.{COUNTER}"
     if len(before) != 1 or before[0].target != "aten.add_.Tensor":
         raise _NoLayerError
@@ -206,7 +206,7 @@ def _counts_batches(call: _Call, before: Sequence[Op]) -> None:
     call.params.append(counter)
 
 
-def _conv(call: _Call, before: Sequence[Op]) -> Made:
+def _conv(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     out, into, *kernel = call.needed("weight").shape
     options = call.options(stride=1, padding=0, dilation=1, groups=1)
@@ -219,7 +219,7 @@ def _conv(call: _Call, before: Sequence[Op]) -> Made:
     return args, options, call.input()
 
 
-def _conv_back(call: _Call, before: Sequence[Op]) -> Made:
+def _conv_back(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     into, out, *kernel = call.needed("weight").shape
     options = call.options(stride=1, padding=0, output_padding=0, groups=1)
@@ -233,18 +233,18 @@ def _conv_back(call: _Call, before: Sequence[Op]) -> Made:
     return args, options, call.input()
 
 
-def _dropout(call: _Call, before: Sequence[Op]) -> Made:
+def _dropout(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     if call.bound["train"] is not True or not call.graph.training:
         raise _NoLayerError
     return [("p", call.bound["p"])], [], call.input()
 
 
-def _activation(name: str) -> Callable[[_Call, Sequence[Op]], Made]:
+def _activation(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
     defaults = ACTIVATIONS[name][1]
     fixed = ACTIVATIONS[name][2]
 
-    def make(call: _Call, before: Sequence[Op]) -> Made:
+    def make(call: _LayerOp, before: Sequence[Op]) -> Made:
         _alone(before)
         if any(repr(call.bound.get(key)) != repr(value) for key, value in fixed.items()):
             raise _NoLayerError
@@ -253,24 +253,24 @@ def _activation(name: str) -> Callable[[_Call, Sequence[Op]], Made]:
     return make
 
 
-def _prelu(call: _Call, before: Sequence[Op]) -> Made:
+def _prelu(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     (count,) = call.needed("weight").shape
     options: Arguments = [] if count == 1 else [("num_parameters", count)]
     return [], options, call.input("self")
 
 
-def _softmax(call: _Call, before: Sequence[Op]) -> Made:
+def _softmax(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     if call.bound["dtype"] is not None:
         raise _NoLayerError
     return [], call.options(dim=None), call.input("self")
 
 
-def _pool(name: str) -> Callable[[_Call, Sequence[Op]], Made]:
+def _pool(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
     defaults = POOLS[name][1]
 
-    def make(call: _Call, before: Sequence[Op]) -> Made:
+    def make(call: _LayerOp, before: Sequence[Op]) -> Made:
         _alone(before)
         size = call.bound["kernel_size"]
         options = call.options(**defaults)
@@ -282,7 +282,7 @@ def _pool(name: str) -> Callable[[_Call, Sequence[Op]], Made]:
     return make
 
 
-def _adaptive(call: _Call, before: Sequence[Op]) -> Made:
+def _adaptive(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     size = call.bound["output_size"]
     items = size if isinstance(size, tuple) else (size,)
@@ -291,7 +291,7 @@ def _adaptive(call: _Call, before: Sequence[Op]) -> Made:
     return [("output_size", size)], [], call.input("self")
 
 
-def _flatten(call: _Call, before: Sequence[Op]) -> Made:
+def _flatten(call: _LayerOp, before: Sequence[Op]) -> Made:
     _alone(before)
     return [], call.options(start_dim=1, end_dim=-1), call.input("self")
 
@@ -299,10 +299,10 @@ def _flatten(call: _Call, before: Sequence[Op]) -> Made:
 @dataclass(frozen=True)
 class _Rule:
     targets: frozenset[str]
-    make: Callable[[_Call, Sequence[Op]], Made]
+    make: Callable[[_LayerOp, Sequence[Op]], Made]
 
 
-def _rule(make: Callable[[_Call, Sequence[Op]], Made], *targets: str) -> _Rule:
+def _rule(make: Callable[[_LayerOp, Sequence[Op]], Made], *targets: str) -> _Rule:
     return _Rule(frozenset(targets), make)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Arg, Const, Graph, ModuleCall, Op, ParamRef, Ref, leaves
-from bigbrain_fx.emit.calls import FORMS
-from bigbrain_fx.emit.items import Layer, LayerCall, Results
-from bigbrain_fx.emit.scope import spec_of
+from bigbrain_fx.emit.ops.calls import FORMS
+from bigbrain_fx.emit.ops.items import Layer, LayerCall, Results
+from bigbrain_fx.emit.ops.scope import spec_of
 
 MODULES = "torch.nn.modules.rnn."
 GETITEM = "operator.getitem"

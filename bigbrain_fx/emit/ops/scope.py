@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Op, Ref, TensorSpec, size_of
-from bigbrain_fx.emit.items import Body, Item, gives_of, is_below, params_of, takes_of
-from bigbrain_fx.units import is_size
+from bigbrain_fx.emit.ops.items import Body, Item, gives_of, is_below, params_of, takes_of
+from bigbrain_fx.planning import is_size
 
 ROWS = (7, 11, 13)  # batch sizes at which sizes are compared: prime, so that they tell them apart
 ARITHMETIC: Mapping[str, Callable[..., int]] = {

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.location import HfLocation
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.location import HfLocation
 
 ROWS = 8
 LENGTH = 128  # tokens of a row, where the model has as many positions

@@ -18,10 +18,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bigbrain_fx.capture.hf_batch import example_batch
-from bigbrain_fx.capture.location import HfLocation
-from bigbrain_fx.capture.sources import where
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.hf.batch import example_batch
+from bigbrain_fx.frontend.location import HfLocation
+from bigbrain_fx.frontend.translation.sources import where
 
 # Where a configuration names no class: the first of these tasks that has one for its kind of model.
 _TASKS = (

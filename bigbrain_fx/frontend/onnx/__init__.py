@@ -6,20 +6,18 @@ our graph, of devices or of emitted code. Importing the door imports neither tor
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from bigbrain_fx.core import door
+
 if TYPE_CHECKING:
-    from bigbrain_fx.onnx_in.example import example_inputs
-    from bigbrain_fx.onnx_in.module import OnnxModule, load_onnx
-
-__all__ = ["OnnxModule", "example_inputs", "load_onnx"]
-
-_LAZY = {"OnnxModule": "module", "example_inputs": "example", "load_onnx": "module"}
-
-
-def __getattr__(name: str) -> object:
-    """Load a name that needs torch."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    from bigbrain_fx.frontend.onnx.example import example_inputs as example_inputs
+    from bigbrain_fx.frontend.onnx.module import OnnxModule as OnnxModule, load_onnx as load_onnx
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "example": "example_inputs",
+            "module": "OnnxModule load_onnx",
+        },
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bigbrain_fx.onnx_in.module import OnnxModule
-from bigbrain_fx.onnx_in.nodes import Node
-from bigbrain_fx.onnx_in.reader import InputSpec
+from bigbrain_fx.frontend.onnx.module import OnnxModule
+from bigbrain_fx.frontend.onnx.nodes import Node
+from bigbrain_fx.frontend.onnx.reader import InputSpec
 
 _PASSES_ON = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Slice")
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
-from bigbrain_fx.onnx_in import ops_math, ops_nn, ops_rnn, ops_shape  # noqa: F401  # fill the table
-from bigbrain_fx.onnx_in.naming import tensor_names
-from bigbrain_fx.onnx_in.nodes import OPERATORS, Node
-from bigbrain_fx.onnx_in.reader import Body, OnnxFile, read_onnx
-from bigbrain_fx.onnx_in.values import HOST_LIMIT, Value, host, tensor_of
+from bigbrain_fx.frontend.onnx import ops_math, ops_nn, ops_rnn, ops_shape  # noqa: F401  # fill the table
+from bigbrain_fx.frontend.onnx.naming import tensor_names
+from bigbrain_fx.frontend.onnx.nodes import OPERATORS, Node
+from bigbrain_fx.frontend.onnx.reader import NodeBody, OnnxFile, read_onnx
+from bigbrain_fx.frontend.onnx.values import HOST_LIMIT, Value, host, tensor_of
 
 Environment = dict[str, Value]
 Scope = tuple[tuple[str, str], ...]
@@ -259,7 +259,7 @@ def _host_constants(file: OnnxFile) -> Environment:
     return found
 
 
-def _statistics(body: Body) -> set[str]:
+def _statistics(body: NodeBody) -> set[str]:
     """Return the names of running statistics: not trained."""
     return {
         name for node in body.nodes if node.op == "BatchNormalization" for name in node.inputs[3:5]

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
 
-from bigbrain_fx.onnx_in.nodes import Node
-from bigbrain_fx.onnx_in.reader import OnnxFile
+from bigbrain_fx.frontend.onnx.nodes import Node
+from bigbrain_fx.frontend.onnx.reader import OnnxFile
 
 _ROLES = {
     "Add": ("bias", "bias"),

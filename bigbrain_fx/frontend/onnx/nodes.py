@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import onnx
 from onnx import helper
 
-from bigbrain_fx.onnx_in.values import Value
+from bigbrain_fx.frontend.onnx.values import Value
 
 if TYPE_CHECKING:
-    from bigbrain_fx.onnx_in.reader import Body
+    from bigbrain_fx.frontend.onnx.reader import NodeBody
 
 T = TypeVar("T")
 Result = Value | Sequence[Value]
@@ -37,7 +37,7 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
     opset: int
-    bodies: Mapping[str, Body]
+    bodies: Mapping[str, NodeBody]
     scope: tuple[tuple[str, str], ...] = ()
     read: set[str] = field(default_factory=set, compare=False)
 

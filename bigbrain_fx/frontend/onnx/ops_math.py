@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.onnx_in.nodes import Node, Result, operator
-from bigbrain_fx.onnx_in.values import Host, Number, Value, host, numbers, operands, tensor_of
+from bigbrain_fx.frontend.onnx.nodes import Node, Result, operator
+from bigbrain_fx.frontend.onnx.values import Host, Number, Value, host, numbers, operands, tensor_of
 
 # --------------------------------------------------------------------------- one operand
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.onnx_in.nodes import Node, Result, operator
-from bigbrain_fx.onnx_in.values import Value, number, numbers, sizes, tensor_of
+from bigbrain_fx.frontend.onnx.nodes import Node, Result, operator
+from bigbrain_fx.frontend.onnx.values import Value, number, numbers, sizes, tensor_of
 
 _CONV: list[Any] = [None, F.conv1d, F.conv2d, F.conv3d]
 _CONV_TRANSPOSE: list[Any] = [None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d]

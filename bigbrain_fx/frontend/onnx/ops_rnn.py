@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.onnx_in.nodes import Node, operator
-from bigbrain_fx.onnx_in.values import Value, tensor_of
+from bigbrain_fx.frontend.onnx.nodes import Node, operator
+from bigbrain_fx.frontend.onnx.values import Value, tensor_of
 
 # Which of ONNX's gates torch has first, second, ...: ONNX iofc, torch ifgo; ONNX zrh, torch rzn.
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}

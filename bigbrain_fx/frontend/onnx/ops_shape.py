@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.onnx_in.nodes import Node, Result, operator
-from bigbrain_fx.onnx_in.ops_math import axes_of
-from bigbrain_fx.onnx_in.values import (
+from bigbrain_fx.frontend.onnx.nodes import Node, Result, operator
+from bigbrain_fx.frontend.onnx.ops_math import axes_of
+from bigbrain_fx.frontend.onnx.values import (
     HOST_LIMIT,
     Host,
     Number,

@@ -19,8 +19,8 @@ from onnx import inliner, numpy_helper
 from torch import Tensor
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.onnx_in.nodes import OPERATORS, Node, attributes_of
-from bigbrain_fx.onnx_in.values import torch_dtype
+from bigbrain_fx.frontend.onnx.nodes import OPERATORS, Node, attributes_of
+from bigbrain_fx.frontend.onnx.values import torch_dtype
 
 CONTROL = ("If",)  # run by the module, not by the table
 _OLDEST = 9
@@ -29,7 +29,7 @@ _Scope = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Body:
+class NodeBody:
     """Nodes in order, and the names of what goes in and comes out; If has two of them."""
 
     nodes: tuple[Node, ...]
@@ -55,7 +55,7 @@ class OnnxFile:
 
     path: Path
     name: str
-    body: Body
+    body: NodeBody
     inputs: tuple[InputSpec, ...]
     weights: Mapping[str, Tensor]
     constants: Mapping[str, Tensor]
@@ -103,7 +103,7 @@ def _load(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _body(graph: onnx.GraphProto, opset: int, constants: dict[str, Tensor]) -> Body:
+def _body(graph: onnx.GraphProto, opset: int, constants: dict[str, Tensor]) -> NodeBody:
     nodes = []
     kinds: Counter[str] = Counter()
     for proto in graph.node:
@@ -113,7 +113,7 @@ def _body(graph: onnx.GraphProto, opset: int, constants: dict[str, Tensor]) -> B
         number = kinds[proto.op_type]
         kinds[proto.op_type] += 1
         nodes.append(_node(proto, number, opset, constants))
-    return Body(tuple(nodes), tuple(entry.name for entry in graph.output))
+    return NodeBody(tuple(nodes), tuple(entry.name for entry in graph.output))
 
 
 def _node(proto: onnx.NodeProto, number: int, opset: int, constants: dict[str, Tensor]) -> Node:
@@ -197,7 +197,7 @@ def _by_name(name: str) -> Iterator[tuple[str, str]]:
 # --------------------------------------------------------------------------- what is not known
 
 
-def _require_known(path: Path, body: Body) -> None:
+def _require_known(path: Path, body: NodeBody) -> None:
     unknown: dict[str, Node] = {}
     for node in _all_nodes(body):
         if node.op not in OPERATORS and node.op not in CONTROL:
@@ -213,7 +213,7 @@ def _require_known(path: Path, body: Body) -> None:
         )
 
 
-def _all_nodes(body: Body) -> Iterable[Node]:
+def _all_nodes(body: NodeBody) -> Iterable[Node]:
     for node in body.nodes:
         yield node
         for inner in node.bodies.values():

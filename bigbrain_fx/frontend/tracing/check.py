@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from bigbrain_fx.capture.export import ambient, quiet
-from bigbrain_fx.capture.interpret import run_graph
-from bigbrain_fx.capture.oracle import AssumptionError
-from bigbrain_fx.capture.plain import seed_python, state_kept
-from bigbrain_fx.capture.rounding import Gradients, coarsest, differences, exact_gradients
-from bigbrain_fx.capture.step import Step
-from bigbrain_fx.core import Graph, size_of
+from bigbrain_fx.core import Graph, Op, size_of
+from bigbrain_fx.frontend.tracing.export import ambient, quiet
+from bigbrain_fx.frontend.tracing.interpret import run_graph
+from bigbrain_fx.frontend.tracing.plain import seed_python, state_kept
+from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
+from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
 BACKWARD = 3.0  # what a forward and a backward pass cost, in forward passes
@@ -27,7 +27,7 @@ _REFUSALS = (RuntimeError, ValueError, IndexError)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What one run leaves: values in order, gradients and buffers by name.
 
     `gradients` is None where none can be asked for.
@@ -39,13 +39,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a comparison needs: the module as a step, the graph, and both one's tensors."""
+class CheckRun:
+    """What a comparison needs: the module as a step, the graph, and both one's tensors.
+
+    `ran` has the seeds under which the module could be run at all.
+    """
 
     step: Step
     graph: Graph
     tensors: Mapping[str, Tensor]
     functions: Mapping[str, object]
+    ran: list[int] = field(default_factory=list)
 
     def first_difference(
         self, inputs: Mapping[str, Tensor], seed: int, gradients: bool
@@ -68,10 +72,11 @@ class Trial:
                 expected = self._eager(inputs, asked)
         except _REFUSALS:
             return None  # the module itself refuses this size: nothing to compare
+        self.ran.append(seed)
         try:
             with self._kept(seed):
                 found = self._captured(inputs, asked and expected.gradients is not None)
-        except AssumptionError:
+        except WrongAnswerError:
             raise
         except (*_REFUSALS, TypeError) as error:
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -80,7 +85,7 @@ class Trial:
         return self._compare(expected, found, exact)
 
     def _compare(
-        self, expected: Outcome, found: Outcome, exact: Callable[[], Gradients | None]
+        self, expected: StepOutcome, found: StepOutcome, exact: Callable[[], Gradients | None]
     ) -> str | None:
         for name, want, have in zip(self._names(), expected.values, found.values, strict=True):
             if not same_numbers(have, want):
@@ -98,47 +103,100 @@ class Trial:
         outputs = [value for _, value in self.graph.output_names] or self.graph.outputs
         return [*([self.graph.loss] if self.graph.loss else []), *outputs]
 
-    def _eager(self, inputs: Mapping[str, Tensor], asked: bool) -> Outcome:
+    def _eager(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
         tensors = [tensor.clone() for tensor in inputs.values()]
         with torch.set_grad_enabled(asked), ambient(self.graph.autocast, tensors):
             values = self.step(*tensors)
         buffers = {n: b.detach().clone() for n, b in self.step.model.named_buffers()}
+        buffers |= {n: self.tensors[n].detach().clone() for n in self._written()}
         gradients = None
         if asked:
-            with contextlib.suppress(RuntimeError):  # a reentrant checkpoint refuses to be asked
-                gradients = self._gradients(values[0])
-        return Outcome(tuple(value.detach() for value in values), gradients, buffers)
+            with contextlib.suppress(RuntimeError):  # backward itself may refuse
+                gradients = self._backward(values[0])
+        return StepOutcome(tuple(value.detach() for value in values), gradients, buffers)
 
-    def _captured(self, inputs: Mapping[str, Tensor], asked: bool) -> Outcome:
+    def _captured(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}
+        tensors = self._without_hooks()
         with torch.set_grad_enabled(asked):
-            found = run_graph(self.graph, self.tensors, cloned, functions=self.functions)
+            found = run_graph(self.graph, tensors, cloned, functions=self.functions)
         buffers = {
             p.name: self.tensors[p.name].detach().clone()
             for p in self.graph.params
-            if p.kind != "parameter"
+            if p.kind != "parameter" or p.name in self._written()
         }
         loss = found.get(self.graph.loss or "")
-        gradients = self._gradients(loss) if asked and isinstance(loss, Tensor) else None
-        return Outcome(tuple(found[name] for name in self._names()), gradients, buffers)
+        gradients = None
+        if asked and isinstance(loss, Tensor):
+            gradients = self._gradients(loss, tensors)
+        return StepOutcome(tuple(found[name] for name in self._names()), gradients, buffers)
 
-    def _gradients(self, loss: Tensor) -> dict[str, Tensor | None]:
-        wanted = {
-            param.name: self.tensors[param.name]
-            for param in self.graph.params
-            if param.spec.requires_grad and param.name == param.canonical
-        }
+    def _backward(self, loss: Tensor) -> dict[str, Tensor | None]:
+        """Return the gradients that `loss.backward()` leaves, as the user would call it."""
+        wanted = self._trained(self.tensors)
+        if not wanted or not loss.requires_grad:
+            return {}
+        before = [(tensor, tensor.grad) for tensor in wanted.values()]
+        try:
+            for tensor, _ in before:
+                tensor.grad = None
+            loss.backward()
+            return {name: tensor.grad for name, tensor in wanted.items()}
+        finally:
+            for tensor, gradient in before:
+                tensor.grad = gradient
+
+    def _without_hooks(self) -> dict[str, Tensor]:
+        """Return the tensors as a bundle has them: the same numbers, without the user's hooks."""
+        twins: dict[int, Tensor] = {}
+        for tensor in self.tensors.values():
+            if id(tensor) not in twins and tensor.is_leaf:
+                twins[id(tensor)] = tensor.detach().requires_grad_(tensor.requires_grad)
+        return {name: twins.get(id(t), t) for name, t in self.tensors.items()}
+
+    def _gradients(self, loss: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        wanted = self._trained(tensors)
         if not wanted or not loss.requires_grad:
             return {}
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         return dict(zip(wanted, found, strict=True))
 
+    def _written(self) -> set[str]:
+        """Name the frozen parameters that forward writes into, as a momentum encoder's."""
+        frozen = {p.name for p in self.graph.params if p.kind == "parameter"}
+        return {name for op in self.graph.ops for name in _mutated(op) if name in frozen}
+
+    def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            param.name: tensors[param.name]
+            for param in self.graph.params
+            if param.spec.requires_grad and param.name == param.canonical
+        }
+
+    @contextlib.contextmanager
+    def _put_back(self, numbers: Mapping[str, Tensor]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in numbers.items():
+                    self.tensors[name].copy_(tensor)
+
     @contextlib.contextmanager
     def _kept(self, seed: int) -> Iterator[None]:
-        with state_kept(self.step.model), _one_thread(), quiet():
+        written = {name: self.tensors[name].detach().clone() for name in self._written()}
+        with state_kept(self.step.model), _one_thread(), quiet(), self._put_back(written):
             torch.default_generator.manual_seed(seed)
             seed_python(seed)  # a trace that kept one draw differs under another seed
             yield
+
+
+def _mutated(op: Op) -> Iterator[str]:
+    """Yield the tensors that an op writes into, those that its body writes into as well."""
+    yield from op.mutates
+    if op.body is not None:
+        for inner in op.body.ops:
+            yield from _mutated(inner)
 
 
 def unit_of(graph: Graph, tensors: Mapping[str, Tensor]) -> float:

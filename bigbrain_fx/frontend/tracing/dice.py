@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-from bigbrain_fx.capture.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_users
 
 _Follow: TypeAlias = Callable[[FrameType, str, Any], Any]
 
@@ -56,7 +56,12 @@ def rolls() -> Iterator[list[bool]]:
 
 def where_rolled(run: Callable[[], object]) -> str | None:
     """Run forward once more and return the first line that uses such a generator: "model.py:88"."""
-    watch = _Watch(_states())
+    return where_changed(run, _states)
+
+
+def where_changed(run: Callable[[], object], look: Callable[[], object]) -> str | None:
+    """Run forward once more and return the first line after which a look shows something else."""
+    watch = _Watch(look)
     with random_state_kept(), contextlib.suppress(Exception):
         previous = sys.gettrace()
         sys.settrace(watch.enter)
@@ -68,14 +73,15 @@ def where_rolled(run: Callable[[], object]) -> str | None:
 
 
 class _Watch:
-    """Follows the user's lines until one has changed the state of a generator.
+    """Follows the user's lines until one has changed what a look shows, a generator's state say.
 
     NumPy's own functions are compiled in a way that a profiler does not see.
     """
 
-    def __init__(self, before: _States) -> None:
+    def __init__(self, look: Callable[[], object]) -> None:
         self.found: str | None = None
-        self._state = before
+        self._look = look
+        self._before = look()
         self._last: dict[FrameType, int] = {}
 
     def enter(self, frame: FrameType, _event: str, _arg: object, /) -> _Follow | None:
@@ -86,7 +92,7 @@ class _Watch:
 
     def line(self, frame: FrameType, event: str, _arg: object, /) -> _Follow | None:
         """Compare the state before a line is run, and when a function ends."""
-        if self.found is None and _states() != self._state:
+        if self.found is None and self._look() != self._before:
             number = self._last.get(frame, frame.f_lineno)
             self.found = f"{Path(frame.f_code.co_filename).name}:{number}"
         if event == "return":

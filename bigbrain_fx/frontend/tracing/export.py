@@ -22,10 +22,10 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
 from torch.utils import _traceback as torch_frames
 
-from bigbrain_fx.capture import step as step_file
-from bigbrain_fx.capture.casts import idle_casts
-from bigbrain_fx.capture.lines import trail
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing import step as step_file
+from bigbrain_fx.frontend.tracing.casts import idle_casts
+from bigbrain_fx.frontend.translation.lines import trail
 
 _STEP = step_file.__file__
 
@@ -45,7 +45,8 @@ def export_step(
     """
     sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
     alike = contextlib.nullcontext() if strict else idle_casts()  # dynamo follows them itself
-    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors), alike:
+    plain = _no_inference_mode()
+    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors), alike, plain:
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=strict
         )
@@ -91,6 +92,26 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
+
+
+@contextlib.contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """Let torch.inference_mode be torch.no_grad: a trace forgets the former, with its gradients."""
+    kind = torch.inference_mode
+    own = kind.__enter__, kind.__exit__
+    inner: list[torch.set_grad_enabled] = []
+
+    def enter(self: torch.inference_mode) -> None:
+        inner.append(torch.set_grad_enabled(torch.is_grad_enabled() and not self.mode))
+
+    def leave(self: torch.inference_mode, *_: object) -> None:
+        inner.pop().__exit__(None, None, None)
+
+    kind.__enter__, kind.__exit__ = enter, leave  # type: ignore[method-assign]  # put back
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = own  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from bigbrain_fx.capture.blank import supply, unmark
-from bigbrain_fx.capture.hf_weights import converted
-from bigbrain_fx.capture.params import store
+from bigbrain_fx.frontend.hf.weights import converted
+from bigbrain_fx.frontend.tracing.blank import supply, unmark
+from bigbrain_fx.frontend.translation.params import store
 from bigbrain_fx.weights import Checkpoint, match, read_checkpoint
 
 

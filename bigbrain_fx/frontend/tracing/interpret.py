@@ -15,13 +15,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import oracle
-from bigbrain_fx.capture.kept import LEAF, LOSS
-from bigbrain_fx.capture.leaf import run_leaf
-from bigbrain_fx.capture.nests import decode
-from bigbrain_fx.capture.opaque import PREFIX, function_of
 from bigbrain_fx.core import Arg, Const, Graph, Op, ParamRef, Ref
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation import oracle
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS
+from bigbrain_fx.frontend.translation.leaf import run_leaf
+from bigbrain_fx.frontend.translation.nests import decode
+from bigbrain_fx.frontend.translation.opaque import PREFIX, function_of
 
 Leaf = Callable[[str, str], Tensor]
 Key = Callable[[Op], AbstractContextManager[object]]

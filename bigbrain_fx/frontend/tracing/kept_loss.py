@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bigbrain_fx.capture.kept import LOSS, Keeper, KeptCall, place
-from bigbrain_fx.capture.nests import replaced
-from bigbrain_fx.capture.opaque import Dice, Place
-from bigbrain_fx.capture.step import Loss
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place
+from bigbrain_fx.frontend.translation.nests import replaced
+from bigbrain_fx.frontend.translation.opaque import Dice, TensorSlot
 
 
 @dataclass
@@ -40,7 +40,7 @@ class KeptLoss:
         """Compute the loss and note what it reads; takes the place of the loss in a plain run."""
         given: list[Tensor] = []
         place((output, batch), given, lenient=True)
-        with _Reads() as touched, Dice() as dice:
+        with _LossReads() as touched, Dice() as dice:
             found = self.loss(output, batch)
         numbers = {i for i, tensor in enumerate(given) if id(tensor) in touched.seen}
         self.reads = (self.reads or set()) | numbers
@@ -61,7 +61,7 @@ class KeptLoss:
                     "BX0150: the loss reads no tensor", help="let it read the output"
                 )
             numbers = [i for i in range(len(given)) if self.reads is None or i in self.reads]
-            places = {old: Place(new) for new, old in enumerate(numbers)}
+            places = {old: TensorSlot(new) for new, old in enumerate(numbers)}
             nest = replaced(nest, lambda leaf: _moved(leaf, places))
             call = KeptCall(LOSS, "loss", nest, (), self._shapes)
             found = keeper.call(call, kept)
@@ -71,17 +71,17 @@ class KeptLoss:
         return stand_in
 
     def _shapes(self, call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
-        call.result, call.outputs, call.random = cast("Arg", Place(0)), 1, self.random
+        call.result, call.outputs, call.random = cast("Arg", TensorSlot(0)), 1, self.random
         call.views = (None,)
         return [torch.empty((), dtype=self.dtype, device=tensors[0].device)]
 
 
-def _moved(leaf: object, places: Mapping[int, Place]) -> object:
+def _moved(leaf: object, places: Mapping[int, TensorSlot]) -> object:
     """Give a tensor its number among those that are read; what is not read becomes None."""
-    return places.get(leaf.index) if isinstance(leaf, Place) else leaf
+    return places.get(leaf.index) if isinstance(leaf, TensorSlot) else leaf
 
 
-class _Reads(TorchFunctionMode):
+class _LossReads(TorchFunctionMode):
     """Note every tensor that a function or attribute of torch is given."""
 
     def __init__(self) -> None:

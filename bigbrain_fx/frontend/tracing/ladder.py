@@ -17,17 +17,20 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from bigbrain_fx.capture import oracle as questions
-from bigbrain_fx.capture.batch import Batch
-from bigbrain_fx.capture.check import same_numbers
-from bigbrain_fx.capture.dice import where_rolled
-from bigbrain_fx.capture.kept import LEAF, LOSS, Keeper, keeping
-from bigbrain_fx.capture.kept_loss import KeptLoss
-from bigbrain_fx.capture.leaf_trace import Leaves
-from bigbrain_fx.capture.opaque import Recorder
-from bigbrain_fx.capture.oracle import Oracle
-from bigbrain_fx.capture.plain import Plain, another
-from bigbrain_fx.capture.refusals import (
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend.tracing.check import same_numbers
+from bigbrain_fx.frontend.tracing.dice import where_rolled
+from bigbrain_fx.frontend.tracing.kept_loss import KeptLoss
+from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
+from bigbrain_fx.frontend.tracing.plain import Plain, another
+from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.translation import oracle as questions
+from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.kept import LEAF, LOSS, Keeper, keeping
+from bigbrain_fx.frontend.translation.opaque import Recorder
+from bigbrain_fx.frontend.translation.oracle import Oracle
+from bigbrain_fx.frontend.translation.refusals import (
     baked_dice,
     is_about_size,
     is_broken,
@@ -35,9 +38,6 @@ from bigbrain_fx.capture.refusals import (
     place,
     reads_a_value,
 )
-from bigbrain_fx.capture.step import Step
-from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import BigBrainError
 
 _LISTEN_S = 2.0  # more plain runs than two are made for so long
 _MOST_RUNS = 8

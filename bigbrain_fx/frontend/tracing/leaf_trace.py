@@ -18,12 +18,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.kept import LEAF, Keeper, KeptCall, place, placed
-from bigbrain_fx.capture.leaf import call_leaf, own_tensors
-from bigbrain_fx.capture.nests import decode
-from bigbrain_fx.capture.opaque import Dice
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
+from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
+from bigbrain_fx.frontend.translation.nests import decode
+from bigbrain_fx.frontend.translation.opaque import Dice
 
 Size = int | torch.SymInt
 Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]

@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bigbrain_fx.capture.interpret import run_graph
-from bigbrain_fx.capture.oracle import PREFIX, AssumptionError
 from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.frontend.tracing.interpret import run_graph
+from bigbrain_fx.frontend.translation.oracle import PREFIX, WrongAnswerError
 
 ROLLS = 1000
 
@@ -89,6 +89,6 @@ def _holds(cone: Graph, tensors: Mapping[str, Tensor]) -> bool:
         try:
             for _ in range(ROLLS):
                 run_graph(cone, tensors, {}, values=())
-        except AssumptionError:
+        except WrongAnswerError:
             return False
     return True

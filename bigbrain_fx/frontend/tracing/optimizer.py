@@ -1,6 +1,7 @@
 """What the user's optimizer holds: two steps on parameters without numbers, tensors counted.
 
-It knows the model file's contract for `optimizer`; it knows nothing of graphs and devices.
+It knows the model file's contract for `optimizer`; it knows nothing of graphs and devices. Whether
+the optimizer can be made once per device: see `parted`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.live import LiveBytes
+from bigbrain_fx.frontend.tracing.live import LiveBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.batch import Batch
-from bigbrain_fx.capture.dice import random_state_kept
-from bigbrain_fx.capture.export import ambient, quiet
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.dice import random_state_kept
+from bigbrain_fx.frontend.tracing.export import ambient, quiet
+from bigbrain_fx.frontend.translation.batch import Batch
+
+_MOST = 2**28  # bytes of frozen parameters that are copied: a large frozen body is not written into
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,35 @@ class Plain:
         Raises:
             Exception: whatever the model raises.
         """
+        with self._seeded(tensors, seed, python_seed) as copies:
+            return tuple(tensor.detach() for tensor in self.step(*copies))
+
+    def gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor | None, ...]:
+        """Run once and return the results, and the first one's gradients where it has any."""
+        with self._seeded(tensors, seed, seed) as copies:
+            found = self.step(*copies)
+            wanted = [p for p in self.model.parameters() if p.requires_grad]
+            numbers = tuple(tensor.detach() for tensor in found)
+            if not (wanted and found and found[0].dim() == 0 and found[0].requires_grad):
+                return numbers
+            return (*numbers, *torch.autograd.grad(found[0], wanted, allow_unused=True))
+
+    @contextlib.contextmanager
+    def _seeded(
+        self, tensors: Sequence[Tensor], seed: int, python_seed: int | None
+    ) -> Iterator[list[Tensor]]:
+        """Seed torch, Python and NumPy; yield copies of the tensors; put all state back."""
         copies = [tensor.clone() for tensor in tensors]
-        with quiet(), state_kept(self.model), ambient(self.autocast, copies):
+        with quiet(), state_kept(self.model), ambient(self.autocast, copies), torch.enable_grad():
             torch.default_generator.manual_seed(seed)
             seed_python(seed if python_seed is None else python_seed)
-            with torch.enable_grad():
-                return tuple(tensor.detach() for tensor in self.step(*copies))
+            yield copies
 
 
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """Put every buffer of a model and every random state back at the end."""
+    """Put every buffer of a model, what it keeps frozen, and every random state back at the end."""
+    frozen = [(p, p._version, p.detach().clone()) for p in _frozen(model)]
     kept = [
         (part, name, tensor, tensor.detach().clone())
         for part in model.modules()
@@ -63,9 +84,29 @@ def state_kept(model: nn.Module) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 for part, name, tensor, numbers in kept:
+                    _require_shape(part, name, tensor, numbers)
                     if not torch.equal(tensor, numbers):
                         tensor.copy_(numbers)
                     part._buffers[name] = tensor
+                for parameter, version, numbers in frozen:
+                    if parameter._version != version:
+                        parameter.copy_(numbers)
+
+
+def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -> None:
+    if tensor.shape != before.shape:
+        raise CaptureError(
+            f"BX0160: forward gives the buffer {name} of {type(part).__name__} another shape: "
+            f"{tuple(tensor.shape)} for {tuple(before.shape)}",
+            help="give it that shape in __init__; or run the model once where it is made: def "
+            "model(): made = Net(); made(example_batch()['x']); return made",
+        )
+
+
+def _frozen(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that forward may write into: a momentum encoder's; none if large."""
+    found = [p for p in model.parameters() if not p.requires_grad]
+    return found if sum(p.nbytes for p in found) <= _MOST else []
 
 
 def seed_python(seed: int) -> None:

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.export import quiet
-from bigbrain_fx.capture.plain import state_kept
+from bigbrain_fx.frontend.tracing.export import quiet
+from bigbrain_fx.frontend.tracing.plain import state_kept
 
 Gradients: TypeAlias = Mapping[str, Tensor | None]
 
@@ -131,6 +131,7 @@ def _apart(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 

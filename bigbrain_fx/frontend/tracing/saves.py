@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.capture import rules
-from bigbrain_fx.capture.interpret import resolve, run_graph
-from bigbrain_fx.capture.live import LiveBytes
-from bigbrain_fx.capture.sizes import plus, product, times
 from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Ref, Saves, TensorSpec, leaves, size_of
+from bigbrain_fx.frontend.tracing.interpret import resolve, run_graph
+from bigbrain_fx.frontend.tracing.live import LiveBytes
+from bigbrain_fx.frontend.translation import rules
+from bigbrain_fx.frontend.translation.sizes import plus, product, times
 
 ROWS = (2, 3)  # not 1: torch treats a dimension of one row as it treats no other
 OWN = -1  # the place of an op's own result
@@ -36,7 +36,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundSaves:
     """What one run of one call held, in bytes."""
 
     values: tuple[int, ...]
@@ -164,7 +164,7 @@ class _Bench:
         body = tuple((o.name, o.target, o.args, o.kwargs) for o in op.body.ops) if op.body else ()
         return op.target, plain(op.args), plain(tuple(v for _, v in op.kwargs)), op.kwargs, body
 
-    def run(self, op: Op) -> _Found | None:
+    def run(self, op: Op) -> _FoundSaves | None:
         """Run a call forward and, where a gradient flows, backward; None where it cannot be."""
         try:
             with self._mode(op), torch.set_grad_enabled(self.graph.training):
@@ -178,7 +178,7 @@ class _Bench:
         chooses = any(f"aten.{name}." in op.target for name in _CHOOSES)
         return self.fake if chooses or op.body is not None else torch.device("meta")
 
-    def _run(self, op: Op) -> _Found:
+    def _run(self, op: Op) -> _FoundSaves:
         values = {ref: self._value(ref, bool(op.mutates)) for ref in op.refs}
         params = {name: _blank(self._param(name), self.rows) for name in op.params}
         given = [t for t in (*values.values(), *params.values()) if isinstance(t, Tensor)]
@@ -208,7 +208,7 @@ class _Bench:
         own = sum(nbytes for storage, nbytes in saved.items() if storage not in known)
         forward = live.peak
         backward, passed = self._backward(op, _tensors(result), values, params, live)
-        return _Found(kept, own, forward, backward, passed)
+        return _FoundSaves(kept, own, forward, backward, passed)
 
     def _backward(
         self,

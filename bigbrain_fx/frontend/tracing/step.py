@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.batch import Batch, Key, fill, named_tensors
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.translation.batch import Batch, Key, fill, named_tensors
 
 Loss = Callable[[Any, Any], Tensor]  # (output, batch), of whatever kinds the user has
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_WRAPPED = ("module", "_orig_mod")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -49,20 +53,57 @@ def route(model: nn.Module, batch: object, has_loss: bool) -> Route:
       the loss function sees the whole batch. Without one every entry must find a parameter.
     * Of a tuple, forward gets the first entries, as many as it has positional parameters; with a
       loss function at least one entry is left for the loss unless forward requires it:
-      `(x, y)` with `forward(x, mask=None)` passes x.
+      `(x, y)` with `forward(x, mask=None)` passes x; but `forward(idx, targets=None)` gets both
+      where the loss function has no loss without (`settle`).
 
     Raises:
         InputError: entries are missing, or left over and there is no loss function.
     """
+    if model in _settled and has_loss and isinstance(batch, tuple | list):
+        return _settled[model]
     if not isinstance(batch, Mapping | tuple | list):
         return Route(whole=True)
-    parameters = list(inspect.signature(model.forward).parameters.values())
+    parameters = parameters_of(model)
     required = [p.name for p in parameters if p.kind in _POSITIONAL and p.default is p.empty]
     if _takes_all(parameters, required, batch, has_loss):
         return Route(whole=True)
     if isinstance(batch, Mapping):
         return _by_key(model, parameters, required, batch, has_loss)
     return _by_position(model, parameters, required, batch, has_loss)
+
+
+def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
+    """Return what forward takes; of a wrapper that hands all on, what the wrapped one takes.
+
+    Wrappers are those of torch.compile, DataParallel and AveragedModel.
+    """
+    found = list(inspect.signature(model.forward).parameters.values())
+    inner = next((m for name, m in model.named_children() if name in _WRAPPED), None)
+    open_ended = found and all(p.kind in _ANY for p in found)
+    return parameters_of(inner) if open_ended and inner is not None else found
+
+
+def settle(model: nn.Module, how: Route, batch: object, tries: Callable[[Route], bool]) -> Route:
+    """Pass a tuple's last entries to forward, too, where the loss function needs that.
+
+    Args:
+        model: asked for its parameters; `route` remembers the answer for it.
+        how: what `route` said.
+        batch: the example.
+        tries: whether a scalar loss comes out this way.
+    """
+    if how.whole or not isinstance(batch, tuple | list):
+        return how
+    parameters = parameters_of(model)
+    accepted = sum(p.kind in _POSITIONAL for p in parameters)
+    wider = Route(positions=min(accepted, len(batch)))
+    if wider.positions <= how.positions or tries(how) or not tries(wider):
+        return how
+    _settled[model] = wider
+    return wider
+
+
+_settled: WeakKeyDictionary[nn.Module, Route] = WeakKeyDictionary()
 
 
 def _takes_all(
@@ -136,11 +177,7 @@ def _mismatch(
 
 def input_names(model: nn.Module, batch: object, how: Route) -> dict[Key, str]:
     """Name the entries of a tuple after forward's parameters; entries of a dict have their keys."""
-    names = [
-        p.name
-        for p in inspect.signature(model.forward).parameters.values()
-        if p.kind in _POSITIONAL
-    ]
+    names = [p.name for p in parameters_of(model) if p.kind in _POSITIONAL]
     if isinstance(batch, Mapping) or not names:
         return {}
     if how.whole:
@@ -164,20 +201,29 @@ def without_fast_path() -> Iterator[None]:
 
 
 class Seen:
-    """What a call of the step showed; an object of its own, as torch.export undoes attributes."""
+    """What calls of the step showed; an object of its own, as torch.export undoes attributes.
+
+    `moved` are the attributes that were not what they had been when a call had ended.
+    """
 
     has_loss = False
     output_names: tuple[str, ...] = ()
     part: Literal["model", "loss", "done"] = "model"
+    moved: tuple[str, ...] = ()
 
 
 @dataclass
-class Watch:
-    """What goes along with calls of a step: who listens, and who stands in for the loss."""
+class Listeners:
+    """What goes along with calls of a step: who listens, and who stands in for the loss.
+
+    With `keeps` plain attributes stay as a call leaves them; else each call finds them as the user
+    made them.
+    """
 
     listening: Callable[[], AbstractContextManager[object]] = nullcontext
     loss: Loss | None = None
     tracing: bool = False
+    keeps: bool = False
 
 
 class Step(nn.Module):
@@ -198,8 +244,9 @@ class Step(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._itself = (model,)  # in a trace `self.model` is a proxy, and its parts new ones
         self.seen = Seen()
-        self.watch = Watch()
+        self.watch = Listeners()
         self._trains = training
         self._loss = loss
         self._names = [entry.name for entry in batch.entries]
@@ -213,6 +260,18 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return (loss, *outputs), or the outputs alone."""
+        if self.watch.keeps or torch.compiler.is_dynamo_compiling():
+            return self._call(*tensors)
+        (model,) = self._itself
+        before = Attributes.of(model, self._loss, numbers=not self.watch.tracing)
+        try:
+            return self._call(*tensors)
+        finally:
+            moved = before.moved(Attributes.of(model, self._loss, numbers=False))
+            self.seen.moved = tuple(dict.fromkeys((*self.seen.moved, *moved)))
+            before.put_back()
+
+    def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self.seen.part = "model"
         buffers = _buffers(self.model) if self.watch.tracing else []
         with self.watch.listening():
@@ -230,12 +289,11 @@ class Step(nn.Module):
         self.seen.part = "loss"
         compute = self.watch.loss or self._loss
         loss = compute(output, batch) if compute else _own_loss(output)
+        if compute:
+            _check_loss(loss)
         self.seen.has_loss = loss is not None
         outputs = self._outputs(found, loss)
-        if loss is None:
-            return outputs
-        _check_loss(loss)
-        return (loss, *outputs)
+        return outputs if loss is None else (loss, *outputs)
 
     def _outputs(self, found: list[tuple[str, Tensor]], loss: Tensor | None) -> tuple[Tensor, ...]:
         """Return what the model returns beside the loss; note the names."""
@@ -278,7 +336,11 @@ def _check_loss(loss: object) -> None:
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return
     found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    advice = "return the mean: loss.mean()"
+    if loss is None:
+        found, advice = "None", "return it: return F.cross_entropy(...)"
+    elif not isinstance(loss, Tensor):
+        advice = "keep it a tensor: leave out .item() and float()"
     raise CaptureError(
-        f"loss(output, batch) must return a scalar tensor, found {found}",
-        help="return the mean: loss.mean()",
+        f"loss(output, batch) must return a scalar tensor, found {found}", help=advice
     )

@@ -5,42 +5,76 @@ The room's first door. It knows torch.export; it knows nothing of devices, stage
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.capture.arguments import noting_arguments, with_hints
-from bigbrain_fx.capture.batch import Batch, take_apart, to_meta
-from bigbrain_fx.capture.blank import is_blank
-from bigbrain_fx.capture.check import BACKWARD, Trial, affordable
-from bigbrain_fx.capture.dice import random_state_kept, rolls
-from bigbrain_fx.capture.export import ambient, export_step, quiet, without_gc
-from bigbrain_fx.capture.ladder import Ladder
-from bigbrain_fx.capture.leaf import find_leaves
-from bigbrain_fx.capture.leaf_trace import Leaves
-from bigbrain_fx.capture.odds import without_settled, wrong_bet
-from bigbrain_fx.capture.opaque import recording
-from bigbrain_fx.capture.oracle import AssumptionError, Oracle
-from bigbrain_fx.capture.params import tensor_names
-from bigbrain_fx.capture.plain import Plain
-from bigbrain_fx.capture.refusals import (
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.tracing.blank import is_blank
+from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
+from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
+from bigbrain_fx.frontend.tracing.enclosing import enclosing
+from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet, without_gc
+from bigbrain_fx.frontend.tracing.hooks import (
+    FUNCTION,
+    WITHOUT_GRADIENT,
+    check_global_hooks,
+    check_hooks,
+    refusing_hooks,
+    suspect,
+)
+from bigbrain_fx.frontend.tracing.ladder import Ladder
+from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
+from bigbrain_fx.frontend.tracing.micro import remarks
+from bigbrain_fx.frontend.tracing.objective import (
+    is_one_value,
+    require_dense,
+    require_loss,
+    require_memory_apart,
+    require_numbers,
+    require_parameters_unwritten,
+    require_python,
+    require_sizes,
+)
+from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
+from bigbrain_fx.frontend.tracing.plain import Plain, state_kept
+from bigbrain_fx.frontend.tracing.saves import with_saves
+from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
+from bigbrain_fx.frontend.tracing.step import (
+    Loss,
+    Route,
+    Step,
+    input_names,
+    route,
+    settle,
+    without_fast_path,
+)
+from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
+from bigbrain_fx.frontend.translation.batch import Batch, take_apart, to_meta
+from bigbrain_fx.frontend.translation.leaf import find_leaves
+from bigbrain_fx.frontend.translation.opaque import recording
+from bigbrain_fx.frontend.translation.oracle import Oracle, WrongAnswerError
+from bigbrain_fx.frontend.translation.params import tensor_names
+from bigbrain_fx.frontend.translation.refusals import (
+    asks_autograd,
     explain,
     is_final,
     last_rows,
     may_be_loss,
+    modules_of,
+    said_axis,
     undecided,
     with_loss_remedy,
 )
-from bigbrain_fx.capture.saves import with_saves
-from bigbrain_fx.capture.sources import where
-from bigbrain_fx.capture.step import Loss, Step, input_names, route, without_fast_path
-from bigbrain_fx.capture.translate import Labels, translate
-from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.translation.sources import where
+from bigbrain_fx.frontend.translation.translate import Labels, translate
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,7 @@ def capture(
     autocast: str | None = None,
     assume: Mapping[str, bool] | None = None,
     leaves: Sequence[str] = (),
+    loss_needed: bool = False,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -98,14 +133,19 @@ def capture(
         assume: "model.py:31" -> whether the condition in that line holds, where a tensor's value
             decides; plain runs say so when left out.
         leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
+        loss_needed: refuse a model that is to be trained and has no loss with a gradient.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
         CaptureError: torch.export cannot follow the module; names the user's line.
     """
+    require_python(module, loss)
+    require_sizes(module)
     on_meta = any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
     example_batch = to_meta(example_batch) if on_meta else example_batch
     how = route(module, example_batch, loss is not None)
+    if loss is not None and training:
+        how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module))
     labels = Labels(name or type(module).__name__, batch.rows, training, autocast)
@@ -114,15 +154,34 @@ def capture(
     try:
         fused = nullcontext() if training else without_fast_path()
         with torch.device("meta") if on_meta else nullcontext(), without_gc(), fused:
-            step = Step(module, loss, batch, how, training)
-            plain = Plain(step, module, autocast)
             blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
-            found = Leaves(find_leaves(module, leaves))
-            ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume or {})), found)
-            return _Job(step, batch, labels, blank, ladder).run(micro_batch)
+
+            def attempt(whole: Sequence[str]) -> Captured:
+                step = Step(module, loss, batch, how, training)
+                plain = Plain(step, module, autocast)
+                found = Leaves(find_leaves(module, whole))
+                ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume or {})), found)
+                return _Job(step, batch, labels, blank, ladder).run(micro_batch)
+
+            captured = enclosing(module, tuple(leaves), attempt)
+            if training and loss_needed:
+                require_loss(captured.graph)
+            return captured
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:
+    """Whether the user's loss function gives a scalar when the batch reaches forward this way."""
+    taken = take_apart(batch)
+    step, example = Step(module, loss, taken, how), list(taken.sized(taken.rows).values())
+    blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
+    shapes = FakeTensorMode(allow_non_fake_inputs=True) if blank else nullcontext()
+    with shapes, contextlib.suppress(Exception):
+        Plain(step, module, None).run(example, 0)
+        return True
+    return False
 
 
 @dataclass
@@ -138,18 +197,38 @@ class _Job:
 
     def run(self, micro_batch: int | None) -> Captured:
         """Try a free batch size, then a fixed one."""
+        self.judge_hooks()
         refused: CaptureError | None = None
         try:
             found = self.follow(micro_batch)
         except CaptureError as error:
+            self.judge_state(error)
             if not self.ladder.may_be_strict(error):
                 raise
             refused = error
+        else:
+            self.judge_state()
         if refused is not None:  # out here, or it would be the context of what comes now
             found = self.strictly(micro_batch, refused)
+        self.judge_hooks()  # those that forward has set meanwhile
         said = (*self.warnings, *self.ladder.remarks(found.graph))
+        if found.graph.loss is not None:
+            said += tuple(remarks(found.graph, found.inputs()))
         graph = with_saves(found.graph)
         return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)))
+
+    def judge_hooks(self) -> None:
+        """Refuse hooks that a bundle would leave out."""
+        check_global_hooks()
+        if self.labels.training:
+            check_hooks(self.step.model, self.ladder.leaves.modules.values())
+
+    def judge_state(self, cause: BigBrainError | None = None) -> None:
+        """Refuse state in plain attributes; without numbers nothing can be tried."""
+        if not self.on_meta:
+            refuse_state(State(self.step, self.ladder.plain, self.batch), cause)
+        elif self.step.seen.moved and cause is None:
+            self.warnings.append(unsure(self.step.seen.moved))
 
     def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
         """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""
@@ -180,8 +259,7 @@ class _Job:
                 raise
             return None, str(explain(error).what)
         rows = (1, 3) if self.batch.rows != 3 else (1, 4)
-        self.check_rows(found)
-        problem = self.problem(found, rows)
+        problem = self.unlike_rows(found) or self.problem(found, rows)
         return (found, "") if problem is None else (None, problem)
 
     def fixed(self, rows: int) -> Captured:
@@ -189,15 +267,41 @@ class _Job:
         try:
             found = self.ladder.climb(lambda: self.attempt(rows, free=False))
         except Exception as error:
-            raise self.own_fault(rows) or self.refusal(error) from error
+            raise self.own_fault(rows) or self.diagnosed(self.refusal(error)) from error
         wrong = self.problem(found, (rows,))
         if wrong is not None:
-            raise CaptureError(
-                f"BX0201: the captured graph does not compute what the model computes: {wrong}",
-                at=_where(found.graph, wrong),
-                help=_advice(wrong),
-            )
+            raise self.other_numbers(found, wrong)
+        fault = self.own_fault(rows) if rows != self.batch.rows else None
+        if fault is not None:
+            raise fault  # there was nothing to compare with
         return found
+
+    def other_numbers(self, found: Captured, wrong: str) -> BigBrainError:
+        """Refuse a graph that computes something else; look for what makes it so."""
+        error = CaptureError(
+            f"BX0201: the captured graph does not compute what the model computes: {wrong}",
+            at=_where(found.graph, wrong),
+            help=_advice(wrong),
+        )
+        return self.diagnosed(error) if "gradient" in wrong else error
+
+    def diagnosed(self, error: BigBrainError) -> BigBrainError:
+        """Say what in forward no graph holds, where that is the cause of a refusal."""
+        if self.on_meta or not error.what.startswith(_MAY_REACH_PAST):
+            return error
+        rows = list(self.batch.sized(self.batch.rows).values())
+        cause = suspect(lambda: self.ladder.plain.run(rows, 0))
+        if cause is None:
+            return error
+        if cause.what == "autograd":
+            own = cause.module not in (None, type(self.step.model).__name__)
+            asks = asks_autograd(cause.at, cause.module if own else None)
+            asks.inside = cause.module if own else None
+            return asks
+        error.at = cause.at
+        if error.what.startswith("BX0201") and cause.what != "data":
+            error.help = WITHOUT_GRADIENT if cause.what == "requires_grad" else FUNCTION
+        return error
 
     def attempt(self, rows: int, free: bool) -> Captured:
         """Trace once."""
@@ -205,12 +309,21 @@ class _Job:
         batched = [entry.batched and free for entry in self.batch.entries]
         noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
         kept = random_state_kept()
-        with kept, rolls() as rolled, recording() as recorder, helping as keeper, noting as given:
+        hooks = refusing_hooks() if self.labels.training else nullcontext()
+        with (
+            kept,
+            rolls() as rolled,
+            recording() as recorder,
+            helping as keeper,
+            noting as given,
+            hooks,
+        ):
             self.ladder.recorder = recorder
             program = export_step(
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
-        said = self.ladder.judge_dice(tensors, self._quiet_run) if rolled else None
+        unseen = rolled or self.ladder.leaves.modules  # what is kept whole was not run here
+        said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []
         labels = replace(
             self.labels,
@@ -220,6 +333,11 @@ class _Job:
         )
         calls, model = recorder.calls, self.step.model
         graph, store = translate(program, model, self.batch, calls, labels, keeper.calls)
+        require_numbers(store.tensors)
+        if self.labels.training:
+            require_dense(graph)
+            require_parameters_unwritten(graph)
+            require_memory_apart(graph, store.tensors)
         graph = with_hints(graph, given, program.graph.nodes)
         graph = without_settled(graph)
         bet = wrong_bet(graph, store.tensors)
@@ -238,55 +356,69 @@ class _Job:
                 "too large to compare with the module here; `verify` compares them"
             )
             return None
-        trial = Trial(self.step, found.graph, found.tensors, found.functions)
+        trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
         gradients = affordable(found.graph, rows, share=BACKWARD)
         for seed, count in enumerate(rows):
             try:
                 wrong = trial.first_difference(self.batch.sized(count), seed, gradients)
-            except AssumptionError as error:
+            except WrongAnswerError as error:
                 wrong = self.broken(trial, str(error), count)
             if wrong is not None:
                 return f"at {count} rows, {wrong}"
+        fault = None if trial.ran else self.own_fault(self.batch.rows)
+        if fault is not None:
+            raise fault
         return None
 
-    def check_rows(self, found: Captured) -> None:
-        """Refuse a model whose last rows do not stand alone: a micro-batch holds such rows.
+    def unlike_rows(self, found: Captured) -> str | None:
+        """Say why half of the example's rows cannot be run alone, as a micro-batch runs them.
 
         Offsets into another entry of the batch are an example: those of the second half begin in
         the middle.
 
         Raises:
-            InputError: it takes the first half of the example batch, and not the second.
+            InputError: the first half can be run, and the second cannot.
         """
         half = self.batch.rows // 2
         if self.on_meta or not half or not affordable(found.graph, (half,)):
-            return
+            return None
         try:
             self.ladder.plain.run(list(self.batch.last(half).values()), 0)
-        except RuntimeError as error:
+        except BigBrainError:
+            raise
+        except Exception as error:
+            if is_one_value(error):
+                return None  # a norm wants more rows than this probe has
             if self.own_fault(half) is None:
-                raise last_rows(error) from error
+                raise last_rows(error, self.batch) from error
+            first = (str(error).splitlines() or [""])[0]
+            return f"{type(error).__name__} at {half} rows: {first[:200]}; {said_axis(self.batch)}"
+        return None
 
-    def broken(self, trial: Trial, what: str, rows: int) -> str | None:
+    def broken(self, trial: CheckRun, what: str, rows: int) -> str | None:
         """Compare on the example batch as it is, where fewer rows contradict an assumption."""
         if rows == self.batch.rows:
             return what
         try:
             return trial.first_difference(self.batch.sized(self.batch.rows), rows, True)
-        except AssumptionError as error:
+        except WrongAnswerError as error:
             return str(error)
 
     def _quiet_run(self, tensors: Sequence[Tensor]) -> None:
         cast_as_asked = ambient(self.labels.autocast, tensors)
         # without numbers nothing is computed: shapes are enough to walk the same lines
         shapes = FakeTensorMode(allow_non_fake_inputs=True) if self.on_meta else nullcontext()
-        with quiet(), torch.no_grad(), torch.random.fork_rng(devices=[]), cast_as_asked, shapes:
+        grad = torch.set_grad_enabled(self.labels.training)  # forward may ask for gradients
+        kept = nullcontext() if self.on_meta else state_kept(self.step.model)
+        with quiet(), grad, torch.random.fork_rng(devices=[]), cast_as_asked, shapes, kept:
             self.step(*tensors)
 
     def refusal(self, error: Exception) -> BigBrainError:
         """Explain an error; where forward computes the loss, say how to take that out."""
         model = type(self.step.model).__name__
         found = explain(error, model)
+        if isinstance(found, CaptureError):
+            found.inside = found.inside or modules_of(error)
         names = list(dict.fromkeys(str(e.key[0]) for e in self.batch.entries if e.key))
         its_own = self.step.own_loss is None and may_be_loss(error, model)
         return with_loss_remedy(found, names) if its_own else found
@@ -301,12 +433,23 @@ class _Job:
             return None
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
+            if rows != self.batch.rows and self.own_fault(self.batch.rows) is None:
+                return InputError(
+                    f"the model fails on {rows} of the {self.batch.rows} rows of its example "
+                    f"batch: {type(error).__name__}: {first}",
+                    at=where(error),
+                    notes=(said_axis(self.batch),),
+                    help="fewer micro-batches have more rows each: --micro-batches",
+                )
             return InputError(
                 f"the model fails on its example batch: {type(error).__name__}: {first}",
                 at=where(error),
                 help="make model()(example_batch()) run in plain PyTorch first",
             )
         return None
+
+
+_MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 
 def _advice(wrong: str) -> str:
@@ -316,7 +459,16 @@ def _advice(wrong: str) -> str:
             "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
             "call checkpoint(..., use_reentrant=False)"
         )
-    return "keep Python's random numbers, and state that is no buffer, out of forward"
+    if "gradient" in wrong:
+        return (
+            "something changes gradients beside the ops, on a node of autograd, on what it saves "
+            f"(saved_tensors_hooks) or on a parameter's accumulator: take it out, or {FUNCTION}"
+        )
+    return (
+        "keep out of forward and loss: the clock, seeds (torch.manual_seed, fork_rng), Python's "
+        "random numbers, and state that is no buffer; what changes from step to step comes with "
+        "the batch, as a tensor of batches()"
+    )
 
 
 def _where(graph: Graph, wrong: str) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from bigbrain_fx.capture import rules
-from bigbrain_fx.capture.lines import statements
-from bigbrain_fx.capture.nodes import VALUE
 from bigbrain_fx.core import CallArguments, Graph
+from bigbrain_fx.frontend.translation import rules
+from bigbrain_fx.frontend.translation.lines import statements
+from bigbrain_fx.frontend.translation.nodes import VALUE
 
 
 @dataclass

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from bigbrain_fx.capture.sizes import plus, product, times
 from bigbrain_fx.core import DTYPE_BYTES, Arg, Dim, TensorSpec
+from bigbrain_fx.frontend.translation.sizes import plus, product, times
 
 Specs = Sequence[TensorSpec]
 Formula = Callable[[Specs, Specs, tuple[Arg, ...]], Dim]

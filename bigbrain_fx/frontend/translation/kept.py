@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.capture.batch import unique
-from bigbrain_fx.capture.nests import decode, encode, plain_value
-from bigbrain_fx.capture.nodes import name_of, place_of, spec_of
-from bigbrain_fx.capture.opaque import Place
-from bigbrain_fx.capture.sizes import product, times
 from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.nests import decode, encode, plain_value
+from bigbrain_fx.frontend.translation.nodes import name_of, place_of, spec_of
+from bigbrain_fx.frontend.translation.opaque import TensorSlot
+from bigbrain_fx.frontend.translation.sizes import product, times
 
 if TYPE_CHECKING:
-    from bigbrain_fx.capture.scope import Scope
+    from bigbrain_fx.frontend.translation.scope import Scope
 
 KEPT = "bigbrain_fx.kept.default"
 LEAF = "leaf."
@@ -37,10 +37,10 @@ class KeptCall:
 
     Attributes:
         target: "leaf.blocks.0.experts", "user.loss". name: a name for its value.
-        args: what it was given, encoded, a `Place` for each tensor.
+        args: what it was given, encoded, a `TensorSlot` for each tensor.
         params: names in the model of the tensors that it owns; they follow its other tensors.
         shapes: given the tensors, what comes out of it: fake tensors, and what it learnt.
-        result: what came out, encoded, a `Place` for each tensor.
+        result: what came out, encoded, a `TensorSlot` for each tensor.
         outputs: number of tensors in `result`.
         random: draws random numbers. mutates: names of those of `params` that it writes into.
         views: for each output tensor the number of the given one whose storage it shares, or None.
@@ -62,7 +62,7 @@ class KeptCall:
     @property
     def single(self) -> bool:
         """Whether its result is one tensor."""
-        return isinstance(self.result, Place)
+        return isinstance(self.result, TensorSlot)
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -117,14 +117,14 @@ def place(value: object, tensors: list[Tensor], *, lenient: bool = False) -> Arg
 
     def leaf(tensor: Tensor) -> Arg:
         tensors.append(tensor)
-        return cast("Arg", Place(len(tensors) - 1))
+        return cast("Arg", TensorSlot(len(tensors) - 1))
 
     return encode(value, leaf, lenient=lenient)
 
 
 def placed(arg: object, tensors: Sequence[object]) -> object:
-    """Return what stands at a leaf: the tensor of a `Place`, else the literal itself."""
-    return tensors[arg.index] if isinstance(arg, Place) else plain_value(cast("Arg", arg))
+    """Return what stands at a leaf: the tensor of a `TensorSlot`, else the literal itself."""
+    return tensors[arg.index] if isinstance(arg, TensorSlot) else plain_value(cast("Arg", arg))
 
 
 def translate_kept(scope: Scope, node: fx.Node) -> None:
@@ -159,7 +159,7 @@ def translate_kept(scope: Scope, node: fx.Node) -> None:
 
 
 def _with_values(arg: object, values: Sequence[Arg]) -> Arg:
-    if isinstance(arg, Place):
+    if isinstance(arg, TensorSlot):
         return values[arg.index]
     if isinstance(arg, tuple):
         return tuple(_with_values(item, values) for item in arg)

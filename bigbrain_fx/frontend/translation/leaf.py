@@ -14,10 +14,10 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.kept import LEAF, place
-from bigbrain_fx.capture.opaque import Place
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation.kept import LEAF, place
+from bigbrain_fx.frontend.translation.opaque import TensorSlot
 
 MARK = "bigbrain_fx_leaf"
 _Module = TypeVar("_Module")
@@ -96,7 +96,7 @@ def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
     positional, named = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
     found: list[Tensor] = []
     result: object = place(call_leaf(module, tensors, positional, named), found)
-    return found[0] if isinstance(result, Place) else found
+    return found[0] if isinstance(result, TensorSlot) else found
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

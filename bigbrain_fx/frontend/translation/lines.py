@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from bigbrain_fx.capture.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_users
 
 Lines: TypeAlias = tuple[tuple[str, ...], ...]
 """Frames ("gpt.py:93", outermost first), one list for each module call and one before them all."""

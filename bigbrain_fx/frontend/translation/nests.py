@@ -14,9 +14,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bigbrain_fx.capture.nodes import literal
 from bigbrain_fx.core import Arg, Const
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.nodes import literal
 
 
 def encode(value: object, leaf: Callable[[Tensor], Arg], *, lenient: bool = False) -> Arg:

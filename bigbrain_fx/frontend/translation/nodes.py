@@ -12,13 +12,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.capture import rules
-from bigbrain_fx.capture.lines import Lines, lines_of
-from bigbrain_fx.capture.params import dtype_name
-from bigbrain_fx.capture.sizes import UnknownSizeError, dim
-from bigbrain_fx.capture.sources import line_of, module_calls
 from bigbrain_fx.core import Arg, Const, ModuleCall, ParamRef, Ref, TensorSpec
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation import rules
+from bigbrain_fx.frontend.translation.lines import Lines, lines_of
+from bigbrain_fx.frontend.translation.params import dtype_name
+from bigbrain_fx.frontend.translation.sizes import UnknownSizeError, dim
+from bigbrain_fx.frontend.translation.sources import line_of, module_calls
 
 
 class Place(TypedDict):
@@ -107,13 +107,23 @@ def specs_of(node: fx.Node, needs: bool) -> tuple[TensorSpec | None, ...]:
     except UnknownSizeError as error:
         at, code = line_of(node.meta.get("stack_trace"))
         what = code or rules.target_name(node.target)
-        raise CaptureError(
-            f"BX0130: the shape of a result depends on data: {what}",
-            at=at or None,
-            notes=(str(error),),
-            help="use a mask and torch.where instead of selecting rows: shapes must be fixed; or "
-            "keep the module that selects and uses them whole: --leaf with its class",
+        raise inside(
+            node,
+            CaptureError(
+                f"BX0130: the shape of a result depends on data: {what}",
+                at=at or None,
+                notes=(str(error),),
+                help="use a mask and torch.where instead of selecting rows: shapes must be fixed; "
+                "or keep the module that selects and uses them whole: --leaf with its class",
+            ),
         ) from None
+
+
+def inside(node: fx.Node, error: CaptureError) -> CaptureError:
+    """Note in an error which module its node belongs to."""
+    calls = module_calls(node)
+    error.inside = calls[-1].path if calls else ""
+    return error
 
 
 def kept_kwargs(node: fx.Node) -> list[tuple[str, object]]:

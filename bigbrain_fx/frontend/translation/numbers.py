@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from bigbrain_fx.capture.batch import unique
-from bigbrain_fx.capture.nodes import place_of
-from bigbrain_fx.capture.refusals import number_read
 from bigbrain_fx.core import Arg, Const, Op, Ref, TensorSpec
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.nodes import place_of
+from bigbrain_fx.frontend.translation.refusals import number_read
 
 if TYPE_CHECKING:
-    from bigbrain_fx.capture.scope import Scope
+    from bigbrain_fx.frontend.translation.scope import Scope
 
 _ITEM = ("aten.item.default", "aten._local_scalar_dense.default")
 _ARITHMETIC: dict[Callable[..., object], str] = {

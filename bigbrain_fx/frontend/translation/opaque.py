@@ -26,7 +26,7 @@ PREFIX = "opaque."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSlot:
     """Stand among a call's arguments for its tensor number `index`."""
 
     index: int
@@ -37,7 +37,7 @@ class Call:
     """One call of one custom Function: what it was given, and what its forward turned out to do.
 
     Attributes:
-        args: the arguments as written, a `Place` for each tensor.
+        args: the arguments as written, a `TensorSlot` for each tensor.
         slots: for each entry of its result the number of its tensor, None for other things.
         single: its result is one tensor, no tuple. random: its forward draws random numbers.
         views: for each output tensor the number of the argument whose storage it shares, or None.
@@ -155,11 +155,11 @@ def _place(arg: object, tensors: list[Tensor]) -> object:
     if not isinstance(arg, Tensor):
         return arg
     tensors.append(arg)
-    return Place(len(tensors) - 1)
+    return TensorSlot(len(tensors) - 1)
 
 
 def _unplace(arg: object, tensors: list[Tensor]) -> object:
-    return tensors[arg.index] if isinstance(arg, Place) else arg
+    return tensors[arg.index] if isinstance(arg, TensorSlot) else arg
 
 
 class _Shim:
@@ -167,7 +167,7 @@ class _Shim:
 
     @classmethod
     def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN206
-        from bigbrain_fx.capture import opaque
+        from bigbrain_fx.frontend.translation import opaque
 
         # `__class__` makes this code hold the same cell as the code it replaces.
         return opaque._apply(cls, __class__, args, kwargs)  # type: ignore[name-defined]

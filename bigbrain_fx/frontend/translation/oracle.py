@@ -22,21 +22,21 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from bigbrain_fx.capture.batch import unique
-from bigbrain_fx.capture.nodes import place_of
-from bigbrain_fx.capture.refusals import undecided
-from bigbrain_fx.capture.sources import is_users
 from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.nodes import place_of
+from bigbrain_fx.frontend.translation.refusals import undecided
+from bigbrain_fx.frontend.translation.sources import is_users
 
 if TYPE_CHECKING:
-    from bigbrain_fx.capture.scope import Scope
+    from bigbrain_fx.frontend.translation.scope import Scope
 
 ASSUME = "bigbrain_fx.assume.default"
 PREFIX = "assume."
 _TRACERS = ("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/module.py")
 
 
-class AssumptionError(RuntimeError):
+class WrongAnswerError(RuntimeError):
     """Report that a tensor's truth is not what it was assumed to be."""
 
 
@@ -44,7 +44,7 @@ class AssumptionError(RuntimeError):
     "bigbrain_fx::assume", mutates_args=(), schema="(Tensor value, bool answer) -> ()"
 )
 def _assume(value: Tensor, answer: bool) -> None:
-    raise AssumptionError("an assumption exists in a trace only; run the captured graph instead")
+    raise WrongAnswerError("an assumption exists in a trace only; run the captured graph instead")
 
 
 @_assume.register_fake
@@ -263,7 +263,7 @@ def check(op: Op, value: object) -> None:
     """
     assert isinstance(value, Tensor)
     if bool(value) is not (op.target == f"{PREFIX}true"):
-        raise AssumptionError(
+        raise WrongAnswerError(
             f"the condition at {op.source} was assumed to be {holds(op)}, and is {not holds(op)} "
             f"here: {op.code}"
         )

@@ -56,6 +56,7 @@ def store(model: nn.Module, constants: Mapping[str, Tensor]) -> Store:
         model: the user's model.
         constants: tensors by name, that are neither parameters nor buffers.
     """
+    constants = {name: tensor.detach() for name, tensor in constants.items()}  # none is trained
     kept = set(model.state_dict(keep_vars=True))
     parameters = list(model.named_parameters(remove_duplicate=False))
     buffers = list(model.named_buffers(remove_duplicate=False))

@@ -3,6 +3,7 @@
     BX0101 a branch that depends on data      BX0120 random numbers of Python that are baked in
     BX0110 a custom autograd.Function         BX0130 a tensor's number read in Python
     BX0140 a leaf module                      BX0150 a loss that cannot be traced
+    BX0160 state in a plain attribute         BX0170 a hook on gradients
     BX0199 anything else that torch.export cannot follow
 
 This file knows errors; it knows nothing of how a trace is made.
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from bigbrain_fx.capture.sources import is_users
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
+from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.sources import is_users
 
 _READS_A_VALUE = (
     "GuardOnDataDependentSymNode",
@@ -28,9 +30,19 @@ _READS_A_VALUE = (
     "an op takes a SymBool",
 )
 _BOTH_WAYS = "true in one run and false in another"
-_FINAL = (_BOTH_WAYS, "gives other shapes for other data")
+_FINAL = (
+    *(_BOTH_WAYS, "gives other shapes for other data"),
+    *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
+)
+_OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0199")
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
+_INSIDE = (  # torch's words for its own engine room
+    re.compile(r"\s*\(unhinted: [^)]*\)\.?"),
+    re.compile(r"\s*\(Size-like symbols: [^)]*\)"),
+    re.compile(r"\s*(For more information|For the potential source|Please file an issue).*"),
+    re.compile(r"\s*[^.:]*TORCH_LOGS.*"),
+)
 _READS_A_NUMBER = re.compile(
     r"\.item\(|\.tolist\(|\.numpy\(|\b(int|float|range|len|round)\(|Could not extract"
 )
@@ -45,7 +57,7 @@ def reads_a_value(error: BaseException) -> bool:
 def is_final(error: BaseException) -> bool:
     """Whether an error is a refusal that no other batch size or tracer would take back."""
     causes = [cause for cause in _chain(error) if isinstance(cause, CaptureError)]
-    return any(mark in cause.what for cause in causes for mark in ("BX0120", *_FINAL))
+    return any(mark in cause.what for cause in causes for mark in _FINAL)
 
 
 def is_broken(error: BaseException) -> bool:
@@ -72,7 +84,17 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         if isinstance(cause, BigBrainError):
             cause.at = cause.at or at
             return cause
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = _said(error)
+    if is_about_size(error):
+        return CaptureError(
+            "the model holds a size that only this number of rows fits: a buffer, a constant or a "
+            "branch",
+            at=at,
+            notes=(code,) if code else (),
+            help="take sizes from the input (x.shape[0]), not from a number",
+        )
+    if "fake tensor in the exported program constant" in first:
+        return written_by_data()
     if _UNKNOWN_SIZE.search(str(error)):
         return size_read(at, code, module)
     if reads_a_value(error):
@@ -88,6 +110,15 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         help="rewrite that line with tensor operations, move it into loss(output, batch), or "
         f"{_whole(module)}",
     )
+
+
+def _said(error: BaseException) -> str:
+    """Return the first line of an error without what is for those who build torch."""
+    lines = (line.strip() for line in str(error).splitlines())
+    first = next((line for line in lines if line), "")
+    for inside in _INSIDE:
+        first = inside.sub("", first)
+    return first.strip()
 
 
 def branch(at: str | None, code: str, note: str = "") -> CaptureError:
@@ -158,6 +189,21 @@ def owner(error: BaseException) -> str | None:
     return None
 
 
+def modules_of(error: BaseException) -> tuple[object, ...]:
+    """Return the modules whose lines an error passed through, torch's too, innermost first."""
+    found = []
+    for cause in reversed(list(_chain(error))):
+        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        owners = (frame.f_locals.get("self") for frame in reversed(frames))
+        found += [owner for owner in owners if hasattr(owner, "named_parameters")]
+    return tuple(found)
+
+
+def may_stay_whole(error: BaseException) -> bool:
+    """Whether keeping the module whole that an error is about would take it back."""
+    return isinstance(error, CaptureError) and error.what.startswith(_OF_A_TRACE)
+
+
 def _frames(error: BaseException) -> list[FrameType]:
     """Return the user's frames that an error passed through, outermost first."""
     for cause in reversed(list(_chain(error))):
@@ -195,8 +241,14 @@ def number_read(
         at=at,
         notes=(note[:200],) if note else (),
         help="keep the value in a tensor: leave out .item(), int(), float(), .tolist(), and "
-        f"compare tensors (`if x.sum() > 0:`); or {_whole(module)}",
+        f"compare tensors (`if x.sum() > 0:`); {_AT_A_PLACE}or {_whole(module)}",
     )
+
+
+_AT_A_PLACE = (
+    "write at a place that a tensor tells with buffer.index_copy_(dim, (self.ptr + "
+    "torch.arange(n)) % size, rows); "
+)
 
 
 def baked_dice(at: str) -> CaptureError:
@@ -210,17 +262,75 @@ def baked_dice(at: str) -> CaptureError:
     )
 
 
-def last_rows(error: BaseException) -> InputError:
+def last_rows(error: BaseException, batch: Batch) -> InputError:
     """Refuse a model that takes the first half of its example batch, and not the second."""
     at, code = place(error)
     first = (str(error).splitlines() or [""])[0]
     return InputError(
-        f"the model takes the first half of the rows of its example batch, and not the second, as "
-        f"a micro-batch would have them: {first[:200]}",
+        "the model takes the first half of the rows of its example batch, and not the second, as "
+        f"a micro-batch would have them: {type(error).__name__}: {first[:200]}",
         at=at,
-        notes=(code,) if code else (),
+        notes=(said_axis(batch), *((code,) if code else ())),
         help="let every row stand alone: instead of offsets into another entry of the batch give "
-        "a row of indices each (rows, items), with padding_idx where they have unlike lengths",
+        "a row of indices each (rows, items), with padding_idx where they have unlike lengths; a "
+        "graph each: nodes (graphs, nodes, features), edges (graphs, 2, edges), and forward adds "
+        "nodes * torch.arange(graphs)[:, None, None] to the edges",
+    )
+
+
+def asks_autograd(at: str, module: str | None) -> CaptureError:
+    """Refuse a forward that asks autograd for gradients: forces, a gradient penalty."""
+    keep = (
+        f'keep the module that asks whole: --leaf {module} (or leaves = ["{module}"] in the model '
+        "file, or @bigbrain_fx.leaf on the class)"
+        if module
+        else "put what asks, with the modules that it asks about, into a module of its own and "
+        'keep that whole: --leaf with its class (or leaves = ["Class"] in the model file)'
+    )
+    return CaptureError(
+        "BX0185: forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
+        at=at,
+        help=keep,
+    )
+
+
+def said_axis(batch: Batch) -> str:
+    """Say what was taken for the batch's dimension."""
+    split = [entry.name for entry in batch.entries if entry.batched]
+    whole = [entry.name for entry in batch.entries if not entry.batched]
+    kept = f"; {', '.join(whole)} goes to every micro-batch whole" if whole else ""
+    return f"dimension 0 of {', '.join(split)} ({batch.rows} rows) is taken for the batch{kept}"
+
+
+def transformed(at: str, code: str) -> CaptureError:
+    """Refuse torch.vmap and the gradients of torch.func where a trace meets them."""
+    return CaptureError(
+        "BX0199: forward computes inside torch.vmap or torch.func, whose tensors no graph holds: "
+        f"{code}",
+        at=at or None,
+        help="put that call, with the parameters that it uses, into a module of its own "
+        "(self.part = Part() in __init__): a module inside the model is kept whole",
+    )
+
+
+def without_code(name: str, at: str, code: str) -> CaptureError:
+    """Refuse an operator of torch.library: what a bundle calls is torch's, or the user's Python."""
+    return CaptureError(
+        f"BX0199: forward calls the custom operator {name}, which a bundle does not know: {code}",
+        at=at or None,
+        help="call it in a module of its own (self.part = Part() in __init__): a module inside the "
+        "model is kept whole, with the code that registers the operator",
+    )
+
+
+def written_by_data() -> CaptureError:
+    """Refuse `tensor.data = ...` and writes into `.data`, which no trace sees."""
+    return CaptureError(
+        "BX0181: forward reads or writes through .data of a tensor, and a trace does not see that",
+        help="read .detach() for .data; write in place under torch.no_grad(), to buffers and "
+        "frozen parameters: b.mul_(0.9).add_(a, alpha=0.1) for b.data = b.data * 0.9 + a.data * "
+        "0.1; what is trained: after the step, in the optimizer (a class whose step() calls "
+        "super().step() and then writes)",
     )
 
 

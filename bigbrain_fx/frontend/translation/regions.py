@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, cast
 
 from torch import fx
 
-from bigbrain_fx.capture.batch import unique
-from bigbrain_fx.capture.nodes import literal, place_of
-from bigbrain_fx.capture.sizes import plus
-from bigbrain_fx.capture.sources import line_of
 from bigbrain_fx.core import Arg, Graph, Input, Op, Ref, TensorSpec
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.nodes import literal, place_of
+from bigbrain_fx.frontend.translation.sizes import plus
+from bigbrain_fx.frontend.translation.sources import line_of
 
 if TYPE_CHECKING:
-    from bigbrain_fx.capture.scope import Scope
+    from bigbrain_fx.frontend.translation.scope import Scope
 
 
 def translate_region(scope: Scope, node: fx.Node) -> None:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from bigbrain_fx.capture import regions, rules
-from bigbrain_fx.capture.batch import unique
-from bigbrain_fx.capture.costs import flops, moved
-from bigbrain_fx.capture.kept import KEPT, KeptCall, translate_kept
-from bigbrain_fx.capture.nodes import (
+from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
+from bigbrain_fx.frontend.translation import regions, rules
+from bigbrain_fx.frontend.translation.batch import unique
+from bigbrain_fx.frontend.translation.costs import flops, moved
+from bigbrain_fx.frontend.translation.kept import KEPT, KeptCall, translate_kept
+from bigbrain_fx.frontend.translation.nodes import (
+    inside,
     kept_kwargs,
     literal,
     name_of,
@@ -29,12 +31,14 @@ from bigbrain_fx.capture.nodes import (
     storage,
     tidy,
 )
-from bigbrain_fx.capture.numbers import translate_number
-from bigbrain_fx.capture.opaque import Call, Place
-from bigbrain_fx.capture.oracle import ASSUME, translate_assumption
-from bigbrain_fx.capture.params import Store
-from bigbrain_fx.core import Arg, Dim, Op, ParamRef, Ref, TensorSpec
+from bigbrain_fx.frontend.translation.numbers import translate_number
+from bigbrain_fx.frontend.translation.opaque import Call, TensorSlot
+from bigbrain_fx.frontend.translation.oracle import ASSUME, translate_assumption
+from bigbrain_fx.frontend.translation.params import Store
+from bigbrain_fx.frontend.translation.refusals import transformed, without_code
+from bigbrain_fx.frontend.translation.sources import line_of
 
+_KNOWN = ("aten", "library")  # torch's own, and what a module made that a bundle can import
 _OPAQUE = "bigbrain_fx.opaque.default"
 
 
@@ -102,7 +106,11 @@ class Scope:
         """Translate nodes in order."""
         for node in nodes:
             if node.op == "call_function":
-                self._call(node)
+                try:
+                    self._call(node)
+                except NotImplementedError as error:  # of a tensor of vmap or torch.func.grad
+                    line = line_of(node.meta.get("stack_trace"))
+                    raise inside(node, transformed(*line)) from error
 
     def inside(self, kind: str) -> Scope:
         """Open the body of a region."""
@@ -194,7 +202,8 @@ class Scope:
         tensors, key = cast("tuple[list[fx.Node], str]", node.args)
         call = self.world.calls[key]
         args = tuple(
-            self.arg(tensors[a.index]) if isinstance(a, Place) else self.arg(a) for a in call.args
+            self.arg(tensors[a.index]) if isinstance(a, TensorSlot) else self.arg(a)
+            for a in call.args
         )
         needs = self.grad and any(self.world.needs_gradient(arg) for arg in args)
         specs = [
@@ -222,6 +231,9 @@ class Scope:
 
     def _op(self, node: fx.Node) -> None:
         target, written = node.target, rules.written_arguments(node)
+        if isinstance(target, OpOverload) and rules.target_name(target).split(".")[0] not in _KNOWN:
+            line = line_of(node.meta.get("stack_trace"))
+            raise inside(node, without_code(f"{target.namespace}::{target._opname}", *line))
         plain = self._plain_form(node, written)
         if plain is not None:
             written, target = [], plain
@@ -259,7 +271,8 @@ class Scope:
         self.world.specs[made] = specs
         if plain is not None:
             self.renamed[cast("Ref", self.arg(node.args[0])).value] = made
-        self.env[node] = Ref(made)
+        itself = isinstance(base, ParamRef) and not needs and same_tensor(node, written[0])
+        self.env[node] = base if itself and base is not None else Ref(made)
 
     def _plain_form(self, node: fx.Node, written: list[fx.Node]) -> OpOverload | None:
         if len(written) != 1 or written[0] is not node.args[0]:

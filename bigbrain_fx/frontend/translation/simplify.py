@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from bigbrain_fx.capture.nodes import spec_of, storage
+from bigbrain_fx.frontend.translation.nodes import spec_of, storage
 
 
 def without_empty_parts(nodes: Sequence[fx.Node], written: Collection[int]) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch.fx
 
 MODEL = "model"  # the attribute of the wrapper that holds the user's model
-_HERE = str(Path(__file__).parent)
-_ONNX = str(Path(__file__).parents[1] / "onnx_in")  # its lines say nothing of the user's file
+_HERE = str(Path(__file__).parents[1])  # its lines say nothing of the user's file
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _MACHINERY = tuple(f"{_STDLIB}/site-packages/{name}/" for name in ("torch", "sympy", "networkx"))
 
@@ -31,7 +30,7 @@ def is_users(file: str) -> bool:
 
     if not file.startswith("/"):  # torch writes "torch/fx/..." and "<string>" for its own
         return False
-    if file.startswith((_HERE, _ONNX, *_MACHINERY, str(Path(torch.__file__).parent))):
+    if file.startswith((_HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
         return False
     return not file.startswith(_STDLIB) or "site-packages" in file
 

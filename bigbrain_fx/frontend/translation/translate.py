@@ -14,18 +14,18 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from bigbrain_fx.capture import rules
-from bigbrain_fx.capture.batch import Batch, unique
-from bigbrain_fx.capture.kept import KeptCall
-from bigbrain_fx.capture.nodes import VALUE, spec_of, storage
-from bigbrain_fx.capture.opaque import Call
-from bigbrain_fx.capture.params import Store, store, tensor_names
-from bigbrain_fx.capture.regions import without_dead
-from bigbrain_fx.capture.scope import Scope, World
-from bigbrain_fx.capture.simplify import without_empty_parts
-from bigbrain_fx.capture.sources import inside
 from bigbrain_fx.core import Arg, Graph, Input, Op, ParamRef, Ref
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation import rules
+from bigbrain_fx.frontend.translation.batch import Batch, unique
+from bigbrain_fx.frontend.translation.kept import KeptCall
+from bigbrain_fx.frontend.translation.nodes import VALUE, spec_of, storage
+from bigbrain_fx.frontend.translation.opaque import Call
+from bigbrain_fx.frontend.translation.params import Store, store, tensor_names
+from bigbrain_fx.frontend.translation.regions import without_dead
+from bigbrain_fx.frontend.translation.scope import Scope, World
+from bigbrain_fx.frontend.translation.simplify import without_empty_parts
+from bigbrain_fx.frontend.translation.sources import inside
 
 _TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 

@@ -5,11 +5,11 @@ and the link of every pair. This room knows nothing of models. Only its child pr
 torch.
 """
 
-from bigbrain_fx.doctor.figures import MatmulRate, Rates
-from bigbrain_fx.doctor.fleet import ProbeError
-from bigbrain_fx.doctor.host import Gpu, HostProbe
-from bigbrain_fx.doctor.probe import probe
-from bigbrain_fx.doctor.survey import DeviceProbe, Survey, survey
+from bigbrain_fx.measure.host.figures import MatmulRate, Rates
+from bigbrain_fx.measure.host.fleet import ProbeError
+from bigbrain_fx.measure.host.host import Gpu, HostProbe
+from bigbrain_fx.measure.host.probing import probe
+from bigbrain_fx.measure.host.survey import DeviceProbe, Survey, survey
 
 __all__ = [
     "DeviceProbe",

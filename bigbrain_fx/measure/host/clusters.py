@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bigbrain_fx.cluster import to_json
 from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.doctor.figures import Kind, Rates, slowest, three_digits
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host.figures import Kind, Rates, slowest, three_digits
 
 _MIB = 2**20
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.doctor.figures import Kind
+from bigbrain_fx.bundles import Command, Process, Spawn, free_port, popen
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.launch import Command, Process, Spawn, free_port, popen
+from bigbrain_fx.measure.host.figures import Kind
 
-WORKER = (sys.executable, "-m", "bigbrain_fx.doctor.worker")
-_PACKAGES = Path(__file__).resolve().parents[2]
+WORKER = (sys.executable, "-m", "bigbrain_fx.measure.host.worker")
+_PACKAGES = Path(__file__).resolve().parents[3]
 _POLL_S = 0.05
 _TAIL_LINES = 8
 _START_S = 60.0  # until the slowest process has imported torch and joined

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.doctor.clusters import device_of, linked, rounded, write_cluster
-from bigbrain_fx.doctor.figures import (
+from bigbrain_fx.measure.host.clusters import device_of, linked, rounded, write_cluster
+from bigbrain_fx.measure.host.figures import (
     Kind,
     MatmulRate,
     Rates,

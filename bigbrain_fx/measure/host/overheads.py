@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bigbrain_fx.doctor.measure import synchronise
-from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
-from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.local import Hub, LocalTransport
-from bigbrain_fx.runtime.transport import Transport
+from bigbrain_fx.measure.host.measure import synchronise
+from bigbrain_fx.runtime import (
+    Channel,
+    Device,
+    Hub,
+    LocalTransport,
+    Stage,
+    Stream,
+    Training,
+    Transport,
+    adamw,
+)
 
 _SMALL, _LARGE = 2**10, 2**18  # elements: 4 KiB, where the message counts, and 1 MiB
 _BATCH = 8  # messages that are timed together: a process's clock is coarse

@@ -10,11 +10,18 @@ import os
 import time
 from collections.abc import Sequence
 
-from bigbrain_fx.doctor.figures import Kind, Result, link_between, overheads_of, rates_of, table_of
-from bigbrain_fx.doctor.fleet import WORKER, Fleet, patience_s, run
-from bigbrain_fx.doctor.host import Gpu, HostProbe
-from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host.figures import (
+    Kind,
+    Result,
+    link_between,
+    overheads_of,
+    rates_of,
+    table_of,
+)
+from bigbrain_fx.measure.host.fleet import WORKER, Fleet, patience_s, run
+from bigbrain_fx.measure.host.host import Gpu, HostProbe
+from bigbrain_fx.measure.host.limits import usable_cores, usable_memory_bytes
 
 _QUICK_WINDOW_S = 0.25
 _THOROUGH_WINDOW_S = 2.0

@@ -12,11 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bigbrain_fx.bundles import Spawn, popen
 from bigbrain_fx.core import Cluster, Device, Link, Overheads
-from bigbrain_fx.doctor.clusters import device_of, linked, write_cluster
-from bigbrain_fx.doctor.figures import Kind, Rates, link_between, link_text, overheads_of, rates_of
-from bigbrain_fx.doctor.fleet import Fleet, patience_s, run
-from bigbrain_fx.launch import Spawn, popen
+from bigbrain_fx.measure.host.clusters import device_of, linked, write_cluster
+from bigbrain_fx.measure.host.figures import (
+    Kind,
+    Rates,
+    link_between,
+    link_text,
+    overheads_of,
+    rates_of,
+)
+from bigbrain_fx.measure.host.fleet import Fleet, patience_s, run
 
 
 @dataclass(frozen=True)

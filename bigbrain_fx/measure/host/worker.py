@@ -1,8 +1,8 @@
 """One process of the probe: meet the others, measure in step with them, write what was seen.
 
-Run as `python -m bigbrain_fx.doctor.worker`; the parent is `fleet`. It prints nothing but faults.
-What a CPU and a GPU do differently: `_memory`, `_meet`, `measure.synchronise`, and what is on the
-wire.
+Run as `python -m bigbrain_fx.measure.host.worker`; the parent is `fleet`. It prints nothing but
+faults. What a CPU and a GPU do differently: `_memory`, `_meet`, `measure.synchronise`, and what is
+on the wire.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 
 from bigbrain_fx.core import blas_bytes
-from bigbrain_fx.doctor import measure, overheads
-from bigbrain_fx.doctor.limits import usable_memory_bytes
-from bigbrain_fx.runtime.network import NetworkTransport
-from bigbrain_fx.runtime.rendezvous import join, leave_together, own_device
+from bigbrain_fx.measure.host import measure, overheads
+from bigbrain_fx.measure.host.limits import usable_memory_bytes
+from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -36,7 +35,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Seat:
     """Where this process computes, and where its backend takes messages from."""
 
     kind: str
@@ -78,16 +77,16 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _join(options: argparse.Namespace) -> _Place:
+def _join(options: argparse.Namespace) -> _Seat:
     """Join the others as the processes of a bundle do, over nccl or gloo."""
     kind = options.kinds[options.rank]
     device = own_device(options.kinds, options.rank)
     store = join("doctor", options.kinds, options.rank, options.deadline_s)
     wire = device if dist.get_backend() == "nccl" else _CPU
-    return _Place(kind, device, wire, store)
+    return _Seat(kind, device, wire, store)
 
 
-def _meet(place: _Place) -> None:
+def _meet(place: _Seat) -> None:
     """Wait for all; to nccl that is a message between GPUs, so it must know which is ours."""
     dist.barrier(device_ids=[place.wire.index] if place.wire.type == "cuda" else None)
 
@@ -109,7 +108,7 @@ def _blas_bytes(device: torch.device) -> int:
     return int(ask()) if ask else blas_bytes(torch.cuda.get_device_capability(device))
 
 
-def _measure_device(options: argparse.Namespace, place: _Place) -> Result:
+def _measure_device(options: argparse.Namespace, place: _Seat) -> Result:
     """Measure with all busy ranks at once: they share caches, memory and cores, as devices will."""
     busy = options.rank < options.busy
     rounds = [_round(busy, options.window_s / 2, place) for _ in range(_ROUNDS)]
@@ -125,7 +124,7 @@ def _measure_device(options: argparse.Namespace, place: _Place) -> Result:
     return result
 
 
-def _round(busy: bool, window_s: float, place: _Place) -> dict[str, float]:
+def _round(busy: bool, window_s: float, place: _Seat) -> dict[str, float]:
     """Measure every rate once; the rounds are seconds apart, so that one bad moment is outvoted."""
     found: dict[str, float] = {}
     rates = []
@@ -150,7 +149,7 @@ def _in_step(
     return (*shapes, *(None,) * (_MOST_SHAPES - len(shapes)))
 
 
-def _measure_links(options: argparse.Namespace, place: _Place) -> list[dict[str, float]]:
+def _measure_links(options: argparse.Namespace, place: _Seat) -> list[dict[str, float]]:
     """Measure every pair of the linked ranks in turn, while the others are still."""
     links: list[dict[str, float]] = []
     for pair in itertools.combinations(range(options.linked), 2):
@@ -166,7 +165,7 @@ def _measure_links(options: argparse.Namespace, place: _Place) -> list[dict[str,
 
 
 def _measure_overheads(
-    options: argparse.Namespace, place: _Place, links: list[dict[str, float]]
+    options: argparse.Namespace, place: _Seat, links: list[dict[str, float]]
 ) -> Result:
     """Measure what messages cost either end, rank 0 with each in turn, and the runtime itself.
 
@@ -187,7 +186,7 @@ def _measure_overheads(
 
 
 def _transport(
-    options: argparse.Namespace, place: _Place, names: tuple[str, str]
+    options: argparse.Namespace, place: _Seat, names: tuple[str, str]
 ) -> NetworkTransport:
     """Make a transport for a pair, as a channel's tag belongs to one peer; all ranks make it."""
     ranks = {f"r{rank}": rank for rank in range(len(options.kinds))}
@@ -197,7 +196,7 @@ def _transport(
 
 def _measure_messages(
     options: argparse.Namespace,
-    place: _Place,
+    place: _Seat,
     names: tuple[str, str],
     transport: NetworkTransport,
     link: dict[str, float],

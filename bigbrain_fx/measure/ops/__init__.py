@@ -4,12 +4,12 @@ This room knows capture, the runtime's habits and doctor's measurements; it know
 plans and no terminal. Only its child process imports torch.
 """
 
-from bigbrain_fx.profiler.session import (
+from bigbrain_fx.measure.ops.session import (
     ROUNDS,
-    Measured,
+    MeasuredRows,
     Profiled,
     ProfileOptions,
     profile,
 )
 
-__all__ = ["ROUNDS", "Measured", "ProfileOptions", "Profiled", "profile"]
+__all__ = ["ROUNDS", "MeasuredRows", "ProfileOptions", "Profiled", "profile"]

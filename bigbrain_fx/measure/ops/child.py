@@ -1,35 +1,32 @@
 """The child process of `profile`: load the model file, capture, run rounds, fill the database.
 
-Run as `python -m bigbrain_fx.profiler.child '{"location": ...}'`. Standard output carries one JSON
-object a line (`session` reads them); what the user's code prints goes to stderr. It ends with its
-parent.
+Run as `python -m bigbrain_fx.measure.ops.child '{"location": ...}'`. Standard output carries one
+JSON object a line (`session` reads them); what the user's code prints goes to stderr. It ends with
+its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast
 
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import Replies
 
 if TYPE_CHECKING:
     import torch
 
-    from bigbrain_fx.capture import Captured
-    from bigbrain_fx.profiler.stopwatch import Stopwatch
-    from bigbrain_fx.profiler.subject import Subject
-    from bigbrain_fx.profiles import Machine, ProfileStore
+    from bigbrain_fx.costs import Machine, ProfileStore
+    from bigbrain_fx.frontend import Captured
+    from bigbrain_fx.measure.ops.stopwatch import Stopwatch
+    from bigbrain_fx.measure.ops.subject import Subject
 
-_PR_SET_PDEATHSIG = 1
 _WRITE_EVERY = 5  # rounds: a run that is killed loses no more
 _OPTIMIZER_STEPS = 10
 
@@ -41,22 +38,13 @@ def main(words: str, begin: Callable[[], None] = lambda: None) -> None:
         words: what is wanted, as JSON.
         begin: called once the model is captured, before anything is timed.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
+    replies = Replies()
+
+    def work() -> Mapping[str, object]:
         _Profiler(json.loads(words), replies).run(begin)
-    except BigBrainError as error:
-        fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
-        _say(replies, error={"kind": type(error).__name__, **fields})
-    except Exception:
-        _say(replies, internal=traceback.format_exc())
+        return {}
 
-
-def _say(replies: IO[str], **message: object) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
+    replies.reply(work)
 
 
 @contextmanager
@@ -78,11 +66,11 @@ def fitting(model: str, device: torch.device) -> Iterator[None]:
 class _Profiler:
     """One model, one machine, one database: one session."""
 
-    def __init__(self, wanted: Mapping[str, object], replies: IO[str]) -> None:
+    def __init__(self, wanted: Mapping[str, object], replies: Replies) -> None:
         import torch
 
-        from bigbrain_fx.profiles import ProfileStore
-        from bigbrain_fx.runtime.malloc import keep_freed_memory
+        from bigbrain_fx.costs import ProfileStore
+        from bigbrain_fx.runtime import keep_freed_memory
 
         keep_freed_memory()  # as a bundle's process does
         self.wanted, self.replies = wanted, replies
@@ -98,7 +86,7 @@ class _Profiler:
         """What is measured; a CUDA device becomes the one that this process means by "cuda"."""
         import torch
 
-        from bigbrain_fx.profiler.machine import chosen_device
+        from bigbrain_fx.measure.ops.machine import chosen_device
 
         device = chosen_device(str(self.wanted["device"]))
         if device.type == "cuda":
@@ -108,14 +96,14 @@ class _Profiler:
     @cached_property
     def machine(self) -> Machine:
         """That device, with the rates of this session."""
-        from bigbrain_fx.profiler.machine import this_machine
+        from bigbrain_fx.measure.ops.machine import this_machine
 
         return this_machine(self.threads, self.device)
 
     @cached_property
     def watch(self) -> Stopwatch:
         """What measures."""
-        from bigbrain_fx.profiler.stopwatch import stopwatch
+        from bigbrain_fx.measure.ops.stopwatch import stopwatch
 
         return stopwatch(self.device, self.threads)
 
@@ -127,7 +115,7 @@ class _Profiler:
         self.model = self.session = f"{self.file_stem}.{captured.graph.name}"
         if not self.wanted["training"]:
             self.session += " (inference)"  # it must not replace one that knows the optimizer
-        _say(self.replies, machine=self.machine.key, name=captured.graph.name)
+        self.replies.say(machine=self.machine.key, name=captured.graph.name)
         rows = self._rows(captured)
         with fitting(captured.graph.name, self.device):
             fresh = [self._measure(captured, count) for count in rows]
@@ -140,7 +128,7 @@ class _Profiler:
         return any(s.model == self.session and s.machine.knows_optimizer for s in sessions)
 
     def _capture(self) -> Captured:
-        from bigbrain_fx.capture import capture, load_model_file
+        from bigbrain_fx.frontend import capture, load_model_file
 
         file = load_model_file(str(self.wanted["location"]), seed=cast("int", self.wanted["seed"]))
         self.file_stem, self.make_optimizer = file.path.stem, file.optimizer
@@ -168,7 +156,7 @@ class _Profiler:
         return [fixed] if fixed is not None else asked or [graph.batch]
 
     def _subject(self, captured: Captured, rows: int) -> Subject:
-        from bigbrain_fx.profiler.subject import Subject
+        from bigbrain_fx.measure.ops.subject import Subject
 
         graph = captured.graph.at(rows)
         inputs = captured.inputs(rows)
@@ -176,8 +164,8 @@ class _Profiler:
 
     def _measure(self, captured: Captured, rows: int) -> bool:
         """Measure a number of rows; return whether anything was lacking."""
-        from bigbrain_fx.profiler.rounds import Rounds
-        from bigbrain_fx.profiles import signatures
+        from bigbrain_fx.costs import signatures
+        from bigbrain_fx.measure.ops.rounds import Rounds
 
         graph = captured.graph.at(rows)
         keys = {signature.key for _, signature in signatures(graph)}
@@ -186,7 +174,7 @@ class _Profiler:
         facts = {"rows": rows, "ops": len(graph.ops), "signatures": len(keys), "lacking": lacking}
         self.store.credit(self.model, *sorted(keys))
         if not lacking:
-            _say(self.replies, measured=facts)
+            self.replies.say(measured=facts)
             return False
         rounds = Rounds(self._subject(captured, rows), self.watch)
         rounds.warm_up()
@@ -194,15 +182,15 @@ class _Profiler:
             rounds.again()
             if number % _WRITE_EVERY == 1 or number == self.rounds:
                 self.store.put(self.machine, *rounds.profiles(), model=self.session)
-            _say(self.replies, round=number, of=self.rounds, rows=rows)
-        _say(self.replies, measured={**facts, "ops_s": rounds.ops_s, "step_s": rounds.step_s})
+            self.replies.say(round=number, of=self.rounds, rows=rows)
+        self.replies.say(measured={**facts, "ops_s": rounds.ops_s, "step_s": rounds.step_s})
         rounds.subject.forget()  # a GPU's memory must be free for what is measured next
         return True
 
     def _optimizer(self, subject: Subject) -> None:
         """Measure the optimizer last: it changes the weights."""
-        from bigbrain_fx.profiler.optimizer import optimizer_times
-        from bigbrain_fx.profiles import fit_optimizer
+        from bigbrain_fx.costs import fit_optimizer
+        from bigbrain_fx.measure.ops.optimizer import optimizer_times
 
         if not subject.named:
             return
@@ -216,7 +204,7 @@ class _Profiler:
         off = max(step.off(a_tensor_s, a_byte_s) for step in found.steps)
         said = f"{1e6 * a_tensor_s:.1f} us a tensor and {1e9 * a_byte_s:.3f} ns a byte"
         fits = f"it fits {len(found.steps)} sets within {100 * off:.0f} %"
-        _say(self.replies, optimizer=f"{found.name}: {said}; {fits}")
+        self.replies.say(optimizer=f"{found.name}: {said}; {fits}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from bigbrain_fx.core import Op
-from bigbrain_fx.profiler.stopwatch import Mark, Stopwatch
-from bigbrain_fx.profiler.subject import Subject
-from bigbrain_fx.profiles import signatures
+from bigbrain_fx.costs import signatures
+from bigbrain_fx.measure.ops.stopwatch import Mark, Stopwatch
+from bigbrain_fx.measure.ops.subject import Subject
 
 _CHAIN = 100  # nodes in the chain that tells what a hook costs
 _CHAINS = 5
@@ -44,7 +44,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Overheads:
+class WatchOverheads:
     """What measuring adds: an interval with nothing in it, and a hook at one node of autograd."""
 
     tick_s: float
@@ -62,7 +62,9 @@ def whole_step_s(subject: Subject, watch: Stopwatch) -> float:
     return watch.between_s(begin, end)
 
 
-def timed_step(subject: Subject, watch: Stopwatch, costs: Overheads, frozen: bool = False) -> Timed:
+def timed_step(
+    subject: Subject, watch: Stopwatch, costs: WatchOverheads, frozen: bool = False
+) -> Timed:
     """Run once, watched.
 
     Args:
@@ -71,7 +73,7 @@ def timed_step(subject: Subject, watch: Stopwatch, costs: Overheads, frozen: boo
         costs: what measuring adds; taken off again.
         frozen: no parameter wants a gradient: the backward makes those of values alone.
     """
-    run = _Run(subject, watch, frozen)
+    run = _Watched(subject, watch, frozen)
     loss = run.forward()
     if loss is not None and loss.requires_grad:
         run.backward(loss)
@@ -80,7 +82,7 @@ def timed_step(subject: Subject, watch: Stopwatch, costs: Overheads, frozen: boo
     return run.timed(costs)
 
 
-class _Run:
+class _Watched:
     """Mark where each op's intervals begin and end, then charge them to it; used once."""
 
     def __init__(self, subject: Subject, watch: Stopwatch, frozen: bool) -> None:
@@ -151,7 +153,7 @@ class _Run:
         self._made.clear()
         self._owner.clear()
 
-    def timed(self, costs: Overheads) -> Timed:
+    def timed(self, costs: WatchOverheads) -> Timed:
         """Charge what passed between marks; the stopwatch has settled."""
         found = Timed()
         for op, begin, end in self._calls:
@@ -160,7 +162,7 @@ class _Run:
             self._charge_backward(found, costs, *self._backward)
         return found
 
-    def _charge_backward(self, found: Timed, costs: Overheads, begin: Mark, end: Mark) -> None:
+    def _charge_backward(self, found: Timed, costs: WatchOverheads, begin: Mark, end: Mark) -> None:
         """Charge the time between events of backward.
 
         Before the first node autograd walks through all of them: that is charged to each alike.
@@ -195,7 +197,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def overheads(watch: Stopwatch) -> Overheads:
+def overheads(watch: Stopwatch) -> WatchOverheads:
     """Measure what measuring costs, here and now: it differs with how busy the machine is.
 
     A chain of tiny ops runs with a mark after each and a hook at each of their nodes, and without.
@@ -204,7 +206,7 @@ def overheads(watch: Stopwatch) -> Overheads:
     pairs = [(_chain(watch, watched=True), _chain(watch, watched=False)) for _ in range(_CHAINS)]
     ticks = [(watched[0] - plain[0]) / _CHAIN for watched, plain in pairs]
     hooks = [(watched[1] - plain[1]) / _CHAIN for watched, plain in pairs]
-    return Overheads(max(0.0, statistics.median(ticks)), max(0.0, statistics.median(hooks)))
+    return WatchOverheads(max(0.0, statistics.median(ticks)), max(0.0, statistics.median(hooks)))
 
 
 def _chain(watch: Stopwatch, watched: bool) -> tuple[float, float]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from bigbrain_fx.doctor import measure
+from bigbrain_fx.costs import Machine
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiles import Machine
+from bigbrain_fx.measure.host import measure
 
 _WINDOW_S = 0.1
 

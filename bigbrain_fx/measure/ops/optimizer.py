@@ -17,10 +17,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.profiler.rounds import WARM_UP, no_garbage_collection, trimmed_mean
-from bigbrain_fx.profiler.stopwatch import Stopwatch
-from bigbrain_fx.profiles import OptimizerStep
-from bigbrain_fx.runtime.device import adamw
+from bigbrain_fx.costs import TimedOptimizer
+from bigbrain_fx.measure.ops.rounds import WARM_UP, no_garbage_collection, trimmed_mean
+from bigbrain_fx.measure.ops.stopwatch import Stopwatch
+from bigbrain_fx.runtime import adamw
 
 Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
 MakeOptimizer: TypeAlias = Callable[[Named], torch.optim.Optimizer]
@@ -36,7 +36,7 @@ class OptimizerTimes:
     """What was timed: the optimizer's class, and a row for each set."""
 
     name: str
-    steps: tuple[OptimizerStep, ...]
+    steps: tuple[TimedOptimizer, ...]
 
 
 def optimizer_times(
@@ -105,7 +105,7 @@ def _filled(shape: Sequence[int], like: Tensor) -> nn.Parameter:
 
 def _step(
     what: str, named: Named, make: MakeOptimizer, watch: Stopwatch, rounds: int
-) -> OptimizerStep:
+) -> TimedOptimizer:
     """Time steps, gradients given and taken as a device does.
 
     A GPU's queue is empty when one begins: the device has waited to know that all is finite.
@@ -125,4 +125,4 @@ def _step(
     watch.settle()
     taken_s = [watch.between_s(begin, end) for begin, end in spans[WARM_UP:]]
     nbytes = sum(tensor.nbytes for _, tensor in named)
-    return OptimizerStep(what, len(named), nbytes, trimmed_mean(taken_s))
+    return TimedOptimizer(what, len(named), nbytes, trimmed_mean(taken_s))

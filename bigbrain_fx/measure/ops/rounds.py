@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Op
-from bigbrain_fx.profiler.context import Timed, overheads, timed_step, whole_step_s
-from bigbrain_fx.profiler.stopwatch import Stopwatch
-from bigbrain_fx.profiler.subject import Subject
-from bigbrain_fx.profiles import OpProfile, Signature, signatures
+from bigbrain_fx.costs import OpProfile, Signature, signatures
+from bigbrain_fx.measure.ops.context import Timed, overheads, timed_step, whole_step_s
+from bigbrain_fx.measure.ops.stopwatch import Stopwatch
+from bigbrain_fx.measure.ops.subject import Subject
 
 WARM_UP = 2
 _CUT = 0.1  # share of the samples left out at either end: other processes disturb some

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bigbrain_fx import errors
-from bigbrain_fx.capture.location import resolved
-from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.profiles import ProfileStore
+from bigbrain_fx.costs import ProfileStore
+from bigbrain_fx.frontend import Child, Message, Task, resolved
 
 ROUNDS = 20
 
-Message = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRows:
     """What came of one number of rows.
 
     Attributes:
@@ -65,7 +53,7 @@ class Profiled:
 
     model: str
     machine: str
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredRows, ...]
 
 
 @dataclass(frozen=True)
@@ -126,98 +114,26 @@ def profile(
         "leaves": list(options.leaves),
         "device": options.device,
     }
-    facts: Message = {}
-    measured: list[Measured] = []
-    for message in _messages(wanted, file, options):
-        facts = facts or message  # the first one names model and machine
-        if "round" in message:
-            show(f"{message['rows']} rows, round {message['round']} of {message['of']}")
-        elif "measured" in message:
-            measured.append(Measured(**message["measured"]))
-            show(str(measured[-1]))
-        elif "optimizer" in message:
-            show(message["optimizer"])
-    return Profiled(str(facts["name"]), str(facts["machine"]), tuple(measured))
-
-
-def _messages(
-    wanted: Mapping[str, object], file: Path, options: ProfileOptions
-) -> Iterator[Message]:
-    """Yield what the child says until it ends; raise what it reports."""
-    child = _start(wanted, options.threads)
-    try:
-        for line in _lines(child, file, options.time_limit_s):
-            message = cast("Message", json.loads(line))
-            if "internal" in message:
-                raise RuntimeError(f"profiling failed in its child process\n{message['internal']}")
-            if "error" in message:
-                raise _error(message["error"])
-            yield message
-        if child.wait() != 0:
-            raise _ended(child.returncode, file)
-    finally:
-        _end(child)
-
-
-def _start(wanted: Mapping[str, object], threads: int) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: the working directory must not shadow modules of the child.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "bigbrain_fx.profiler.child", json.dumps(wanted)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-        },
-        start_new_session=True,  # whatever the model file starts ends with it
-    )
-
-
-def _lines(child: subprocess.Popen[bytes], file: Path, limit_s: float) -> Iterator[bytes]:
-    assert child.stdout is not None
-    pipe, rest = child.stdout.fileno(), b""
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-            raise InputError(
-                f"profiling {file.name} took longer than {limit_s:g} s",
-                at=str(file),
-                help="run it again, it goes on where it was; or raise --time-limit",
-            )
-        data = os.read(pipe, 65536)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-
-
-def _ended(code: int, file: Path) -> InputError:
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return InputError(
-        f"{file.name} ended its process ({how})",
+    task = Task(
+        module="bigbrain_fx.measure.ops.child",
+        name="profiling",
+        slow=f"profiling {file.name} {{}}",
+        slow_help="run it again, it goes on where it was; or raise --time-limit",
+        ended_help="profile fewer rows, or keep os._exit and the like out of the model file",
+        limit_s=options.time_limit_s,
+        subject=file.name,
         at=str(file),
-        notes=("SIGKILL often means: out of memory",) if code == -signal.SIGKILL else (),
-        help="profile fewer rows, or keep os._exit and the like out of the model file",
     )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    if child.stdout is not None:
-        child.stdout.close()
-
-
-def _error(message: Mapping[str, Any]) -> BigBrainError:
-    kind = getattr(errors, str(message["kind"]), BigBrainError)
-    notes = tuple(str(note) for note in cast("Sequence[str]", message["notes"]))
-    return cast(
-        "BigBrainError",
-        kind(str(message["what"]), at=message["at"], notes=notes, help=message["help"]),
-    )
+    facts: Message = {}
+    measured: list[MeasuredRows] = []
+    with Child(task, wanted, options.threads) as child:
+        for message in child.messages():
+            facts = facts or message  # the first one names model and machine
+            if "round" in message:
+                show(f"{message['rows']} rows, round {message['round']} of {message['of']}")
+            elif "measured" in message:
+                measured.append(MeasuredRows(**cast("dict[str, Any]", message["measured"])))
+                show(str(measured[-1]))
+            elif "optimizer" in message:
+                show(str(message["optimizer"]))
+    return Profiled(str(facts["name"]), str(facts["machine"]), tuple(measured))

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from bigbrain_fx.capture import run_graph
 from bigbrain_fx.core import Graph, Op
-from bigbrain_fx.randomness import draw_places, place_name
-from bigbrain_fx.runtime.modules import reseed
+from bigbrain_fx.frontend import draw_places, place_name, run_graph
+from bigbrain_fx.runtime import reseed
 
 _SHARE = 0.125  # the loss's seed: some number of micro-batches, which costs the same for all
 

@@ -5,15 +5,15 @@ This room knows plans and forecasts. It knows nothing of processes: what it says
 `Assumptions`, measured elsewhere.
 """
 
-from bigbrain_fx.recovery.choice import Assumptions, DeviceRecovery, Recovery, choose
-from bigbrain_fx.recovery.closed import closed_form, restart_all
-from bigbrain_fx.recovery.trial import Trial, tried
+from bigbrain_fx.plan.recovery.choice import Assumptions, DeviceRecovery, Recovery, choose
+from bigbrain_fx.plan.recovery.closed import closed_form, restart_all
+from bigbrain_fx.plan.recovery.trial import FailureTrial, tried
 
 __all__ = [
     "Assumptions",
     "DeviceRecovery",
+    "FailureTrial",
     "Recovery",
-    "Trial",
     "choose",
     "closed_form",
     "restart_all",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from bigbrain_fx.core import Device, Send
-from bigbrain_fx.plan import Plan
-from bigbrain_fx.sharing import crowded
+from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.planning import crowded
 
 COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/interval.py
 LONGEST_REPLAY_S = 1.0  # that rare failures may bring about; copying may

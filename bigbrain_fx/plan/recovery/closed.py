@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import exp, expm1
 
-from bigbrain_fx.recovery.choice import Recovery
+from bigbrain_fx.plan.recovery.choice import Recovery
 
 
 def closed_form(recovery: Recovery, mtbf_s: float) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from bigbrain_fx.recovery.choice import Recovery
+from bigbrain_fx.plan.recovery.choice import Recovery
 
 
 @dataclass(frozen=True)
-class Trial:
+class FailureTrial:
     """What happened in some hours: all times in seconds.
 
     Attributes:
@@ -37,7 +37,7 @@ class Trial:
 
 
 @dataclass
-class _Job:
+class _JobClock:
     """A job as it goes: `done` steps, the clock, and until when who is recovering."""
 
     recovery: Recovery
@@ -99,12 +99,12 @@ class _Job:
         self.until_s[device.device] = self.now_s + own_s
 
 
-def tried(recovery: Recovery, mtbf_s: float, hours: float, seed: int = 0) -> Trial:
+def tried(recovery: Recovery, mtbf_s: float, hours: float, seed: int = 0) -> FailureTrial:
     """Let a job run for some hours, with failures every `mtbf_s` seconds on average."""
-    job = _Job(recovery, random.Random(seed), 1 / mtbf_s)
+    job = _JobClock(recovery, random.Random(seed), 1 / mtbf_s)
     job.go(hours * 3600)
     useful_s = job.done * recovery.step_s
     undone_s = job.undone * recovery.step_s
-    return Trial(
+    return FailureTrial(
         hours * 3600, useful_s, job.failures, job.hosts_lost, job.recovering_s, undone_s
     )  # fmt: skip

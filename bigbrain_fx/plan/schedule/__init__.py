@@ -8,14 +8,14 @@ them. This room imports no torch and knows nothing of how programs are written a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from bigbrain_fx.core import Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
-from bigbrain_fx.schedule.check import check, require_sound
-from bigbrain_fx.schedule.costs import StageCosts, StageTimes, stage_costs
-from bigbrain_fx.schedule.cuda import library_bytes, rounded
-from bigbrain_fx.schedule.faults import (
+from bigbrain_fx.plan.schedule.check import check, require_sound
+from bigbrain_fx.plan.schedule.costs import StageCosts, StageTimes, stage_costs
+from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
+from bigbrain_fx.plan.schedule.faults import (
     BackwardBeforeForward,
     Deadlock,
     DuplicateMessage,
@@ -28,14 +28,16 @@ from bigbrain_fx.schedule.faults import (
     UnmatchedRecv,
     UnmatchedSend,
 )
-from bigbrain_fx.schedule.forward import ForwardOnly
-from bigbrain_fx.schedule.gpipe import GPipe
-from bigbrain_fx.schedule.in_flight import in_flight_to_fill
-from bigbrain_fx.schedule.list_scheduler import ListScheduler
-from bigbrain_fx.schedule.memory import Held, fixed_bytes, held
-from bigbrain_fx.schedule.messages import Orders, with_messages
-from bigbrain_fx.schedule.one_f_one_b import OneForwardOneBackward
-from bigbrain_fx.schedule.table import table
+from bigbrain_fx.plan.schedule.forward import ForwardOnly
+from bigbrain_fx.plan.schedule.gpipe import GPipe
+from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
+from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler
+from bigbrain_fx.plan.schedule.memory import Held, fixed_bytes, held
+from bigbrain_fx.plan.schedule.messages import Orders, messages, with_messages
+from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
+from bigbrain_fx.plan.schedule.parts import nodes, parts
+from bigbrain_fx.plan.schedule.replicas import order_replicas
+from bigbrain_fx.plan.schedule.table import table
 
 __all__ = [
     "SCHEDULES",
@@ -64,11 +66,17 @@ __all__ = [
     "held",
     "in_flight_to_fill",
     "library_bytes",
+    "messages",
+    "nodes",
+    "parts",
     "require_sound",
     "rounded",
     "stage_costs",
     "table",
 ]
+
+
+InFlight: TypeAlias = tuple[int, ...] | None
 
 
 class Schedule(Protocol):
@@ -105,7 +113,7 @@ def build(
     micro_batches: int,
     costs: StageCosts,
     trained: frozenset[int],
-    in_flight: tuple[int, ...] | None = None,
+    in_flight: InFlight = None,
 ) -> tuple[Program, ...]:
     """Schedule one step.
 
@@ -133,7 +141,16 @@ def build(
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
     _require_in_flight(stages, in_flight)
     _require_gradients_between(stages, trained)
-    orders = SCHEDULES[name](in_flight=in_flight).order(stages, micro_batches, costs, trained)
+    if not stages.micros:
+        orders = SCHEDULES[name](in_flight=in_flight).order(stages, micro_batches, costs, trained)
+        return with_messages(stages, orders, trained)
+
+    def order(
+        part: Stages, count: int, own: StageCosts, has: frozenset[int], most: InFlight
+    ) -> Orders:
+        return SCHEDULES[name](in_flight=most).order(part, count, own, has)
+
+    orders = order_replicas(order, stages, costs, trained, in_flight)
     return with_messages(stages, orders, trained)
 
 

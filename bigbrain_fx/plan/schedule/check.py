@@ -20,8 +20,8 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import ScheduleError
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.faults import (
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.faults import (
     BackwardBeforeForward,
     Deadlock,
     DuplicateMessage,
@@ -34,8 +34,9 @@ from bigbrain_fx.schedule.faults import (
     UnmatchedRecv,
     UnmatchedSend,
 )
-from bigbrain_fx.schedule.memory import fixed_bytes, held
-from bigbrain_fx.schedule.table import table
+from bigbrain_fx.plan.schedule.memory import fixed_bytes, held
+from bigbrain_fx.plan.schedule.messages import ONCE
+from bigbrain_fx.plan.schedule.table import table
 
 SHOWN_FAULTS = 10
 
@@ -180,8 +181,9 @@ def _order(
 def _missing(
     seen: set[Instruction], stages: Stages, trained: frozenset[int]
 ) -> Iterator[MissingCompute]:
-    micros = range(1 + max((i.micro for i in seen if isinstance(i, Forward | Backward)), default=0))
+    count = 1 + max((i.micro for i in seen if isinstance(i, Forward | Backward)), default=0)
     for stage in stages.stages:
+        micros = stages.micros_of(stage.index, count)
         wanted: list[Forward | Backward] = [Forward(stage.index, m) for m in micros]
         wanted += [Backward(stage.index, m) for m in micros if stage.index in trained]
         for compute in wanted:
@@ -209,11 +211,14 @@ def _needs(
     instruction: Instruction, device: str, stages: Stages, last_of: Mapping[int, Backward]
 ) -> Iterator[Instruction]:
     """Yield what must stand before an instruction in its own program."""
+    needed = ONCE if stages.zero_stage else (*ONCE, "gather")
     match instruction:
         case Forward(stage, micro):
             yield from _arrived(stages, stages.into(stage, "activation"), micro, Forward)
         case Backward(stage, micro):
             yield from _arrived(stages, stages.into(stage, "gradient"), micro, Backward)
+        case Send(Edge(kind="reduce") as edge, micro):
+            yield last_of[edge.source] if micro is None else Backward(edge.source, micro)
         case Send(edge, int(micro)):
             yield (Forward if edge.kind == "activation" else Backward)(edge.source, micro)
         case Send(edge, None):
@@ -222,7 +227,7 @@ def _needs(
         case OptimizerStep():
             yield from last_of.values()
             for edge in stages.edges:
-                once = edge.kind in ("tied", "norm") and not stages.is_local(edge)
+                once = edge.kind in needed and not stages.is_local(edge)
                 if once and stages.stages[edge.target].device == device:
                     yield Recv(edge, None)
 

@@ -19,8 +19,9 @@ from bigbrain_fx.core import (
     Stages,
     TensorSpec,
 )
-from bigbrain_fx.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
-from bigbrain_fx.schedule.walk import Part, Working, walk
+from bigbrain_fx.plan.cut import updating
+from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
+from bigbrain_fx.plan.schedule.walk import Part, Working, walk
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class StageCosts:
     and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
-    `library_bytes` are there all the time. Bytes are as the device's allocator takes them, except
-    `gappy_bytes`, whose edges have two ends.
+    `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
+    stage's backward a bucket is complete and leaves. Bytes are as the device's allocator takes
+    them, except `gappy_bytes`, whose edges have two ends.
     """
 
     forward_s: tuple[float, ...]
@@ -62,12 +64,32 @@ class StageCosts:
     working: tuple[Working, ...] = ()
     gappy_bytes: Mapping[Edge, int] = field(default_factory=dict)
     alone: StageTimes | None = None
+    early_s: Mapping[Edge, float] = field(default_factory=dict)
     library_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
+
+    def part(self, stages: range) -> StageCosts:
+        """Return the costs of some stages, numbered from 0."""
+        cut = slice(stages.start, stages.stop)
+        return replace(
+            self,
+            forward_s=self.forward_s[cut],
+            backward_s=self.backward_s[cut],
+            saved_bytes=self.saved_bytes[cut],
+            workspace_bytes=self.workspace_bytes[cut],
+            gradient_bytes=self.gradient_bytes[cut],
+            working=self.working[cut],
+            alone=self.alone
+            and replace(
+                self.alone,
+                forward_s=self.alone.forward_s[cut],
+                backward_s=self.alone.backward_s[cut],
+            ),
+        )
 
     def working_of(self, stage: int) -> Working:
         """Return what a stage holds while it runs; the most it can, where only sums are known.
@@ -101,7 +123,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
     kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
-    trainable = {d: _bytes(_trainable(graph, stages.of(d)), kinds[d]) for d in stages.devices}
+    updated = {d: _bytes(_updated(graph, stages, d), kinds[d]) for d in stages.devices}
     return StageCosts(
         forward_s=times.forward_s,
         backward_s=times.backward_s,
@@ -114,13 +136,14 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         weights_bytes={d: _bytes(_params(graph, stages.of(d)), kinds[d]) for d in kinds},
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
-        optimizer_bytes={d: int(trainable[d] * costs.optimizer_state_per_byte) for d in trainable},
+        optimizer_bytes={d: int(updated[d] * costs.optimizer_state_per_byte) for d in updated},
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs),
         optimizer_s=times.optimizer_s,
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
         library_bytes={d: _library_bytes(graph, stages, costs, d) for d in stages.devices},
+        early_s=dict(_early_s(graph, stages, costs)),
     )
 
 
@@ -132,7 +155,7 @@ def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     return StageTimes(
         forward_s,
         tuple(map(sum, zip(backward_s, again_s, strict=True))),
-        {d: _optimizer_s(graph, stages.of(d), costs, d) for d in stages.devices},
+        {d: _optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
     )
 
@@ -244,7 +267,7 @@ def _optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[
     found = {}
     for device in stages.devices:
         kind = costs.cluster.device[device].kind
-        params = _trainable(graph, stages.of(device))
+        params = _updated(graph, stages, device)
         sizes = [rounded(param.spec.nbytes, kind) for param in params]
         copies = sum(sizes) if clips else 0
         copies += _bytes((graph.param[name] for name, where in tied if where == device), kind)
@@ -278,8 +301,40 @@ def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
     return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
 
 
-def _optimizer_s(graph: Graph, stages: Iterable[Stage], costs: Costs, device: str) -> float:
-    trained = _trainable(graph, stages)
+def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge, float]]:
+    """Yield what is left of a stage's backward when a bucket is complete: all before its first op.
+
+    A GPU's backward is queued before it is done, so there a bucket leaves at its end.
+    """
+    if stages.sum_order == "tree" and not stages.sums_each:
+        return  # its nodes leave when all is computed
+    for bucket in stages.buckets:
+        names = set(bucket.params)
+        for number in bucket.stages:
+            stage = stages.stages[number]
+            if costs.cluster.device[stage.device].kind == "cuda":
+                continue
+            ops = [graph.op[name] for name in stage.ops]
+            uses = [{graph.param[param].canonical for param in op.params} & names for op in ops]
+            first = next((place for place, used in enumerate(uses) if used), 0)
+            left_s = sum(costs.op_cost(op.name, stage.device).backward_s for op in ops[:first])
+            for edge in stages.out_of(number, "reduce"):
+                if edge.value == bucket.name:
+                    yield edge, left_s
+
+
+def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
+    """Return the parameters that a device's optimizer updates: with ZeRO, its replica's share."""
+    own = stages.of(device)
+    found = _trainable(graph, own)
+    if not stages.zero_stage:
+        return found
+    updates = updating(graph, stages)
+    return tuple(p for p in found if updates.get(p.canonical) == own[0].replica)
+
+
+def _optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
+    trained = _updated(graph, stages, device)
     return costs.optimizer_s(device, len(trained), sum(p.spec.nbytes for p in trained))
 
 

@@ -21,7 +21,7 @@ from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON, Device, Op
 ROUND_BYTES = 512
 """torch's caching allocator hands out multiples of this (c10/core/AllocatorConfig.h,
 `kMinBlockSize`; PYTORCH_ALLOC_CONF can ask for more), and `max_memory_allocated` counts them. Its
-segments of 2 and 20 MiB are part of what `fitting` adds for the process.
+segments of 2 and 20 MiB are part of what `memory_check` adds for the process.
 """
 
 _FROM_HOPPER_ON_FLOPS_PER_S = 330e12

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Forward, Stages
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Backward, Forward, Stages
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.schedule.chain import require_chain
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.chain import require_chain
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 from bigbrain_fx.core import Backward, Edge, Forward, Stages
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.messages import Compute, Orders
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Compute, Orders
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def play(
         trained: stages that have a Backward.
         limits: per device, the most micro-batches on it at once, at least 1.
     """
-    run = _Run(stages, micro_batches, costs, trained, limits)
+    run = _Playthrough(stages, micro_batches, costs, trained, limits)
     run.play()
     orders = {device: tuple(compute for compute, _, _ in work) for device, work in run.done.items()}
     return Played(
@@ -61,7 +61,7 @@ def play(
 _Urgency: TypeAlias = tuple[int, float, int]  # (micro, -rank, stage): the smallest goes first
 
 
-class _Run:
+class _Playthrough:
     """One play-through: mutable, used once."""
 
     def __init__(

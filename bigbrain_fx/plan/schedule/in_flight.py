@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import ceil
 
 from bigbrain_fx.core import Stages
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.greedy import play
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.greedy import play
 
 
 def in_flight_to_fill(

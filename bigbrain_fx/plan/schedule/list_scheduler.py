@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigbrain_fx.core import Stages
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.greedy import play
-from bigbrain_fx.schedule.in_flight import in_flight_to_fill
-from bigbrain_fx.schedule.messages import Orders
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.greedy import play
+from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ to when:
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
     parameter gradients     first Backward of the stage .. OptimizerStep
-    tied, norm messages     Recv .. OptimizerStep
+    tied, norm, loss        Recv .. OptimizerStep
+    parts of buckets        Recv only: they are added at once; Send .. left, where they are sums of
+                            their own ("micro", "tree") and not the bucket
     receives posted ahead   the next AHEAD messages of each channel from another device; over nccl,
                             where all devices are GPUs, none
     workspace               while the stage, or the optimizer, runs
@@ -42,8 +44,9 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
-from bigbrain_fx.schedule.costs import StageCosts
-from bigbrain_fx.schedule.cuda import rounded
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.cuda import rounded
+from bigbrain_fx.plan.schedule.parts import most_nodes
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
@@ -120,6 +123,8 @@ class _Ledger:
         """Book one instruction and return what is held while it runs."""
         match instruction:
             case Send(edge, micro):
+                if edge.kind == "reduce" and micro is not None:  # a sum of its own, not the bucket
+                    self._hold((edge,), micro)
                 self._sent.append((edge, micro))
                 return self._now()
         self._let_go(position)
@@ -154,6 +159,10 @@ class _Ledger:
     def _recv(self, edge: Edge, micro: int | None) -> Held:
         """Take a message; where its strides leave gaps, it is copied into a tensor with gaps."""
         self._post(edge, 1)
+        if edge.kind in ("reduce", "gather"):  # added to the bucket, or copied into it, at once
+            now = self._now()
+            self._drop((edge,), micro)
+            return now
         if micro is None:
             self._once.append(edge)
         with_gaps = rounded(self.costs.gappy_bytes.get(edge, 0), self._kind)
@@ -183,9 +192,10 @@ class _Ledger:
     def _backward(self, stage: int, micro: int) -> Held:
         self._hold(self.stages.out_of(stage, "gradient"), micro)
         working, before = self.costs.working_of(stage), self._backwards[stage]
+        flat = int(self._flat(stage) * self.costs.gradient_bytes[stage])
         if before == 0:
-            self.gradients += self.costs.gradient_bytes[stage]
-        now = self._now(working.backward_bytes[min(before, 2)])
+            self.gradients += int(self._sums(stage) * self.costs.gradient_bytes[stage])
+        now = self._now(working.backward_bytes[min(before, 2)] + flat)
         self._backwards[stage] += 1
         self.activations -= working.saved_bytes
         self._drop(self.stages.into(stage, "activation"), micro)
@@ -193,6 +203,28 @@ class _Ledger:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _sums(self, stage: int) -> float:
+        """Return how many sums of a stage's gradients are kept: of a tree, one a level at most.
+
+        Where each micro-batch is summed by itself, only of the pieces that are summed here.
+        """
+        stages = self.stages
+        own = stages.micros_of(stage, 0)
+        added = range(sum(map(len, stages.micros))) if stages.sums_each else own
+        count = most_nodes(added) if stages.sum_order == "tree" else 1
+        return count * (1 - self._flat(stage))
+
+    def _flat(self, stage: int) -> float:
+        """Return the share of a stage's gradients that is there while its backward runs only.
+
+        Where each micro-batch is summed by itself, what others sum leaves then.
+        """
+        buckets = [bucket for bucket in self.stages.buckets if stage in bucket.stages]
+        if not (self.stages.sums_each and buckets):
+            return 0.0
+        here = sum(b.pieces[b.stages.index(stage)] for b in buckets)
+        return 1 - here / max(1, sum(sum(b.pieces) for b in buckets))
 
     def _ahead(self) -> int:
         """Return how many receives are posted ahead on a channel: see `runtime.network`."""

@@ -3,8 +3,12 @@
 The order written here is the contract with the emitter, which writes the same order as text:
 
     Recv activations, Forward, Send activations        each in the order of `stages.into` / `out_of`
-    Recv gradients,   Backward, Send gradients
-    Send tied, Recv tied, Send norm, Recv norm, OptimizerStep          once, after all micro-batches
+    Recv gradients,   Backward, Send gradients, Send parts of buckets that are there
+    Recv parts of buckets, Send summed pieces, Recv them               once, after all micro-batches
+    Send tied, Recv tied, Send norm, Recv norm, Send loss, Recv loss, OptimizerStep
+
+With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients.
+Where each micro-batch is summed by itself, others' with lower numbers are taken after a Backward.
 
 Edges with both ends on one device have no instruction. It knows nothing of times or memory.
 """
@@ -16,6 +20,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Backward,
+    Edge,
     EdgeKind,
     Forward,
     Instruction,
@@ -25,10 +30,14 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
+from bigbrain_fx.plan.schedule.parts import parts
 
 Compute: TypeAlias = Forward | Backward
 Orders: TypeAlias = dict[str, tuple[Compute, ...]]
 """What each device computes, in order."""
+
+ONCE: tuple[EdgeKind, ...] = ("tied", "norm", "loss")
+"""Messages of a step, in this order, before the optimizer steps."""
 
 
 def with_messages(stages: Stages, orders: Orders, trained: frozenset[int]) -> tuple[Program, ...]:
@@ -42,12 +51,67 @@ def with_messages(stages: Stages, orders: Orders, trained: frozenset[int]) -> tu
 def _instructions(
     stages: Stages, device: str, order: tuple[Compute, ...], training: bool
 ) -> Iterator[Instruction]:
+    last = {compute.stage: compute for compute in order if isinstance(compute, Backward)}
+    taken: set[Recv] = set()
     for compute in order:
         yield from _surrounded(stages, compute)
+        if isinstance(compute, Backward):
+            early = [*_parts_with(stages, compute, compute is last[compute.stage])]
+            taken.update(each for each in early if isinstance(each, Recv))
+            yield from early
     if training:
-        yield from _once_a_step(stages, device, "tied")
-        yield from _once_a_step(stages, device, "norm")
-        yield OptimizerStep()
+        yield from (each for each in _late(stages, device) if each not in taken)
+        yield from _update(stages, device)
+
+
+def _update(stages: Stages, device: str) -> Iterator[Instruction]:
+    pieces = _once_a_step(stages, device, "gather")
+    if not stages.zero_stage:
+        yield from pieces
+    for kind in ONCE:
+        yield from _once_a_step(stages, device, kind)
+    yield OptimizerStep()
+    if stages.zero_stage:
+        yield from pieces
+
+
+def _parts_with(stages: Stages, backward: Backward, is_last: bool) -> Iterator[Send | Recv]:
+    """Yield what follows a Backward: parts that are complete, and those of others that are due.
+
+    Due are parts of others with lower numbers: the sum takes them in the order of their numbers.
+    """
+    edges = stages.out_of(backward.stage, "reduce")
+    if stages.sums_each:
+        yield from (Send(edge, backward.micro) for edge in edges)
+        yield from _due(stages, backward)
+    elif is_last:
+        yield from (Send(edge, part) for edge in edges for part in _parts(stages, edge))
+
+
+def _due(stages: Stages, backward: Backward) -> Iterator[Recv]:
+    """Yield the parts of others between this micro-batch and the replica's one before it."""
+    own = stages.micros_of(backward.stage, 0)
+    before = max((m for m in own if m < backward.micro), default=-1)
+    for recv in _of_stage(stages, backward.stage):
+        if recv.micro is not None and before < recv.micro < backward.micro:
+            yield recv
+
+
+def _late(stages: Stages, device: str) -> Iterator[Recv]:
+    for stage in reversed(stages.of(device)):
+        yield from _of_stage(stages, stage.index)
+
+
+def _of_stage(stages: Stages, stage: int) -> Iterator[Recv]:
+    """Yield the parts that others send to a stage's device: by bucket, in the order of its sum."""
+    for bucket in stages.buckets:
+        edges = [e for e in stages.into(stage, "reduce") if e.value == bucket.name]
+        found = [Recv(edge, part) for edge in edges for part in _parts(stages, edge)]
+        yield from sorted(found, key=lambda recv: recv.micro or 0)
+
+
+def _parts(stages: Stages, edge: Edge) -> tuple[int | None, ...]:
+    return parts(stages, stages.stages[edge.source].replica)
 
 
 def _surrounded(stages: Stages, compute: Compute) -> Iterator[Instruction]:
@@ -69,3 +133,8 @@ def _once_a_step(stages: Stages, device: str, kind: EdgeKind) -> Iterator[Instru
     for edge in edges:
         if stages.stages[edge.target].device == device:
             yield Recv(edge, None)
+
+
+def messages(stages: Stages, edge: Edge) -> int:
+    """Return how many messages of a step an edge between replicas carries."""
+    return len(_parts(stages, edge)) if edge.kind == "reduce" else 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigbrain_fx.core import Backward, Forward, Instruction, OptimizerStep, Program, Recv, Send
-from bigbrain_fx.schedule.faults import Finding
+from bigbrain_fx.plan.schedule.faults import Finding
 
 WINDOW = 9  # cells of one row
 

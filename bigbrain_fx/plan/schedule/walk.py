@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
-from bigbrain_fx.schedule.cuda import rounded
+from bigbrain_fx.plan.schedule.cuda import rounded
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
 _REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks

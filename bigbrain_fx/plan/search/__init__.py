@@ -9,7 +9,7 @@ costs and memory; it knows nothing of how a plan is cut, of text, torch or proce
 
 from __future__ import annotations
 
-from bigbrain_fx.search.nouns import (
+from bigbrain_fx.plan.search.nouns import (
     EFFORTS,
     MEMORY_SLACK,
     OBJECTIVES,
@@ -49,6 +49,8 @@ def search(ask: Ask) -> tuple[Trial, Search]:
         NoPlanError: nothing fits; with the arithmetic of the first that did not.
         InputError: no such objective or effort.
     """
-    from bigbrain_fx.search.find import find  # numpy is loaded by who searches, and by nobody else
+    from bigbrain_fx.plan.search.find import (
+        find,  # numpy is loaded by who searches, and by nobody else
+    )
 
     return find(ask)

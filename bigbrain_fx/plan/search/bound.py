@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.search.cutter import least_busy_s
-from bigbrain_fx.search.work import Array, Numbers, Work
+from bigbrain_fx.planning import Array, Numbers, Work, least_busy_s
 
 MOST_WORK = 4e7  # pairs of runs of places x states of the devices; some 20 ns each
 _FEWEST_RUNS = 16

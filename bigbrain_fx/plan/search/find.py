@@ -9,13 +9,10 @@ import numpy as np
 
 from bigbrain_fx.core import Cluster, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.fitting import for_tensors
-from bigbrain_fx.orders import unit_orders
-from bigbrain_fx.search.bound import bound_of_all, bound_of_chains
-from bigbrain_fx.search.cutter import Cutter
-from bigbrain_fx.search.line import Line, Setting
-from bigbrain_fx.search.moves import Floor, Homes, climb, placements
-from bigbrain_fx.search.nouns import (
+from bigbrain_fx.plan.memory_check import for_tensors
+from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
+from bigbrain_fx.plan.search.nouns import (
     LATENCY_MICRO_BATCHES,
     LIMITS,
     Ask,
@@ -25,20 +22,43 @@ from bigbrain_fx.search.nouns import (
     Trial,
     require_known,
 )
-from bigbrain_fx.search.orders import device_orders
-from bigbrain_fx.search.pool import Found, is_tight, paced, polished, settings, splits
-from bigbrain_fx.search.ranking import Ranking
-from bigbrain_fx.search.work import Work, work
+from bigbrain_fx.plan.search.pool import (
+    is_tight,
+    nearest,
+    paced,
+    repaced,
+    settings,
+    shifted,
+    splits,
+)
+from bigbrain_fx.plan.search.ranking import Ranking
+from bigbrain_fx.planning import (
+    Cutter,
+    Found,
+    Line,
+    Setting,
+    Split,
+    Work,
+    canonical,
+    device_orders,
+    polished,
+    unit_orders,
+    work,
+)
 
 PIPELINE, MOVES = "pipeline", "moves"
 _CUTS_PER_DEVICE = 6
 _FEWEST_TRIALS = 4
+_NEAREST = 24
+"""Sequences of devices to look at for a split that needs the least memory."""
+_MOST_NEAREST = 4
+"""Such splits to simulate, with those beside them."""
 _INSTRUCTIONS = 6
 """Of a stage and micro-batch: forward, backward, and the messages of both."""
 
 
 def find(ask: Ask) -> tuple[Trial, Search]:
-    """Run a search: see `bigbrain_fx.search.search`."""
+    """Run a search: see `bigbrain_fx.plan.search.search`."""
     require_known(ask.objective, ask.effort)
     run = _Run(ask)
     run.pipelines()
@@ -83,11 +103,10 @@ class _Run:
     """
 
     def __init__(self, ask: Ask) -> None:
-        self.ask = ask
+        self.ask = ask = replace(ask, cluster=canonical(ask.cluster))
         self.limits: Limits = LIMITS[ask.effort]
         self.ranking = Ranking(ask)
         self.looked_at = 0
-        self.sequences = device_orders(ask.cluster, self.limits.sequences)
         self.at = tuple(self._prepared(count) for count in self._counts())
         self._floors: dict[int, float] = {}
         self._chain_floors: dict[int, float] = {}
@@ -122,9 +141,34 @@ class _Run:
         for entry in dict.fromkeys((*shortlist, *self._by_themselves(found))):
             self._simulate(entry)
         if self.ask.objective != "memory":
-            for entry in shortlist[: max(1, len(shortlist) // 3)]:
-                self._simulate(self._polished(entry))
+            better = sorted(map(self._polished, shortlist), key=_by_pace)
+            for entry in better[: max(1, len(shortlist) // 3)]:
+                self._simulate(entry)
+        if self.ranking.best() is None:
+            self._nearest()
         self._other_schedules()
+
+    def _nearest(self) -> None:
+        """Simulate what needs least memory, one micro-batch in flight, and splits beside it.
+
+        It is for what splits under the limit do not find, since their needs are an upper bound.
+        """
+        found: list[tuple[float, int, Line, Split]] = []
+        for at in self.at:
+            setting = Setting(at.left, at.micro_batches, at_most=1)
+            for line in at.lines if at.work.count else ():
+                every = device_orders(
+                    self.ask.cluster, self.limits.sequences, line.rough(at.micro_batches)
+                )
+                for split, share in nearest(line, setting, every[:_NEAREST]):
+                    found.append((share, at.micro_batches, line, split))
+        found.sort(key=lambda entry: entry[0])
+        for _, micro, line, split in found[:_MOST_NEAREST]:
+            for other in (split, *shifted(split)):
+                ones = (1,) * len(other.sequence)
+                self._simulate(Found(line, other, micro, ones, (), 0.0))
+            if self.ranking.best() is not None:
+                return
 
     def _splits(self, at: _At) -> Iterator[Found]:
         tight = is_tight(at.lines[0], Setting(at.left, at.micro_batches))
@@ -132,9 +176,11 @@ class _Run:
         asked = settings(at.left, at.micro_batches, self.ask.recompute, tight, for_memory)
         own = asked[0]
         steps = self.limits.steps // (len(at.lines) + len(asked) - 1)
+        rough = at.lines[0].rough(at.micro_batches)
+        sequences = device_orders(self.ask.cluster, self.limits.sequences, rough)
         for i, line in enumerate(at.lines):
             for setting in asked if i == 0 else asked[:1]:
-                ranked, compared = splits(line, setting, self.sequences, steps)
+                ranked, compared = splits(line, setting, sequences, steps)
                 self.looked_at += compared
                 real = replace(own, recompute=setting.recompute)
                 judged = setting if for_memory else real
@@ -143,9 +189,10 @@ class _Run:
 
     def _polished(self, entry: Found) -> Found:
         at = next(at for at in self.at if at.micro_batches == entry.micro_batches)
-        setting = Setting(at.left, at.micro_batches, bool(entry.recompute))
-        found = polished(Cutter(entry.line, setting), entry, self.limits.visits)
-        return entry if self.ask.in_flight else found
+        setting = Setting(at.left, at.micro_batches, bool(entry.recompute), at_most=1)
+        cutter = Cutter(entry.line, setting)
+        found = polished(cutter, entry, self.limits.visits)
+        return entry if found is entry or self.ask.in_flight else repaced(found, cutter)
 
     def _shortlist(self, found: Sequence[Found]) -> list[Found]:
         """Return the fastest, and the fastest of each number of micro-batches and devices.
@@ -187,8 +234,11 @@ class _Run:
         trial = Trial(
             PIPELINE, placement, schedule, entry.micro_batches, in_flight, entry.recompute
         )
-        if self.ranking.consider(trial) is None and schedule == "1f1b":
-            self.ranking.consider(replace(trial, in_flight=self.ask.in_flight))
+        if self.ranking.consider(trial) is not None or schedule != "1f1b":
+            return
+        classic = self.ranking.consider(replace(trial, in_flight=self.ask.in_flight))
+        if classic is None and in_flight is not None and self.ask.in_flight is None:
+            self.ranking.consider(replace(trial, in_flight=(1,) * len(in_flight)))
 
     def _placement(self, entry: Found) -> Placement:
         line, split = entry.line, entry.split

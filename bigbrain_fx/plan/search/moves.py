@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.search.work import Array, Work
+from bigbrain_fx.planning import Array, Work
 
 Homes = tuple[str, ...]
 Evaluate = Callable[[Homes], float]

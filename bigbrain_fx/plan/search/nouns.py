@@ -44,7 +44,7 @@ class Score:
     """What the simulator says of a trial.
 
     `peak_bytes` is of tensors, `memory_share` the largest share of a device's memory that its
-    process needs; both as `fitting` has them. `devices` are in the order of their first stage.
+    process needs; both as `memory_check` has them. `devices` are in the order of their first stage.
     """
 
     step_s: float

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.search.nouns import (
+from bigbrain_fx.plan.search.nouns import (
     MEMORY_SLACK,
     MOST_OTHERS,
     Ask,

@@ -28,9 +28,9 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
-from bigbrain_fx.schedule import StageCosts, require_sound
-from bigbrain_fx.simulate.crowd import execute_crowded
-from bigbrain_fx.simulate.messages import Flight, Message, Messages
+from bigbrain_fx.plan.schedule import StageCosts, require_sound
+from bigbrain_fx.plan.simulate.crowd import execute_crowded
+from bigbrain_fx.plan.simulate.messages import Flight, Message, Messages
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def execute(programs: Sequence[Program], stages: Stages, costs: StageCosts) -> E
 def _followed(
     programs: Sequence[Program], messages: Messages, costs: StageCosts
 ) -> Mapping[str, Sequence[tuple[float, float]]]:
-    run = _Run(messages, costs)
+    run = _Execution(messages, costs)
     if costs.cluster.has_shared_nics:
         _in_turns(run, programs)
     else:
@@ -75,14 +75,14 @@ def _followed(
     return {program.device: run.spans[program.device] for program in programs}
 
 
-def _one_after_another(run: _Run, programs: Sequence[Program]) -> None:
+def _one_after_another(run: _Execution, programs: Sequence[Program]) -> None:
     runnable = list(reversed(programs))
     while runnable:
         stopped = run.follow(runnable.pop(), math.inf)
         runnable.extend(reversed(stopped))
 
 
-def _in_turns(run: _Run, programs: Sequence[Program]) -> None:
+def _in_turns(run: _Execution, programs: Sequence[Program]) -> None:
     """Let the earliest device go on until another is earlier; equal ones in program order."""
     place = {program.device: i for i, program in enumerate(programs)}
     ready = [(0.0, i) for i in range(len(programs))]
@@ -95,7 +95,7 @@ def _in_turns(run: _Run, programs: Sequence[Program]) -> None:
             heapq.heappush(ready, (run.ready_s(programs[i]), i))
 
 
-class _Run:
+class _Execution:
     """The state of one execution: mutable, used once."""
 
     def __init__(self, messages: Messages, costs: StageCosts) -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bigbrain_fx.core import Backward, Forward, OptimizerStep, Program, Recv, Send
-from bigbrain_fx.schedule import StageCosts
-from bigbrain_fx.sharing import Crowds
-from bigbrain_fx.simulate.messages import Message, Messages
+from bigbrain_fx.plan.schedule import StageCosts
+from bigbrain_fx.plan.simulate.messages import Message, Messages
+from bigbrain_fx.planning import Crowds
 
 _Work: TypeAlias = tuple[float, float]
 

@@ -19,9 +19,9 @@ from bigbrain_fx.core import (
     Slice,
     Stages,
 )
-from bigbrain_fx.schedule import Held, StageCosts, fixed_bytes, held
-from bigbrain_fx.simulate.clock import Execution, execute
-from bigbrain_fx.simulate.messages import Flight
+from bigbrain_fx.plan.schedule import Held, StageCosts, fixed_bytes, held
+from bigbrain_fx.plan.simulate.clock import Execution, execute
+from bigbrain_fx.plan.simulate.messages import Flight
 
 
 def simulate(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bigbrain_fx.core import Edge, Overheads, Stages
-from bigbrain_fx.schedule import StageCosts
+from bigbrain_fx.plan.schedule import StageCosts
 
 Message: TypeAlias = tuple[Edge, int | None]
 
@@ -42,7 +42,11 @@ class Messages:
         return self.costs.cluster.device[device].overheads
 
     def send(self, device: str, edge: Edge, micro: int | None, now_s: float) -> None:
-        """Send a message at `now_s`: it starts when its link and its NICs are free."""
+        """Send a message at `now_s`: it starts when its link and its NICs are free.
+
+        A bucket has left before the end of the backward that completed it.
+        """
+        now_s -= self.costs.early_s.get(edge, 0.0)
         target = self.stages.stages[edge.target].device
         wire_s, latency_s = self.costs.wire_s(self.stages, edge)
         taken: dict[tuple[str, str] | str, float] = {(device, target): wire_s}

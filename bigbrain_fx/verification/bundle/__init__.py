@@ -1,6 +1,8 @@
 """Bundle against unsplit model: a chain of equalities, from the module to the trained weights.
 
-    your module = captured graph = one-process reference = bundle
+    plain PyTorch = captured graph = one-process reference = bundle
+
+Plain PyTorch is the user's own training loop: a fresh model, its hooks, its optimizer.
 
 This room runs the model's code in a child process. It knows plans and bundles; nobody but the
 command line knows it.
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx import errors
+from bigbrain_fx.bundles import RunOptions, run
 from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
-from bigbrain_fx.launch import RunOptions, run
 from bigbrain_fx.plan import Plan, read_plan
 
 TIME_LIMIT_S = 900.0
@@ -27,11 +29,19 @@ TIME_LIMIT_S = 900.0
 
 @dataclass(frozen=True)
 class Check:
-    """One link of the chain: whether it holds, and how that was seen, or what differs."""
+    """One link of the chain: whether it holds, and how that was seen, or what differs.
+
+    `passed` is None for a link that was not run; `detail` says why.
+    """
 
     name: str
-    passed: bool
+    passed: bool | None
     detail: str
+
+    @property
+    def word(self) -> str:
+        """What was found, in a word."""
+        return {True: "equal", False: "DIFFERENT", None: "not run"}[self.passed]
 
 
 @dataclass(frozen=True)
@@ -42,16 +52,16 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether every link holds."""
-        return all(check.passed for check in self.checks)
+        """Whether every link holds that was run."""
+        return all(check.passed is not False for check in self.checks)
 
     def require_passed(self) -> None:
-        """Raise unless every link holds.
+        """Raise unless every link holds that was run.
 
         Raises:
             VerificationError: names the first link that does not.
         """
-        failed = [check for check in self.checks if not check.passed]
+        failed = [check for check in self.checks if check.passed is False]
         if failed:
             notes = tuple(f"{check.name}: {check.detail}" for check in failed)
             raise VerificationError(
@@ -62,9 +72,7 @@ class Verification:
             )
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{'equal' if c.passed else 'DIFFERENT'}  {c.name}: {c.detail}" for c in self.checks
-        )
+        return "\n".join(f"{c.word}  {c.name}: {c.detail}" for c in self.checks)
 
 
 def verify(
@@ -129,9 +137,15 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
 
 
 def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "bigbrain_fx.verify.child", json.dumps(wanted)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "bigbrain_fx.verification.bundle.child",
+        json.dumps(wanted),
+    ]
     try:
         subprocess.run(
             command,

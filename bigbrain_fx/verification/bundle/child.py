@@ -1,7 +1,8 @@
 """The child process of a verification: it runs the user's model, the reference and the bundle.
 
-Run as `python -m bigbrain_fx.verify.child '{"bundle": ...}'`; it writes one JSON object to the file
-that "answer" names. It knows the bundle as any user does: it imports its train.py and runtime.
+Run as `python -m bigbrain_fx.verification.bundle.child '{"bundle": ...}'`; it writes one JSON
+object to the file that "answer" names. It knows the bundle as any user does: it imports its
+train.py and runtime.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,27 +22,35 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bigbrain_fx.capture.batch import graph_inputs
-from bigbrain_fx.capture.check import unit_of
-from bigbrain_fx.capture.filled import fill
-from bigbrain_fx.capture.leaf import leaf_paths
-from bigbrain_fx.capture.modelfile import ModelFile, load_model_file
-from bigbrain_fx.capture.oracle import answers_in
-from bigbrain_fx.capture.rounding import allowed
-from bigbrain_fx.capture.trace import Captured, capture
-from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.frontend import (
+    Captured,
+    ModelFile,
+    allowed,
+    fill,
+    graph_inputs,
+    load_model_file,
+    unit_of,
+)
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.runtime.weights import OwnWeights
-from bigbrain_fx.verify.inference import inference_checks
-from bigbrain_fx.verify.module import SEEDS, differences, equal, relative_error
-from bigbrain_fx.verify.module import link as _check
-from bigbrain_fx.verify.reference import Reference, Trace, train_reference
+from bigbrain_fx.runtime import OwnWeights, WeightsError
+from bigbrain_fx.verification.bundle.again import capture_again
+from bigbrain_fx.verification.bundle.failures import error_of
+from bigbrain_fx.verification.bundle.inference import inference_checks
+from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
+from bigbrain_fx.verification.bundle.module import (
+    SEEDS,
+    differences,
+    equal,
+    link as _check,
+    relative_error,
+)
+from bigbrain_fx.verification.bundle.plain import STEPS, not_run, plain_link
+from bigbrain_fx.verification.bundle.reference import Reference, Trace, train_reference
 from bigbrain_fx.weights import source_of_weights, trained_steps
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
-    from bigbrain_fx.runtime.data import Stream
-    from bigbrain_fx.runtime.device import Device
+    from bigbrain_fx.runtime import Device, Stream
 
 
 def main() -> None:
@@ -52,29 +60,54 @@ def main() -> None:
     try:
         message: dict[str, Any] = {"checks": verify_here(wanted)}
     except BigBrainError as error:
-        fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
-        message = {"error": {"kind": type(error).__name__, **fields}}
-    except Exception:
-        message = {"internal": traceback.format_exc()}
+        message = {"error": _as_data(error)}
+    except Exception as error:
+        model = wanted["model"] or read_plan(Path(wanted["bundle"])).source.path
+        known = error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
+        message = {"error": _as_data(known)} if known else {"internal": traceback.format_exc()}
     Path(wanted["answer"]).write_text(json.dumps(message))
+
+
+def _as_data(error: BigBrainError) -> Mapping[str, object]:
+    fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
+    return {"kind": type(error).__name__, **fields}
 
 
 def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
     """Run all checks in this process."""
     folder = Path(wanted["bundle"])
     plan = read_plan(folder)
+    if plan.mode == "train" and plan.graph.loss is None:
+        raise InputError(
+            "this bundle has no loss to train on",
+            at=str(folder),
+            help="add loss(output, batch) to the model file and split it again, "
+            "or split it with --mode eval",
+        )
     checkpoint = source_of_weights(folder / "weights")
     location = wanted["model"] or plan.source.path
+    with plain_loop(plan, folder, location, weights_of) as plain:
+        return _verify(wanted, plan, folder, location, checkpoint, plain)
+
+
+def _verify(
+    wanted: Mapping[str, Any],
+    plan: Plan,
+    folder: Path,
+    location: str,
+    checkpoint: Path | None,
+    plain: PlainLoop | None,
+) -> list[dict[str, object]]:
     file = load_model_file(location, seed=plan.seed, blank=checkpoint is not None)
     sys.path.insert(0, str(file.path.parent))
-    captured, processes, steps = _captured(file, plan), wanted["processes"], wanted["steps"]
+    captured, processes, steps = capture_again(file, plan), wanted["processes"], wanted["steps"]
     if checkpoint is not None:  # not before: `split` had no numbers either when it decided
         fill(file.model, checkpoint)
     if plan.mode == "eval":
         outputs = Path(processes["outputs"]) if processes else None
         return inference_chain(file, captured, plan, folder, steps, outputs)
     trained = _processes(processes) if processes else None
-    return chain(file, captured, plan, folder, steps, trained)
+    return chain(file, captured, plan, folder, steps, trained, plain)
 
 
 def inference_chain(
@@ -101,6 +134,7 @@ def chain(
     folder: Path,
     steps: int,
     trained: Trace | None = None,
+    plain: PlainLoop | None = None,
 ) -> list[dict[str, object]]:
     """Compare module, captured graph, reference and bundle; a `passed` and a `detail` per link.
 
@@ -111,14 +145,19 @@ def chain(
         folder: the bundle; imported here.
         steps: training steps.
         trained: what real processes made of them; else the bundle is run in this process.
+        plain: the loop in plain PyTorch, of a model file that this process has not run itself.
     """
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
-    checks = [_same_module(file, captured, plan), _same_weights(captured, weights, plan, folder)]
+    checks = [
+        _same_loop(plain, file, captured, plan, folder, min(steps, STEPS)),
+        _same_module(file, captured, plan),
+        _same_weights(captured, weights, plan, folder),
+    ]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
     stream = batches_of(bundle, plan)
-    plain = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
-    checks.append(_same_grouping(reference, plain, stream(0), plan.seed))
+    whole = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
+    checks.append(_same_grouping(reference, whole, stream(0), plan.seed))
     training = bundle.BUNDLE.training
     expected = train_reference(
         Reference(plan.graph, plan.stages, weights, captured.functions),
@@ -144,44 +183,14 @@ def import_bundle(folder: Path) -> ModuleType:
     return importlib.import_module("train" if (folder / "train.py").is_file() else "infer")
 
 
-def _captured(file: ModelFile, plan: Plan) -> Captured:
-    captured = capture(
-        file.model,
-        file.example_batch,
-        file.loss,
-        training=plan.graph.training,
-        name=plan.graph.name,
-        micro_batch=plan.graph.static_batch,
-        assume=answers_in(plan.graph),
-        leaves=leaf_paths(plan.graph),
-        autocast=file.autocast,
-    )
-    if _unplaced(captured.graph) != _unplaced(plan.graph):
-        raise InputError(
-            f"{file.path.name} gives another graph than the one that was split",
-            at=str(file.path),
-            help="split it again, or give the file it was split from with --model",
-        )
-    return captured
-
-
-def _unplaced(graph: Graph) -> Graph:
-    """Leave out where the code stands: a file may be moved, renamed, and given comments."""
-    ops = tuple(_unplaced_op(op) for op in graph.ops)
-    return replace(graph, ops=ops, statements=())
-
-
-def _unplaced_op(op: Op) -> Op:
-    calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
-    body = _unplaced(op.body) if op.body else None
-    return replace(op, modules=tuple(calls), source="", lines=(), body=body)
-
-
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
     """Read a bundle's weights, under every name of the model that the plan knows."""
     found: dict[str, Tensor] = {}
-    for device in plan.stages.devices:
-        found.update(OwnWeights(folder / "weights", device))
+    try:
+        for device in plan.stages.devices:
+            found.update(OwnWeights(folder / "weights", device))
+    except WeightsError as error:
+        raise InputError(str(error), at=str(folder / "weights")) from error
     for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
         if param.canonical in found or param.name in found:
             twin = found.get(param.name, found.get(param.canonical))
@@ -217,6 +226,24 @@ def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
 
 
 # --------------------------------------------------------------------------- the links of the chain
+
+
+def _same_loop(
+    plain: PlainLoop | None,
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+) -> dict[str, object]:
+    if plain is not None:
+        return plain_link(plain, file, captured, plan, steps)
+    reason = lacking(plan)
+    if reason:
+        return not_run(reason)
+    with plain_loop(plan, folder, file.location, weights_of) as loop:
+        assert loop is not None
+        return plain_link(loop, file, captured, plan, steps)
 
 
 def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
@@ -295,6 +322,7 @@ def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, 
     tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
     missing = {p for s in plan.stages.stages for p in s.params} - set(actual.tensors)
     tensors += [f"{name} is missing" for name in sorted(missing)]
+    tensors += [f"{name} differs between the devices that hold it" for name in actual.unlike]
     steps = len(expected.losses)
     return [
         _check("reference = bundle, losses", losses, f"{steps} steps bitwise"),
@@ -326,7 +354,7 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     def after_step(device: Device, step: int) -> None:
         if step == 0:
             found = device.first_gradients or {}
-            trace.gradients.update({name: gradient.clone() for name, gradient in found.items()})
+            trace.take(trace.gradients, {name: g.clone() for name, g in found.items()})
 
     def report(step: int, loss: float, _: float) -> None:
         losses[step] = torch.tensor(loss, dtype=torch.float64)
@@ -337,7 +365,7 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step, **policy)
     trace.losses.extend(losses[step] for step in sorted(losses))
     for device in devices.values():
-        trace.tensors.update(device.state())
+        trace.take(trace.tensors, device.state())
     return trace
 
 
@@ -345,9 +373,9 @@ def trace_of_processes(losses: Sequence[float], gradients: Path, tensors: Path) 
     """Read what the processes of a real run left: losses by step, two folders of safetensors."""
     trace = Trace(losses=[torch.tensor(loss, dtype=torch.float64) for loss in losses])
     for path in sorted(gradients.glob("*.safetensors")):
-        trace.gradients.update(load_file(path))
+        trace.take(trace.gradients, load_file(path))
     for path in sorted(tensors.glob("*.safetensors")):
-        trace.tensors.update(load_file(path))
+        trace.take(trace.tensors, load_file(path))
     return trace
 
 

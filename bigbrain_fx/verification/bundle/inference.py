@@ -20,22 +20,26 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bigbrain_fx.capture.batch import graph_inputs
-from bigbrain_fx.capture.export import ambient
-from bigbrain_fx.capture.interpret import run_graph
-from bigbrain_fx.capture.modelfile import ModelFile
-from bigbrain_fx.capture.step import Step, route, without_fast_path
-from bigbrain_fx.capture.trace import Captured
 from bigbrain_fx.core import Op
-from bigbrain_fx.cut import live_ops
 from bigbrain_fx.emit import output_dims
-from bigbrain_fx.plan import Plan
-from bigbrain_fx.randomness import draw_places, place_name
-from bigbrain_fx.runtime.modules import reseed
-from bigbrain_fx.verify.module import SEEDS, equal, link
+from bigbrain_fx.frontend import (
+    Captured,
+    ModelFile,
+    Step,
+    ambient,
+    draw_places,
+    graph_inputs,
+    place_name,
+    route,
+    run_graph,
+    without_fast_path,
+)
+from bigbrain_fx.plan import Plan, live_ops
+from bigbrain_fx.runtime import reseed
+from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
-    from bigbrain_fx.runtime.rows import RowStream
+    from bigbrain_fx.runtime import RowStream
 
 Values = Mapping[str, Tensor]
 

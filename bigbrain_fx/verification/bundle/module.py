@@ -7,29 +7,33 @@ seeds. This room knows capture; it knows nothing of stages or bundles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import rounding
-from bigbrain_fx.capture.check import unit_of
-from bigbrain_fx.capture.export import ambient
-from bigbrain_fx.capture.interpret import run_graph
-from bigbrain_fx.capture.modelfile import ModelFile
-from bigbrain_fx.capture.rounding import Gradients
-from bigbrain_fx.capture.step import Step, route
-from bigbrain_fx.capture.trace import Captured
 from bigbrain_fx.core import Graph
+from bigbrain_fx.frontend import (
+    Captured,
+    Gradients,
+    ModelFile,
+    Step,
+    ambient,
+    differences as gradient_differences,
+    exact_gradients,
+    route,
+    run_graph,
+    unit_of,
+)
 
 SEEDS = (0, 1)
 SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ModuleOutcome:
     """What one forward and backward leaves: values, gradients and buffers by name."""
 
     values: Mapping[str, Tensor]
@@ -42,6 +46,7 @@ def differences(
 ) -> list[str]:
     """Return where graph and module differ, one line each; none when they agree."""
     found, unit = [], unit_of(captured.graph, captured.tensors)
+    file.model.train()  # as its user would: it may leave a part in eval mode
     for number, inputs in enumerate(batches):
         for seed in SEEDS:
             expected = _with_state_kept(captured, partial(_eager, file, captured, inputs), seed)
@@ -53,8 +58,8 @@ def differences(
 
 
 def compare(
-    expected: Outcome,
-    actual: Outcome,
+    expected: ModuleOutcome,
+    actual: ModuleOutcome,
     unit: float,
     exact: Callable[[], Gradients | None],
 ) -> list[str]:
@@ -64,7 +69,7 @@ def compare(
         for name, want in expected.values.items()
         if not equal(actual.values[name], want)
     ]
-    lines += rounding.differences(expected.gradients, actual.gradients, unit, exact)
+    lines += gradient_differences(expected.gradients, actual.gradients, unit, exact)
     lines += [
         f"buffer {name} differs"
         for name, want in expected.buffers.items()
@@ -115,10 +120,10 @@ def _exact(
     seed: int,
 ) -> Gradients | None:
     tensors = [inputs[entry.name] for entry in captured.graph.inputs]
-    return rounding.exact_gradients(_step(file, captured), file.model, tensors, names, seed)
+    return exact_gradients(_step(file, captured), file.model, tensors, names, seed)
 
 
-def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) -> ModuleOutcome:
     step = _step(file, captured)
     tensors = [inputs[entry.name].clone() for entry in captured.graph.inputs]
     held = [(part, dict(part._buffers)) for part in file.model.modules()]
@@ -132,7 +137,7 @@ def _eager(file: ModelFile, captured: Captured, inputs: Mapping[str, Tensor]) ->
     return _outcome(captured, dict(zip(_names(captured.graph), values, strict=True)), buffers)
 
 
-def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
+def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> ModuleOutcome:
     cloned = {name: tensor.clone() for name, tensor in inputs.items()}
     found = run_graph(captured.graph, captured.tensors, cloned, functions=captured.functions)
     values = {name: value for name, value in found.items() if isinstance(value, Tensor)}
@@ -141,36 +146,47 @@ def _captured(captured: Captured, inputs: Mapping[str, Tensor]) -> Outcome:
 
 def _outcome(
     captured: Captured, values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> Outcome:
+) -> ModuleOutcome:
     graph = captured.graph
     wanted = {
         p.name: captured.tensors[p.name]
         for p in graph.params
         if p.spec.requires_grad and p.name == p.canonical
     }
-    gradients: dict[str, Tensor] = {}
-    if graph.loss is not None:
-        found: Sequence[Tensor | None] = torch.autograd.grad(
-            values[graph.loss], list(wanted.values()), allow_unused=True
-        )
-        gradients = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+    gradients = _gradients(values[graph.loss], wanted) if graph.loss is not None else {}
     buffers = {
         p.name: tensors.get(p.name, captured.tensors[p.name]).clone()
         for p in graph.params
         if p.kind != "parameter"
     }
-    return Outcome({name: value.detach() for name, value in values.items()}, gradients, buffers)
+    return ModuleOutcome(
+        {name: value.detach() for name, value in values.items()}, gradients, buffers
+    )
+
+
+def _gradients(loss: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run backward as a user does: a reentrant checkpoint refuses `torch.autograd.grad`."""
+    for tensor in wanted.values():
+        tensor.grad = None
+    loss.backward()
+    found = {name: tensor.grad for name, tensor in wanted.items() if tensor.grad is not None}
+    for tensor in wanted.values():
+        tensor.grad = None
+    return found
 
 
 def _names(graph: Graph) -> list[str]:
     return [*([graph.loss] if graph.loss else []), *graph.outputs]
 
 
-def _with_state_kept(captured: Captured, run: Callable[[], Outcome], seed: int) -> Outcome:
+def _with_state_kept(
+    captured: Captured, run: Callable[[], ModuleOutcome], seed: int
+) -> ModuleOutcome:
+    written = set(_written(captured.graph))  # frozen parameters among them: a momentum encoder's
     kept = {
         n: t.detach().clone()
         for n, t in captured.tensors.items()
-        if not isinstance(t, nn.Parameter)
+        if n in written or not isinstance(t, nn.Parameter)
     }
     torch.manual_seed(seed)
     try:
@@ -179,3 +195,10 @@ def _with_state_kept(captured: Captured, run: Callable[[], Outcome], seed: int) 
         with torch.no_grad():
             for name, value in kept.items():
                 captured.tensors[name].copy_(value)
+
+
+def _written(graph: Graph) -> Iterator[str]:
+    """Yield what ops write into, those of regions, too."""
+    for op in graph.ops:
+        yield from op.mutates
+        yield from _written(op.body) if op.body is not None else ()

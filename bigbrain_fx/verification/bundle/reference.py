@@ -1,26 +1,28 @@
 """The one-process reference: what a bundle must compute, run without any of the bundle's stages.
 
 The captured graph runs whole, in the order of the plan, under one autograd graph. It differs from
-plain training in one way only: a parameter is a leaf of its own in every stage that reads it, and
-the leaves' gradients are added last stage first. That fixes the grouping of sums, so that equality
-can be bitwise. This room knows nothing of emitted text or of messages.
+plain training in two ways only: a parameter is a leaf of its own in every stage that reads it, and
+the leaves' gradients are added last stage first; and where there are replicas, gradients of
+micro-batches are added in the plan's order of sums. That fixes the grouping of sums, so that
+equality can be bitwise. This room knows nothing of emitted text or of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.capture.interpret import run_graph
 from bigbrain_fx.core import Graph, Op, Stages
-from bigbrain_fx.randomness import draw_places, place_name
-from bigbrain_fx.runtime.modules import reseed
+from bigbrain_fx.frontend import draw_places, place_name, run_graph
+from bigbrain_fx.runtime import reseed
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
+Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
+Gradients = dict[Leaf, Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,73 @@ class Trace:
     losses: list[Tensor] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    unlike: set[str] = field(default_factory=set)  # held by several devices, with other numbers
+
+    def take(self, into: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
+        """Take what one device has; note what another has otherwise."""
+        for name, tensor in found.items():
+            if name in into and not _same_bits(into[name], tensor):
+                self.unlike.add(name)
+            into[name] = tensor
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How one replica runs the graph: its ops in order, and the stage of each."""
+
+    order: list[str]
+    stage_of: Mapping[str, int]
+    micros: tuple[int, ...]
+
+    @staticmethod
+    def of(stages: Stages, replica: int) -> _Cut:
+        own = stages.of_replica(replica)
+        order = list(dict.fromkeys(name for stage in own for name in stage.ops))
+        stage_of = {
+            name: stage.index
+            for stage in reversed(own)
+            for name in stage.ops
+            if name not in stage.recomputed
+        }
+        return _Cut(order, stage_of, stages.micros[replica] if stages.micros else ())
+
+
+def _by_place(given: Gradients) -> Gradients:
+    """Name leaves by their place among the parameter's: replicas number their stages otherwise."""
+    stages: dict[str, list[int]] = {}
+    for name, stage in sorted(given, key=lambda leaf: leaf[1]):
+        stages.setdefault(name, []).append(stage)
+    return {(name, stages[name].index(stage)): g for (name, stage), g in given.items()}
+
+
+def _added(parts: Iterable[Gradients]) -> Gradients:
+    """Add from the left."""
+    sums: Gradients = {}
+    for part in parts:
+        for leaf, gradient in part.items():
+            sums[leaf] = sums[leaf] + gradient if leaf in sums else gradient
+    return sums
+
+
+def _tree(first: int, size: int, made: Callable[[int], Gradients]) -> Gradients:
+    """Add `size` micro-batches, a power of two, as a binary tree."""
+    if size == 1:
+        return made(first)
+    half = size // 2
+    return _added((_tree(first, half, made), _tree(first + half, half, made)))
+
+
+def _powers(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the trees that hold `count` micro-batches, the largest first: 7 is 4 + 2 + 1."""
+    first = 0
+    while first < count:
+        size = 1 << ((count - first).bit_length() - 1)
+        yield first, size
+        first += size
 
 
 @dataclass
@@ -48,13 +117,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         self.places = draw_places(self.graph)
-        self.order = list(dict.fromkeys(name for stage in self.stages.stages for name in stage.ops))
-        self.stage_of = {
-            name: stage.index
-            for stage in reversed(self.stages.stages)
-            for name in stage.ops
-            if name not in stage.recomputed
-        }
+        self.cuts = [_Cut.of(self.stages, number) for number in range(self.stages.replicas)]
         wants = {p.canonical for p in self.graph.params if p.spec.requires_grad}
         used = {
             self.graph.param[name].canonical
@@ -76,31 +139,41 @@ class Reference:
         self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss of a step's micro-batches and the gradient of every parameter."""
-        sums: dict[tuple[str, int], Tensor] = {}
-        losses = []
-        for micro, inputs in enumerate(micro_inputs):
-            loss, found = self._micro_batch(inputs, (seed, step, micro), 1.0 / len(micro_inputs))
-            losses.append(loss)
-            for key, gradient in found.items():
-                sums[key] = sums[key] + gradient if key in sums else gradient
+        losses: dict[int, Tensor] = {}
+
+        def made(micro: int) -> Gradients:
+            key, share = (seed, step, micro), 1.0 / len(micro_inputs)
+            losses[micro], found = self._micro_batch(micro_inputs[micro], key, share)
+            return found
+
+        sums = self._sums(len(micro_inputs), made)
         totals: dict[str, Tensor] = {}
-        for name, stage in sorted(sums, key=lambda key: -key[1]):
-            part = sums[name, stage]
+        for name, place in sorted(sums, key=lambda key: -key[1]):
+            part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        return torch.stack(losses).mean(), {
+        return torch.stack([losses[micro] for micro in sorted(losses)]).mean(), {
             name: totals[name] for name in self.parameters if name in totals
         }
 
+    def _sums(self, count: int, made: Callable[[int], Gradients]) -> Gradients:
+        """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
+        if self.leaves_per_stage and self.stages.micros and self.stages.sum_order == "replica":
+            return _added(_added(map(made, micros)) for micros in self.stages.micros)
+        if self.leaves_per_stage and self.stages.sum_order == "tree":
+            return _added(_tree(first, size, made) for first, size in _powers(count))
+        return _added(map(made, range(count)))
+
     def _micro_batch(
         self, inputs: Mapping[str, Tensor], key: Key, share: float
-    ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
-        leaves: dict[tuple[str, int], Tensor] = {}
+    ) -> tuple[Tensor, Gradients]:
+        leaves: dict[Leaf, Tensor] = {}
+        cut = next((c for c in self.cuts if key[2] in c.micros), self.cuts[0])
 
         def leaf(param: str, op: str) -> Tensor:
             canonical = self.graph.param[param].canonical
             if canonical not in self.parameters:
                 return self.buffers[param]
-            place = canonical, self.stage_of.get(op, 0) if self.leaves_per_stage else 0
+            place = canonical, cut.stage_of.get(op, 0) if self.leaves_per_stage else 0
             if place not in leaves:
                 leaves[place] = self.parameters[canonical].detach().requires_grad_()
             return leaves[place]
@@ -110,7 +183,7 @@ class Reference:
             self.graph,
             self.buffers,
             inputs,
-            order=self.order,
+            order=cut.order,
             leaf=leaf,
             key=lambda op: self._keyed(op, key),
             values=[self.graph.loss],
@@ -123,7 +196,8 @@ class Reference:
             loss, list(leaves.values()), seed, allow_unused=True
         )
         pairs = zip(leaves, gradients, strict=True)
-        return loss.detach(), {place: gradient for place, gradient in pairs if gradient is not None}
+        given = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
+        return loss.detach(), _by_place(given)
 
     @contextmanager
     def _keyed(self, op: Op, key: Key) -> Iterator[None]:
@@ -151,9 +225,9 @@ def train_reference(
             parameter.grad = gradients.get(name)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(reference.parameters.values()), clip_norm)
-        if step == 0:
+        if step == 0:  # the optimizer may write into them: a bundle's are looked at after its step
             trace.gradients.update(
-                {n: p.grad.clone() for n, p in reference.parameters.items() if p.grad is not None}
+                {n: p.grad for n, p in reference.parameters.items() if p.grad is not None}
             )
         for group, lr in zip(chosen.param_groups, base, strict=True):
             group["lr"] = lr * lr_scale(step) if lr_scale else lr

@@ -4,8 +4,8 @@ This room joins planning, emission and launching, each through its door; how a p
 bundle looks like and how its processes talk, it does not know.
 """
 
-from bigbrain_fx.compare.agreement import Agreement
-from bigbrain_fx.compare.contender import Comparison, Contender
-from bigbrain_fx.compare.contest import compare
+from bigbrain_fx.verification.comparison.agreement import Agreement
+from bigbrain_fx.verification.comparison.contender import Comparison, Contender
+from bigbrain_fx.verification.comparison.contest import compare
 
 __all__ = ["Agreement", "Comparison", "Contender", "compare"]

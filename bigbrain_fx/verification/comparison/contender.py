@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from bigbrain_fx.compare.agreement import Agreement
 from bigbrain_fx.core import Send
 from bigbrain_fx.errors import InputError, VerificationError
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification.comparison.agreement import Agreement
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigbrain_fx.bundles import (
+    TIME_LIMIT_S,
+    FoundModel,
+    Loss,
+    captured_model,
+    checked,
+    require_optimizer,
+    run,
+)
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.compare.contender import Comparison, Contender
-from bigbrain_fx.compare.turns import Runner, Turns, in_turns
-from bigbrain_fx.compile import TIME_LIMIT_S, Found, Loss, captured_model, checked
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.launch import run
 from bigbrain_fx.plan import Options, make_plan
-from bigbrain_fx.plugins import preset
+from bigbrain_fx.planning import preset
+from bigbrain_fx.verification.comparison.contender import Comparison, Contender
+from bigbrain_fx.verification.comparison.turns import Runner, Turns, in_turns
 
 if TYPE_CHECKING:
     from torch import nn
@@ -132,7 +139,11 @@ def _folder(kept: Path | None, steps: int | None) -> Iterator[Path | None]:
 
 
 def _entered(
-    found: Found, cluster: Cluster, entries: Mapping[str, Options], folder: Path | None, say: Say
+    found: FoundModel,
+    cluster: Cluster,
+    entries: Mapping[str, Options],
+    folder: Path | None,
+    say: Say,
 ) -> list[Contender]:
     """Plan for each name; write the bundles, where there is a folder for them."""
     contenders = [_planned(found, cluster, name, entries[name], say) for name in entries]
@@ -141,7 +152,7 @@ def _entered(
     return [_written(found, each, folder) for each in contenders]
 
 
-def _compared(found: Found, turns: Turns, steps: int | None, kept: Path | None) -> Comparison:
+def _compared(found: FoundModel, turns: Turns, steps: int | None, kept: Path | None) -> Comparison:
     """Put together what was found; bundles that are not kept are gone by now."""
     contenders = [_without_bundle(each) if kept is None else each for each in turns.contenders]
     return Comparison(
@@ -154,7 +165,9 @@ def _compared(found: Found, turns: Turns, steps: int | None, kept: Path | None) 
     )
 
 
-def _planned(found: Found, cluster: Cluster, name: str, options: Options, say: Say) -> Contender:
+def _planned(
+    found: FoundModel, cluster: Cluster, name: str, options: Options, say: Say
+) -> Contender:
     """Plan once, on a graph that nobody has looked at before: what it caches is worked out anew."""
     say(f"planning {name}")
     fresh = replace(found.graph)
@@ -178,9 +191,13 @@ def _failed(contender: Contender, error: Exception) -> Contender:
     return replace(contender, reason=f"{error.what}{notes}", help=error.help or "")
 
 
-def _written(found: Found, contender: Contender, folder: Path) -> Contender:
+def _written(found: FoundModel, contender: Contender, folder: Path) -> Contender:
     if contender.plan is None:
         return contender
+    try:
+        require_optimizer(found, contender.plan)
+    except InputError as error:
+        return replace(_failed(contender, error), plan=None)
     out = folder / _folder_name(contender.name)
     write_bundle(contender.plan, found.weights, Path(os.path.abspath(out)))
     return replace(contender, bundle=str(out))

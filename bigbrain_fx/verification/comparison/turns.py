@@ -13,11 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from bigbrain_fx.compare.agreement import HALF_ROUNDING, ROUNDING, Agreement, Numbers, agreement
-from bigbrain_fx.compare.contender import Contender
+from bigbrain_fx.bundles import Run, RunOptions, run
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.launch import Run, RunOptions, run
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification.comparison.agreement import (
+    HALF_ROUNDING,
+    ROUNDING,
+    Agreement,
+    Numbers,
+    agreement,
+)
+from bigbrain_fx.verification.comparison.contender import Contender
 
 Runner = Callable[[Path, RunOptions], Run]
 """How a bundle is run: `launch.run` here; the `run` of an emulated network elsewhere."""

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.elastic import run_elastic
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.launch import (
+from bigbrain_fx.bundles.elastic import run_elastic
+from bigbrain_fx.bundles.launch import (
     Command,
     Process,
     RunError,
@@ -29,10 +28,11 @@ from bigbrain_fx.launch import (
     require_free,
     run,
 )
-from bigbrain_fx.launch.program import allocated, peaks
+from bigbrain_fx.bundles.launch.program import allocated, peaks
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
-from tests.bundles import cluster, copied, edit, is_running, split_small
-from tests.command_line import call
+from tests.support.bundles import cluster, copied, edit, is_running, split_small
+from tests.support.command_line import call
 
 DEADLINE_S = 60.0
 QUICK = RunOptions(steps=2, deadline_s=DEADLINE_S)

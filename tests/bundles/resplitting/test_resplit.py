@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigbrain_fx.capture import capture, load_model_file
+from bigbrain_fx.bundles.resplitting import Resplit, resplit
+from bigbrain_fx.bundles.resplitting.named import read_named
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.resplit import Resplit, resplit
-from bigbrain_fx.resplit.named import read_named
-from bigbrain_fx.runtime.commits import load_shard, records
+from bigbrain_fx.runtime.commits import load_shard, read_records
 from bigbrain_fx.runtime.state import State
-from bigbrain_fx.verify import verify
-from bigbrain_fx.verify.reference import Reference
-from tests import warm
-from tests.bundles import MODEL, cluster, copied, edit
-from tests.command_line import call, write_cluster
-from tests.commit_disks import ABOUT, DEVICES, with_two_commits
+from bigbrain_fx.verification.bundle import verify
+from bigbrain_fx.verification.bundle.reference import Reference
+from tests.support import warm
+from tests.support.bundles import MODEL, cluster, copied, edit
+from tests.support.command_line import call, write_cluster
+from tests.support.commit_disks import ABOUT, DEVICES, with_two_commits
 
 OPTIMIZER = """
 
@@ -66,7 +66,7 @@ def train(bundle: Path, steps: int, *more: str) -> list[float]:
 
 def state(commits: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Return the tensors and facts of the newest commit, by name, of all devices."""
-    (record, *_) = records(commits, print)
+    (record, *_) = read_records(commits, print)
     tensors: dict[str, Tensor] = {}
     facts: dict[str, object] = {}
     for device in record.devices:
@@ -186,7 +186,7 @@ def test_a_new_bundle_has_the_weights_of_the_commit(moved: Moved) -> None:
 def test_no_device_gets_more_than_its_own(moved: Moved) -> None:
     bundle = moved.bundles[-1]
     plan = read_plan(bundle)
-    (record, *_) = records(bundle / "commits", print)
+    (record, *_) = read_records(bundle / "commits", print)
     for device in plan.stages.devices:
         held = {
             plan.graph.param[p].canonical for stage in plan.stages.of(device) for p in stage.params
@@ -297,7 +297,7 @@ def test_buffers_and_the_users_functions_go_along(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, bigbrain_fx.resplit; assert 'torch' not in sys.modules"
+    code = "import sys, bigbrain_fx.bundles.resplitting; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -14,21 +14,21 @@ import pytest
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.emit import check_out, write_bundle
-from bigbrain_fx.emit.texts import bundle_texts, weight_files, weight_index
+from bigbrain_fx.emit.files.texts import bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from tests import samples
-from tests.synthetic import chain_graph
+from tests.support import samples
+from tests.support.synthetic import chain_graph
 
 GRAPH: Graph = chain_graph(1, 6, tied=True)
 
 
 class NoWeights:
-    """Writes a byte where weights would be."""
+    """Writes files without a tensor where weights would be."""
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         for name in files:
-            (folder / name).write_bytes(b"w")
+            (folder / name).write_bytes((2).to_bytes(8, "little") + b"{}")
 
     def write_batch(self, path: Path) -> None:
         path.write_bytes(b"b")

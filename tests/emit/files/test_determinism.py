@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import samples
+from tests.support import samples
 
 HASH_SEEDS = ("0", "1", "42", "random")
 DEADLINE_S = 120
@@ -110,7 +110,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])
 def test_a_plan_is_written_twice_alike(partitioner: str) -> None:
-    from bigbrain_fx.emit.texts import bundle_texts
+    from bigbrain_fx.emit.files.texts import bundle_texts
     from bigbrain_fx.plan import from_json, to_json
 
     plan = samples.plan("encdec", partitioner)

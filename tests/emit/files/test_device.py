@@ -19,11 +19,11 @@ from bigbrain_fx.core import (
     Stage,
     Stages,
 )
-from bigbrain_fx.cut import roots
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, Plan, make_plan
+from bigbrain_fx.plan.cut import roots
 from bigbrain_fx.runtime.channel import Channel
-from tests import samples
+from tests.support import samples
 
 CELLS = [
     (model, partitioner, schedule)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import samples
+from tests.support import samples
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 CELLS = {
     "gpt": ("naive", 2, "1f1b", 4),
     "unet": ("naive", 3, "gpipe", 4),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from models import llama
-from tests import handwritten_llama, samples
+from tests.support import handwritten_llama, samples
 
 LONGER = 1.3  # times as many lines of code as a person needs, at most
 

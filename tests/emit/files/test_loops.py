@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bigbrain_fx.core import Backward, Cluster, Device, Edge, Forward, Link, Program, Stage, Stages
-from bigbrain_fx.emit.loops import Loop, Step, is_readable, roll, unroll
-from bigbrain_fx.schedule import StageCosts, build
+from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll, unroll
+from bigbrain_fx.plan.schedule import StageCosts, build
 
 
-def steps_of(word: str) -> list[Step]:
+def steps_of(word: str) -> list[MicroAction]:
     """Read "F0 B0 F1" as steps."""
-    return [Step(cell[0], int(cell[1:])) for cell in word.split()]
+    return [MicroAction(cell[0], int(cell[1:])) for cell in word.split()]
 
 
-def shown(loops: list[Loop]) -> str:
+def shown(loops: list[MicroLoop]) -> str:
     """Show loops as "3 x (F1 B0)"; numbers are those of the first turn."""
     bodies = [(loop.count, " ".join(f"{s.action}{s.micro}" for s in loop.body)) for loop in loops]
     return "; ".join(body if count == 1 else f"{count} x ({body})" for count, body in bodies)
@@ -39,8 +38,8 @@ def test_what_repeats_is_written_once(word: str, expected: str) -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.builds(Step, st.sampled_from("FB"), st.integers(0, 4)), max_size=40))
-def test_unrolling_gives_the_steps_back(steps: list[Step]) -> None:
+@given(st.lists(st.builds(MicroAction, st.sampled_from("FB"), st.integers(0, 4)), max_size=40))
+def test_unrolling_gives_the_steps_back(steps: list[MicroAction]) -> None:
     assert unroll(roll(steps)) == steps
 
 
@@ -48,16 +47,18 @@ def test_unrolling_gives_the_steps_back(steps: list[Step]) -> None:
 @given(
     st.lists(
         st.builds(
-            Loop,
+            MicroLoop,
             st.lists(
-                st.builds(Step, st.sampled_from("FGB"), st.integers(0, 3)), min_size=1, max_size=4
+                st.builds(MicroAction, st.sampled_from("FGB"), st.integers(0, 3)),
+                min_size=1,
+                max_size=4,
             ).map(tuple),
             st.integers(1, 9),
         ),
         max_size=5,
     )
 )
-def test_rolling_never_needs_more_statements_than_steps(loops: list[Loop]) -> None:
+def test_rolling_never_needs_more_statements_than_steps(loops: list[MicroLoop]) -> None:
     steps = unroll(loops)
     rolled = roll(steps)
     assert unroll(rolled) == steps
@@ -74,7 +75,7 @@ def chain(count: int) -> tuple[Stages, StageCosts]:
     return Stages(stages, (*edges, *back)), costs
 
 
-def rolled(schedule: str, count: int, micro_batches: int, stage: int) -> list[Loop]:
+def rolled(schedule: str, count: int, micro_batches: int, stage: int) -> list[MicroLoop]:
     stages, costs = chain(count)
     trained = frozenset(range(count))
     programs = build(schedule, stages, micro_batches, costs, trained)
@@ -84,9 +85,9 @@ def rolled(schedule: str, count: int, micro_batches: int, stage: int) -> list[Lo
     return loops
 
 
-def computed(program: Program) -> list[Step]:
+def computed(program: Program) -> list[MicroAction]:
     return [
-        Step("F" if isinstance(i, Forward) else "B", i.micro)
+        MicroAction("F" if isinstance(i, Forward) else "B", i.micro)
         for i in program.instructions
         if isinstance(i, Forward | Backward)
     ]
@@ -124,9 +125,9 @@ def test_text_does_not_grow_with_micro_batches(schedule: str, count: int) -> Non
         assert is_readable(few)
 
 
-def parsed(text: str) -> list[Loop]:
+def parsed(text: str) -> list[MicroLoop]:
     loops = []
     for part in text.split("; "):
         count, _, body = part.partition(" x ")
-        loops.append(Loop(tuple(steps_of(body.strip("()"))), int(count)))
+        loops.append(MicroLoop(tuple(steps_of(body.strip("()"))), int(count)))
     return loops

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
 from models.gpt import GPT
-from tests import samples
-from tests.samples import Sample
+from tests.support import samples
+from tests.support.samples import Sample
 
 LINES = 250  # of a device file, at most
 MICRO = (8, 64)

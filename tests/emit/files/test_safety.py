@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bigbrain_fx.emit.calls import is_allowed_call
-from bigbrain_fx.emit.layers import RULES
-from tests import samples
+from bigbrain_fx.emit.ops.calls import is_allowed_call
+from bigbrain_fx.emit.ops.layers import RULES
+from tests.support import samples
 
 CELLS = [
     (model, partitioner)

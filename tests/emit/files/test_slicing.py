@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bigbrain_fx.emit.slicing import Slice, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, slice_file
 
 
-def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> Slice:
+def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> SourceSlice:
     path = folder / name
     path.write_bytes(text.encode())
     return slice_file(path, wanted or ("optimizer",))
 
 
-def ran(found: Slice) -> dict[str, Any]:
+def ran(found: SourceSlice) -> dict[str, Any]:
     scope: dict[str, Any] = {"__name__": "training"}
     exec(compile(found.text, "training.py", "exec"), scope)
     return scope

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.core import Placement
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import with_placement
-from tests import samples
-from tests.samples import Sample
+from tests.support import samples
+from tests.support.samples import Sample
 
 MODELS = ["gpt", "unet", "encdec", "resnet", "llama", "moe", "digits"]
 
@@ -238,3 +238,32 @@ def test_classes_of_the_users_hide_none_of_ours(name: str) -> None:
     stage = module.Device0.stages[0]().place()
     assert sorted(stage.state_dict())[0] == "blocks.0.a.bias"
     assert len(classes(text)) == 1
+
+
+class Norm(nn.Module):
+    """Is given a weight that its parent holds, as parametrizations are."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.scale / weight.norm()
+
+
+class Held(nn.Module):
+    def __init__(self, wide: int, high: int) -> None:
+        super().__init__()
+        self.original = nn.Parameter(torch.randn(high, wide))
+        self.norm = Norm(wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.norm(self.original).t())
+
+
+def test_a_tensor_that_an_inner_block_is_given_has_a_shape_of_its_own() -> None:
+    parts = iter((Held(4, 6), Held(6, 5)))
+    (text,) = emitted(captured(Pair(lambda: next(parts))))
+    assert classes(text) == ["Norm", "Held"]
+    assert "(6, 4)" in text
+    assert "(5, 6)" in text

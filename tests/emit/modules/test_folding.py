@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from bigbrain_fx.emit.folding import Folding, Piece
+from bigbrain_fx.emit.modules.folding import Folding, Piece
 
 
 def expression(text: str) -> ast.expr:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bigbrain_fx.core import ModuleCall, Op, Ref
-from bigbrain_fx.emit.hints import value_names
-from tests import samples
-from tests.synthetic import graph_of, op
+from bigbrain_fx.emit.modules.hints import value_names
+from tests.support import samples
+from tests.support.synthetic import graph_of, op
 
 MINE = ModuleCall("blocks.0", "model.Block")
 

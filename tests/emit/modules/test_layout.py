@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from bigbrain_fx.emit.layout import WIDTH, double_quoted, statement, wrapped
+from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, statement, wrapped
 
 names = st.sampled_from(["x", "hidden", "attention_output", "self", "a_rather_long_variable_name"])
 words = st.text(st.sampled_from("ab'\"\\\n (),[]{}=é"), max_size=12)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import keyword
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from bigbrain_fx.emit.names import OWN, RESERVED, Names, identifier, is_attribute
+from bigbrain_fx.emit.modules.names import OWN, RESERVED, Names, identifier, is_attribute
 from bigbrain_fx.runtime.modules import Stage
 
 odd = st.text(st.sampled_from("aZ_09.'\" \n\\é字-()"), max_size=8)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from bigbrain_fx.capture import load_model_file
-from bigbrain_fx.compile import split
-from bigbrain_fx.emit.texts import bundle_texts
+from bigbrain_fx.bundles.compile import split
+from bigbrain_fx.emit.files.texts import bundle_texts
+from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options
-from bigbrain_fx.verify import verify
-from tests import samples
+from bigbrain_fx.verification.bundle import verify
+from tests.support import samples
 
-MODEL = Path(__file__).parent / "odd_names.py"
+MODEL = Path(__file__).parents[2] / "support" / "odd_names.py"
 
 
 def test_such_a_model_trains_bit_for_bit(tmp_path: Path) -> None:

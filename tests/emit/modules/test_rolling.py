@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.emit.texts import bundle_texts
-from tests import samples
+from bigbrain_fx.emit.files.texts import bundle_texts
+from tests.support import samples
 
 
 class Mix(nn.Module):

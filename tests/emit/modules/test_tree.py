@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from bigbrain_fx.emit.tree import Tree, init_lines, put
+from bigbrain_fx.emit.modules.tree import Tree, init_lines, put
 
 
 def made(word: str, first: int = 0) -> str:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import capture
 from bigbrain_fx.core import Stage
-from bigbrain_fx.emit.classes import Classes
-from bigbrain_fx.emit.texts import bundle_texts
-from tests import samples
+from bigbrain_fx.emit.files.texts import bundle_texts
+from bigbrain_fx.emit.modules.classes import Classes
+from bigbrain_fx.frontend import capture
+from tests.support import samples
 
 
 class Holder(nn.Module):

@@ -1,7 +1,7 @@
 """How UNet is trained; the functions are copied from unet.py.
 
 Every device's process calls these for itself: `batches(seed)` must give all of them the same
-batches (the first is compared), and an optimizer sees its own device's parameters only. To
+batches (they are compared), and an optimizer sees its own device's parameters only. To
 clip gradients where the model file did not, split the model again: norms are messages.
 """
 

@@ -14,7 +14,8 @@ import torch
 
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Device, Link
-from bigbrain_fx.doctor import (
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host import (
     DeviceProbe,
     Gpu,
     HostProbe,
@@ -27,11 +28,10 @@ from bigbrain_fx.doctor import (
     survey,
     worker,
 )
-from bigbrain_fx.doctor.figures import half_flops_per_s
-from bigbrain_fx.doctor.fleet import Fleet, run
-from bigbrain_fx.doctor.limits import usable_cores, usable_memory_bytes
-from bigbrain_fx.doctor.measure import beyond_latency_bytes_per_s, per_call_s
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.measure.host.figures import half_flops_per_s
+from bigbrain_fx.measure.host.fleet import Fleet, run
+from bigbrain_fx.measure.host.limits import usable_cores, usable_memory_bytes
+from bigbrain_fx.measure.host.measure import beyond_latency_bytes_per_s, per_call_s
 
 GIB = 2**30
 FLEET = Fleet(("d0", "d1"), ("cpu", "cpu"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Link, Overheads
-from bigbrain_fx.doctor import HostProbe, ProbeError, probe
-from bigbrain_fx.doctor.fleet import Fleet, patience_s, run
 from bigbrain_fx.errors import InputError
-from tests.nccl_like import NCCL_LIKE
+from bigbrain_fx.measure.host import HostProbe, ProbeError, probe
+from bigbrain_fx.measure.host.fleet import Fleet, patience_s, run
+from tests.support.nccl_like import NCCL_LIKE
 
 GIB = 2**30
 WORLD = "BIGBRAIN_FX_TEST_WORLD"
@@ -195,7 +195,8 @@ def test_what_was_measured_is_json(teller: list[str], monkeypatch: pytest.Monkey
 def test_the_command_takes_the_kind(
     teller: list[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    from bigbrain_fx import cli, doctor
+    from bigbrain_fx import cli
+    from bigbrain_fx.measure import host as doctor
 
     asked: list[object] = []
 
@@ -218,7 +219,7 @@ WORKER = f"""{NCCL_LIKE}
 import os, sys
 
 import torch
-from bigbrain_fx.doctor import measure, worker
+from bigbrain_fx.measure.host import measure, worker
 from bigbrain_fx.runtime.rendezvous import own_gpu
 
 kinds = dict(zip(sys.argv[1::2], sys.argv[2::2]))["--kinds"].split(",")

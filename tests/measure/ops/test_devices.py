@@ -15,20 +15,26 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bigbrain_fx.capture import Captured, capture
 from bigbrain_fx.core import Op
+from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiler import ProfileOptions, profile
-from bigbrain_fx.profiler.child import fitting
-from bigbrain_fx.profiler.context import Overheads, Timed, overheads, timed_step, whole_step_s
-from bigbrain_fx.profiler.machine import chosen_device
-from bigbrain_fx.profiler.rounds import Rounds, no_garbage_collection
-from bigbrain_fx.profiler.stopwatch import ClockStopwatch, CudaStopwatch, stopwatch
-from bigbrain_fx.profiler.subject import Subject
-from bigbrain_fx.profiles import ProfileStore
-from tests.command_line import call, write_model
-from tests.profiled import MACHINE
-from tests.samples import sample
+from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.measure.ops import ProfileOptions, profile
+from bigbrain_fx.measure.ops.child import fitting
+from bigbrain_fx.measure.ops.context import (
+    Timed,
+    WatchOverheads,
+    overheads,
+    timed_step,
+    whole_step_s,
+)
+from bigbrain_fx.measure.ops.machine import chosen_device
+from bigbrain_fx.measure.ops.rounds import Rounds, no_garbage_collection
+from bigbrain_fx.measure.ops.stopwatch import ClockStopwatch, CudaStopwatch, stopwatch
+from bigbrain_fx.measure.ops.subject import Subject
+from tests.support.command_line import call, write_model
+from tests.support.profiled import MACHINE
+from tests.support.samples import sample
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MODELS = ("digits", "encdec", "gpt", "llama", "moe", "resnet", "unet")
@@ -108,7 +114,7 @@ def of_ops(subject: Subject, timed: Timed) -> list[tuple[float, float, float]]:
 def test_each_op_is_charged_what_its_kernels_take(two: Captured) -> None:
     subject, device = subject_of(two, 4), Virtual()
     with device:
-        timed = timed_step(subject, device, Overheads(0.0, 0.0))
+        timed = timed_step(subject, device, WatchOverheads(0.0, 0.0))
     # x wants no gradient: the first product makes one of its weight alone; each sums weight, bias.
     assert of_ops(subject, timed) == [(10.0, 10.0, 2.0), (3.0, 5.0, 0.0), (10.0, 20.0, 2.0)]
 
@@ -116,7 +122,7 @@ def test_each_op_is_charged_what_its_kernels_take(two: Captured) -> None:
 def test_without_gradients_of_parameters_those_of_values_are_left(two: Captured) -> None:
     subject, device = subject_of(two, 4), Virtual()
     with device:
-        timed = timed_step(subject, device, Overheads(0.0, 0.0), frozen=True)
+        timed = timed_step(subject, device, WatchOverheads(0.0, 0.0), frozen=True)
     assert of_ops(subject, timed) == [(10.0, 0.0, 0.0), (3.0, 5.0, 0.0), (10.0, 10.0, 0.0)]
 
 
@@ -125,7 +131,7 @@ def test_the_ops_of_a_step_are_the_step(two: Captured) -> None:
     rounds = Rounds(subject, device)
     with device:
         rounds.again()
-        assert overheads(device) == Overheads(0.0, 0.0)
+        assert overheads(device) == WatchOverheads(0.0, 0.0)
         assert whole_step_s(subject, device) == rounds.step_s == 62.0
     assert rounds.ops_s == rounds.step_s
     linear = rounds.profiles()[0]
@@ -245,7 +251,7 @@ def test_what_an_event_takes_may_stay_unknown(
 def test_a_subject_is_let_go_of_without_a_collector(two: Captured) -> None:
     with no_garbage_collection():
         subject = subject_of(two, 4)
-        timed_step(subject, Virtual(), Overheads(0.0, 0.0))
+        timed_step(subject, Virtual(), WatchOverheads(0.0, 0.0))
         leaf, there = weakref.ref(subject.trained[0]), weakref.ref(subject)
         subject.forget()
         del subject

@@ -16,22 +16,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.capture import Captured, capture, run_graph
 from bigbrain_fx.core import Op
+from bigbrain_fx.costs.profiles import OpProfile, ProfileStore, signatures
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.profiler import Measured, Profiled, ProfileOptions, profile
-from bigbrain_fx.profiler.context import Overheads, overheads, timed_step, whole_step_s
-from bigbrain_fx.profiler.machine import processor_name
-from bigbrain_fx.profiler.optimizer import LARGE, optimizer_times
-from bigbrain_fx.profiler.rounds import WARM_UP, Rounds, relative_spread, trimmed_mean
-from bigbrain_fx.profiler.stopwatch import ClockStopwatch, stopwatch
-from bigbrain_fx.profiler.subject import Subject
-from bigbrain_fx.profiles import OpProfile, ProfileStore, signatures
-from tests.command_line import call, write_model
+from bigbrain_fx.frontend import Captured, capture, run_graph
+from bigbrain_fx.measure.ops import MeasuredRows, Profiled, ProfileOptions, profile
+from bigbrain_fx.measure.ops.context import WatchOverheads, overheads, timed_step, whole_step_s
+from bigbrain_fx.measure.ops.machine import processor_name
+from bigbrain_fx.measure.ops.optimizer import LARGE, optimizer_times
+from bigbrain_fx.measure.ops.rounds import WARM_UP, Rounds, relative_spread, trimmed_mean
+from bigbrain_fx.measure.ops.stopwatch import ClockStopwatch, stopwatch
+from bigbrain_fx.measure.ops.subject import Subject
+from tests.support.command_line import call, write_model
 
 ROWS = 4
 CPU = torch.device("cpu")
-NOTHING = Overheads(0.0, 0.0)
+NOTHING = WatchOverheads(0.0, 0.0)
 
 
 class Net(nn.Module):
@@ -112,7 +112,7 @@ def test_a_watched_run_keeps_nothing(captured: Captured, frozen: bool) -> None:
 
 def test_what_measuring_costs_is_taken_off(captured: Captured) -> None:
     subject = subject_of(captured)
-    timed = timed_step(subject, ticks(), Overheads(tick_s=1.0, hook_s=1.0))
+    timed = timed_step(subject, ticks(), WatchOverheads(tick_s=1.0, hook_s=1.0))
     assert set(timed.forward_s.values()) == {0.0}
 
 
@@ -342,7 +342,7 @@ def test_a_run_that_is_killed_keeps_what_it_wrote(
     model, store = done[0], tmp_path / "ops.sqlite"
     wanted = {"location": f"{model}:model", "store": str(store), "rows": [2], "threads": 1}
     wanted |= {"rounds": 100_000, "seed": 0, "training": True, "device": "cpu"}
-    words = [sys.executable, "-m", "bigbrain_fx.profiler.child"]
+    words = [sys.executable, "-m", "bigbrain_fx.measure.ops.child"]
     with subprocess.Popen(
         [*words, json.dumps({**wanted, "assume": {}, "leaves": []})],
         stdout=subprocess.PIPE,
@@ -378,12 +378,12 @@ def test_a_model_that_ends_its_process_is_named(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_reads_well() -> None:
-    entry = Measured(4, 91, 26, 26, ops_s=0.019, step_s=0.020)
+    entry = MeasuredRows(4, 91, 26, 26, ops_s=0.019, step_s=0.020)
     assert str(entry) == (
         "4 rows: 91 ops, 26 of them distinct; 26 measured: their sum is 19.00 ms, "
         "a whole step 20.00 ms (ratio 0.950)"
     )
-    assert str(Measured(4, 91, 26, 0)).endswith("all are in the database")
+    assert str(MeasuredRows(4, 91, 26, 0)).endswith("all are in the database")
 
 
 def test_another_hosts_profiles_are_taken_over(

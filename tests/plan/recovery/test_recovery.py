@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bigbrain_fx.cli import cli
 from bigbrain_fx.cli.running import intervals
 from bigbrain_fx.core import Send
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.explain import explain
 from bigbrain_fx.plan import Plan, read_plan, to_json
-from bigbrain_fx.recovery import (
+from bigbrain_fx.plan.explain import explain
+from bigbrain_fx.plan.recovery import (
     Assumptions,
     DeviceRecovery,
     Recovery,
@@ -28,8 +27,8 @@ from bigbrain_fx.recovery import (
     restart_all,
     tried,
 )
-from bigbrain_fx.recovery.choice import COPY_SHARE, MOST_STEPS, interval
-from tests.bundles import split_small
+from bigbrain_fx.plan.recovery.choice import COPY_SHARE, MOST_STEPS, interval
+from tests.support.bundles import split_small
 
 MIB = 2**20
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from bigbrain_fx.capture.live import LiveBytes
 from bigbrain_fx.cluster.presets import PRESETS
 from bigbrain_fx.core import (
     BLAS_BYTES,
@@ -20,13 +19,14 @@ from bigbrain_fx.core import (
     Ref,
     blas_bytes,
 )
-from bigbrain_fx.fitting import PROCESS, beside_tensors, data_bytes, for_tensors
+from bigbrain_fx.frontend.tracing.live import LiveBytes
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
-from bigbrain_fx.schedule import build, held, rounded
-from bigbrain_fx.schedule.cuda import library_bytes, optimizer_temporary_bytes
-from tests import samples
-from tests.pipelines import all_of, chain, even_costs
-from tests.synthetic import op
+from bigbrain_fx.plan.memory_check import PROCESS, beside_tensors, data_bytes, for_tensors
+from bigbrain_fx.plan.schedule import build, held, rounded
+from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes
+from tests.support import samples
+from tests.support.pipelines import all_of, chain, even_costs
+from tests.support.synthetic import op
 
 CPU = Device("d0", "h", "cpu", 1 << 34, 1e11, 1e10)
 GPU = replace(CPU, kind="cuda", half_flops_per_s=312e12)

@@ -20,7 +20,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import ScheduleError
-from bigbrain_fx.schedule import (
+from bigbrain_fx.plan.schedule import (
     BackwardBeforeForward,
     Deadlock,
     DuplicateMessage,

@@ -26,7 +26,7 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.errors import InputError, ScheduleError
-from bigbrain_fx.schedule import (
+from bigbrain_fx.plan.schedule import (
     StageCosts,
     build,
     check,

@@ -21,9 +21,9 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import ScheduleError
-from bigbrain_fx.schedule import SCHEDULES, StageCosts
-from bigbrain_fx.simulate import simulate
-from tests.pipelines import FREE, chain, even_costs, stepped
+from bigbrain_fx.plan.schedule import SCHEDULES, StageCosts
+from bigbrain_fx.plan.simulate import simulate
+from tests.support.pipelines import FREE, chain, even_costs, stepped
 
 TRAINING = [name for name in SCHEDULES if name != "forward"]
 

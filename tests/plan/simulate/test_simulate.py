@@ -25,9 +25,9 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import ScheduleError
-from bigbrain_fx.schedule import SCHEDULES, StageCosts, build
-from bigbrain_fx.simulate import chrome_trace, memory_timeline, simulate
-from tests.pipelines import FREE, all_of, chain, even_costs, stepped
+from bigbrain_fx.plan.schedule import SCHEDULES, StageCosts, build
+from bigbrain_fx.plan.simulate import chrome_trace, memory_timeline, simulate
+from tests.support.pipelines import FREE, all_of, chain, even_costs, stepped
 
 SLOW = Link(1.0, float("inf"))  # one unit of latency, any number of bytes
 

@@ -80,7 +80,7 @@ class Masking(Inner):
 
 CASES = (
     stack("branch-on-data", Branching),
-    stack("item", Reading, refused=True, remedy="item-remedied"),
+    stack("item", Reading),
     stack("item-remedied", ReadingNone),
     stack("item-leaf", Reading, leaves=("Reading",)),
     Case("python-dice", Dropping, vectors, mse, refused=True, remedy="python-dice-remedied"),

@@ -1,0 +1,70 @@
+"""What is done with bundles: made, run, moved to other devices, given weights, exported.
+
+This room joins the others: `compile` is the road from model to bundle. Its processes are its own;
+it imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import door
+
+if TYPE_CHECKING:
+    from bigbrain_fx.bundles.compile import (
+        TIME_LIMIT_S as TIME_LIMIT_S,
+        Split as Split,
+        checked as checked,
+        estimate as estimate,
+        simulate as simulate,
+        split as split,
+    )
+    from bigbrain_fx.bundles.elastic import run_elastic as run_elastic
+    from bigbrain_fx.bundles.found import (
+        FoundModel as FoundModel,
+        Loss as Loss,
+        captured_model as captured_model,
+        require_optimizer as require_optimizer,
+        source_of as source_of,
+    )
+    from bigbrain_fx.bundles.launch import (
+        DEFAULT_STEPS as DEFAULT_STEPS,
+        BatchLine as BatchLine,
+        Command as Command,
+        DeviceLostError as DeviceLostError,
+        Line as Line,
+        Process as Process,
+        Run as Run,
+        RunError as RunError,
+        RunOptions as RunOptions,
+        Spawn as Spawn,
+        StepLine as StepLine,
+        can_supervise as can_supervise,
+        commands as commands,
+        free_port as free_port,
+        hosts as hosts,
+        popen as popen,
+        run as run,
+        secret_command as secret_command,
+    )
+    from bigbrain_fx.bundles.onnx_export import OnnxExport as OnnxExport, export_onnx as export_onnx
+    from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.weights_io import (
+        export_weights as export_weights,
+        load_weights as load_weights,
+    )
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "compile": "Split TIME_LIMIT_S checked estimate simulate split",
+            "elastic": "run_elastic",
+            "found": "FoundModel Loss captured_model require_optimizer source_of",
+            "launch": "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
+            "RunOptions Spawn StepLine can_supervise commands free_port hosts popen run "
+            "secret_command",
+            "onnx_export": "OnnxExport export_onnx",
+            "resplitting": "Resplit resplit",
+            "weights_io": "export_weights load_weights",
+        },
+    )

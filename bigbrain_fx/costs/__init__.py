@@ -1,0 +1,44 @@
+"""Measured times of ops (`profiles`), and models fitted to them (`model`, `fit`).
+
+Estimators may read it. It knows no planner and no torch; `fit` alone knows scikit-learn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import door
+
+if TYPE_CHECKING:
+    from bigbrain_fx.costs.fit import fit_file as fit_file
+    from bigbrain_fx.costs.model import (
+        PHASES as PHASES,
+        CostModel as CostModel,
+        OpWork as OpWork,
+        Phase as Phase,
+        PlaceRates as PlaceRates,
+        read_model as read_model,
+    )
+    from bigbrain_fx.costs.profiles import (
+        Machine as Machine,
+        OpProfile as OpProfile,
+        ProfileStore as ProfileStore,
+        Session as Session,
+        Signature as Signature,
+        TimedOptimizer as TimedOptimizer,
+        fit_optimizer as fit_optimizer,
+        mode_of as mode_of,
+        region_mode as region_mode,
+        signature as signature,
+        signatures as signatures,
+    )
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "fit": "fit_file",
+            "model": "CostModel PHASES Phase PlaceRates OpWork read_model",
+            "profiles": "Machine OpProfile TimedOptimizer ProfileStore Session Signature "
+            "fit_optimizer mode_of region_mode signature signatures",
+        },
+    )

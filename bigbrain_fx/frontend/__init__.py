@@ -1,0 +1,86 @@
+"""Model file or nn.Module -> Graph; the only room that knows torch.export and torch.fx.
+
+It knows nothing of devices, placements or emitted code. Importing this door does not import torch:
+`capture_file` works through a child process; names that need torch are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import door
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.answers import read_answers as read_answers
+    from bigbrain_fx.frontend.client import Child as Child, Message as Message, Task as Task
+    from bigbrain_fx.frontend.location import (
+        HF as HF,
+        is_hf as is_hf,
+        is_onnx as is_onnx,
+        resolved as resolved,
+    )
+    from bigbrain_fx.frontend.modelfile import (
+        ModelFile as ModelFile,
+        load_model_file as load_model_file,
+    )
+    from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
+    from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
+    from bigbrain_fx.frontend.service import Replies as Replies
+    from bigbrain_fx.frontend.session import (
+        CaptureSession as CaptureSession,
+        ModelFacts as ModelFacts,
+        capture_file as capture_file,
+    )
+    from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
+    from bigbrain_fx.frontend.tracing.export import ambient as ambient
+    from bigbrain_fx.frontend.tracing.filled import fill as fill
+    from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
+    from bigbrain_fx.frontend.tracing.rounding import (
+        Gradients as Gradients,
+        allowed as allowed,
+        differences as differences,
+        distance as distance,
+        exact_gradients as exact_gradients,
+    )
+    from bigbrain_fx.frontend.tracing.step import (
+        Route as Route,
+        Step as Step,
+        route as route,
+        settle as settle,
+        without_fast_path as without_fast_path,
+    )
+    from bigbrain_fx.frontend.tracing.trace import Captured as Captured, capture as capture
+    from bigbrain_fx.frontend.translation.batch import (
+        graph_inputs as graph_inputs,
+        take_apart as take_apart,
+    )
+    from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LOSS as LOSS
+    from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
+    from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
+    from bigbrain_fx.frontend.translation.sources import where as where
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "translation.kept": "LEAF LOSS",
+            "translation.sources": "where",
+            "answers": "read_answers",
+            "client": "Child Message Task",
+            "location": "HF is_hf is_onnx resolved",
+            "modelfile": "ModelFile load_model_file",
+            "onnx": "load_onnx",
+            "randomness": "draw_places place_name",
+            "service": "Replies",
+            "session": "CaptureSession ModelFacts capture_file",
+            "tracing.check": "unit_of",
+            "tracing.export": "ambient",
+            "tracing.filled": "fill",
+            "tracing.interpret": "run_graph",
+            "tracing.rounding": "Gradients allowed differences distance exact_gradients",
+            "tracing.step": "Route Step route settle without_fast_path",
+            "tracing.trace": "Captured capture",
+            "translation.batch": "graph_inputs take_apart",
+            "translation.leaf": "leaf leaf_paths",
+            "translation.oracle": "answers_in",
+        },
+    )

@@ -1,0 +1,187 @@
+"""A child process with torch, as its parent sees it: started, asked, given a deadline, ended.
+
+One JSON object a line each way; `service` is the other end. The parent imports no torch, and the
+user's code runs in the child only, with its prints on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+from bigbrain_fx import errors
+from bigbrain_fx.errors import BigBrainError, InputError
+
+Message = dict[str, object]
+_PACKAGES = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a child process is for, in the words that a user is told when it goes wrong.
+
+    Attributes:
+        module: the program, run as `python -P -m`.
+        name: "capture"; of a fault of ours.
+        slow: what took longer than `limit_s`, with a place for that: "{} to load".
+        slow_help, ended_help: what to do when it takes too long, or ends by itself.
+        limit_s: seconds for each answer.
+        subject: whose fault it is when the process ends: "model.py".
+        at: where that is.
+    """
+
+    module: str
+    name: str
+    slow: str
+    slow_help: str
+    ended_help: str
+    limit_s: float
+    subject: str = "the model"
+    at: str | None = None
+
+
+class Child:
+    """The process of a task. Use it as a context manager, or call `close`.
+
+    Args:
+        task: what it is for.
+        wanted: its argument; must be JSON.
+        threads: that torch computes with; None leaves the choice to the environment.
+    """
+
+    def __init__(
+        self, task: Task, wanted: Mapping[str, object], threads: int | None = None
+    ) -> None:
+        self._task = task
+        self._rest = b""
+        # -P: the working directory must not shadow modules of the child.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", task.module, json.dumps(wanted)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(threads),
+            start_new_session=True,  # whatever the model file starts ends with it
+        )
+
+    def ask(self, request: Mapping[str, object]) -> Message:
+        """Send a request and wait for its answer; raises as `answer` does."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        return self.answer()
+
+    def answer(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            InputError: the process took too long, or ended.
+            BigBrainError: what the child reports, under the class that it had there.
+        """
+        line = self._line(time.monotonic() + self._task.limit_s)
+        if line is None:
+            raise self._ended()
+        return self._read(line)
+
+    def messages(self) -> Iterator[Message]:
+        """Yield what the child says until it ends well; all within one limit; as `answer`."""
+        deadline_s = time.monotonic() + self._task.limit_s
+        while (line := self._line(deadline_s)) is not None:
+            yield self._read(line)
+        if self._process.wait() != 0:
+            raise self._ended()
+
+    def _read(self, line: bytes) -> Message:
+        message = cast("Message", json.loads(line))
+        if "internal" in message:
+            told = f"{self._task.name} failed in its child process"
+            raise RuntimeError(f"{told}\n{message['internal']}")
+        if "error" in message:
+            raise _error(cast("Message", message["error"]))
+        return message
+
+    def _line(self, deadline_s: float) -> bytes | None:
+        """Return the next line; None when there will be none."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._rest:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+                raise self._too_slow()
+            data = os.read(pipe, 65536)
+            if not data:
+                return None
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _too_slow(self) -> InputError:
+        self.close(at_once=True)
+        task = self._task
+        what = task.slow.format(f"took longer than {task.limit_s:g} s")
+        return InputError(what, at=task.at, help=task.slow_help)
+
+    def _ended(self) -> InputError:
+        self.close()
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return InputError(
+            f"{self._task.subject} ended its process ({how})",
+            at=self._task.at,
+            notes=("SIGKILL often means: out of memory",) if code == -signal.SIGKILL else (),
+            help=self._task.ended_help,
+        )
+
+    def close(self, at_once: bool = False) -> None:
+        """End the child and what it started."""
+        process = self._process
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0 if at_once else 5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> Child:
+        """Return the child itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it; at once when something went wrong."""
+        self.close(at_once=kind is not None)
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is not None else ()
+    chosen = dict.fromkeys(names, str(threads))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **chosen}
+
+
+def _error(message: Message) -> BigBrainError:
+    kind = getattr(errors, str(message["kind"]), BigBrainError)
+    notes = tuple(str(note) for note in cast("Sequence[str]", message["notes"]))
+    at, help_ = cast("str | None", message["at"]), cast("str | None", message["help"])
+    return cast("BigBrainError", kind(str(message["what"]), at=at, notes=notes, help=help_))

@@ -1,0 +1,1 @@
+"""A Hugging Face configuration -> its model, a batch that it takes, and its weights."""

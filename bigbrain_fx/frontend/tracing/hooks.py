@@ -1,0 +1,227 @@
+"""Gradient hooks of the user: refused, for a bundle's backward pass runs without them.
+
+A hook is code that sees, and may change, a gradient on its way. The graph has ops only, so a hook
+would be left out without a word. This file knows hooks; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from torch.overrides import TorchFunctionMode
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.translation.sources import is_users
+
+_ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
+_ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
+_OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
+_OF_ALL_FORWARD = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+_SETS_NEED = ("__set__", "requires_grad")
+FUNCTION = (
+    "write it as a torch.autograd.Function whose backward changes the gradient, and call that in "
+    "forward: such a class is kept (forward: return x.view_as(x); backward: return g.clamp(-1, 1))"
+)
+WITHOUT_GRADIENT = (
+    "leave requires_grad of parameters alone in forward: .detach() what shall get no gradient; a "
+    "part of the model whose parameters shall get none: torch.func.functional_call(part, {n: "
+    "p.detach() for n, p in part.named_parameters()}, (x,))"
+)
+_ON_PARAMETER = (
+    "change p.grad in the optimizer: a class whose step() does it for each parameter and then "
+    "calls super().step(), returned by optimizer(named_params); clip_norm = 1.0 in the model file "
+    "clips the norm of all; or write it as a torch.autograd.Function, called on the parameter in "
+    "forward"
+)
+
+
+def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
+    """Refuse gradient hooks that were set before forward.
+
+    Args:
+        model: the user's.
+        leaves: modules that are kept whole: their own hooks run with them, those of their
+            parameters do not.
+
+    Raises:
+        CaptureError: names the parameter or module, and the line of the hook.
+    """
+    for name, parameter in model.named_parameters():
+        for hook in _hooks(parameter, ("_backward_hooks", "_post_accumulate_grad_hooks")):
+            raise _refused(f"parameter {name}", hook, _ON_PARAMETER)
+    inside = {id(part) for leaf in leaves for part in leaf.modules()}
+    for path, part in model.named_modules():
+        for hook in () if id(part) in inside else _hooks(part, _ON_MODULES):
+            kind = type(part).__name__
+            raise _refused(f"module {path or 'model'} ({kind})", hook, _on_module(part, path))
+    for hook in _hooks(torch_modules, _OF_ALL):
+        raise _refused("every module of torch", hook, f"take that hook out, or {FUNCTION}")
+
+
+def check_global_hooks() -> None:
+    """Refuse forward hooks on all modules of torch: they would run on our own wrappers, too.
+
+    Raises:
+        CaptureError: names the line of the hook.
+    """
+    for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
+        raise CaptureError(
+            f"BX0170: every module of torch has a forward hook{_named(hook)}, those that are not "
+            "the model's included",
+            at=_line(hook),
+            help="set it on the model's own modules: for part in model.modules(): "
+            "part.register_forward_hook(hook)",
+        )
+
+
+def _on_module(part: nn.Module, path: str) -> str:
+    keep = f"keep the module and its hook whole: --leaf {path}, or " if path else ""
+    return f"{keep}{FUNCTION}"
+
+
+def _hooks(owner: object, names: Collection[str]) -> Iterator[object]:
+    for name in names:
+        yield from (getattr(owner, name, None) or {}).values()
+
+
+@contextlib.contextmanager
+def refusing_hooks() -> Iterator[None]:
+    """Refuse hooks that forward itself sets meanwhile, on any tensor.
+
+    Raises:
+        CaptureError: from the user's line that sets one.
+    """
+    own = {name: getattr(Tensor, name) for name in _ON_TENSORS}
+    for name, function in own.items():
+        setattr(Tensor, name, _refusing(function))
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(Tensor, name, function)
+
+
+def _refusing(own: Callable[..., object]) -> Callable[..., object]:
+    def register(self: Tensor, hook: object) -> object:
+        at = _user_of_autograd(sys._getframe(1))
+        return own(self, hook) if at is None else _refuse_here(hook, at)
+
+    return register
+
+
+def _refuse_here(hook: object, at: str) -> NoReturn:
+    whole = "keep the module whose forward sets the hook whole: --leaf with its class"
+    raise _refused("a tensor in forward", hook, f"{FUNCTION}; or {whole}", at)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What in forward reaches past its ops.
+
+    Attributes:
+        what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
+            gradients itself.
+        at: the user's line. module: class of the module that it belongs to.
+    """
+
+    what: str
+    at: str
+    module: str | None
+
+
+def suspect(run: Callable[[], object]) -> Suspect | None:
+    """Run forward once more and return the first thing in it that no graph holds."""
+    watch = _Suspects()
+    with contextlib.suppress(Exception), watch:
+        run()
+    return watch.found
+
+
+class _Suspects(TorchFunctionMode):
+    """Notes the first line of the user's that reaches for autograd, or past it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Suspect | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        what = _reaches(func, args) if self.found is None else None
+        if what is not None:
+            self.found = _suspect(what, sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | None:
+    if func in _AUTOGRAD:
+        return "autograd"
+    accessor = getattr(getattr(func, "__self__", None), "__name__", "")
+    if func.__name__ == "__get__" and accessor == "grad_fn":
+        return "grad_fn"
+    if not (args and isinstance(args[0], nn.Parameter)):
+        return None
+    if accessor == "data":
+        return "data"
+    sets = func.__name__ == "requires_grad_" or (func.__name__, accessor) == _SETS_NEED
+    return "requires_grad" if sets else None
+
+
+def _suspect(what: str, frame: FrameType | None) -> Suspect | None:
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    owner = frame.f_locals.get("self")
+    kind = type(owner).__name__ if isinstance(owner, nn.Module) else None
+    return Suspect(what, f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}", kind)
+
+
+def _user_of_autograd(frame: FrameType | None) -> str | None:
+    """Return the user's line that sets a hook; None where torch itself needs one."""
+    while frame is not None and frame.f_code.co_filename == torch.autograd.graph.__file__:
+        frame = frame.f_back
+    if frame is None or not is_users(frame.f_code.co_filename):
+        return None
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _refused(owner: str, hook: object, remedy: str, at: str | None = None) -> CaptureError:
+    return CaptureError(
+        f"BX0170: {owner} has a gradient hook{_named(hook)}, and a bundle's backward pass would "
+        "run without it",
+        at=at or _line(hook),
+        help=remedy,
+    )
+
+
+def _code(hook: object) -> Any:  # noqa: ANN401  # a code object, or None
+    plain = inspect.unwrap(hook) if callable(hook) else hook
+    return getattr(getattr(plain, "func", plain), "__code__", None)
+
+
+def _named(hook: object) -> str:
+    code = _code(hook)
+    return f" ({code.co_name})" if code is not None and code.co_name.isidentifier() else ""
+
+
+def _line(hook: object) -> str | None:
+    code = _code(hook)
+    if code is None or not is_users(code.co_filename):
+        return None
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -1,0 +1,219 @@
+"""What a graph is trained on: a loss that reaches a parameter, gradients that a bundle can add.
+
+This file knows graphs and the three ways to give a loss; it knows nothing of tracing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.translation.refusals import written_by_data
+
+_SPARSE = {
+    "aten.embedding.default": 4,
+    "aten.embedding_bag.default": 5,
+    "aten.embedding_bag.padding_idx": 5,
+}
+_WAYS = (
+    "define loss(output, batch) in the model file; or return a scalar from forward; or an output "
+    "with .loss (or the key 'loss')"
+)
+
+
+def require_python(model: nn.Module, loss: object) -> None:
+    """Refuse TorchScript, whose code no trace can enter, and a loss that is to be trained itself.
+
+    Raises:
+        InputError: says what to give instead.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "the model is TorchScript, which no trace can enter",
+            help="let model() return the nn.Module itself, not torch.jit.script or trace of it",
+        )
+    owner = loss if isinstance(loss, nn.Module) else getattr(loss, "__self__", None)
+    named = owner.named_parameters() if isinstance(owner, nn.Module) else ()
+    known = {id(p) for p in model.parameters()}
+    name = next((n for n, p in named if p.requires_grad and id(p) not in known), None)
+    if name is not None:
+        raise InputError(
+            f"the loss has a parameter of its own, {name}, which is no part of the model",
+            help="make the loss a part of the model, whose forward takes the targets and returns "
+            "the loss; or freeze it: requires_grad_(False)",
+        )
+
+
+def require_sizes(model: nn.Module) -> None:
+    """Refuse lazy modules that no forward has given sizes: a first batch draws their weights.
+
+    Raises:
+        InputError: names the module.
+    """
+    for path, part in model.named_modules():
+        held = (*part._parameters.values(), *part._buffers.values())
+        if any(is_lazy(tensor) for tensor in held if tensor is not None):
+            raise InputError(
+                f"{path or 'the model'} ({type(part).__name__}) has no sizes before a first "
+                "forward, so its weights are not made yet",
+                help="give the sizes (Linear(6, 8) for LazyLinear(8)), or run the model once where "
+                "it is made: def model(): made = Net(); made(example_batch()['x']); return made",
+            )
+
+
+def require_loss(graph: Graph) -> None:
+    """Refuse to train a graph whose loss does not reach a trained parameter.
+
+    Raises:
+        InputError: says what the outputs are, and how to give a loss.
+    """
+    if graph.loss is None:
+        raise InputError(
+            f"{graph.name} has no loss to train on: forward returns {_outputs(graph)}",
+            help=_which_way(graph),
+        )
+    op = graph.op.get(graph.loss)
+    if op is None or op.outputs[0].requires_grad:
+        return
+    frozen = not any(param.spec.requires_grad for param in graph.params)
+    raise InputError(
+        f"the loss of {graph.name} has no gradient: "
+        + ("no parameter requires one" if frozen else "no path leads from it to a parameter"),
+        at=op.source or None,
+        help="leave requires_grad of the parameters to be trained True"
+        if frozen
+        else "leave .detach(), torch.no_grad() and what has no gradient (argmax, ==, .long()) out "
+        "of the path from the parameters to the loss",
+    )
+
+
+def _outputs(graph: Graph) -> str:
+    said = [
+        f"{'a tensor' if name == 'output' else name} {_shape(graph, value)}"
+        for name, value in graph.output_names
+    ]
+    return ", ".join(said) or "no tensor"
+
+
+def _shape(graph: Graph, value: str) -> str:
+    op = graph.op.get(value)
+    spec = op.outputs[0] if op is not None else graph.input[value].spec
+    return "(a scalar)" if not spec.shape else f"[{', '.join(map(str, spec.shape))}]"
+
+
+def _which_way(graph: Graph) -> str:
+    """Say how to give a loss; where an output is a scalar that has a gradient, take that."""
+    for name, value in graph.output_names:
+        op = graph.op.get(value)
+        if op is not None and not op.outputs[0].shape and op.outputs[0].requires_grad:
+            key = name if name.isdigit() else repr(name)
+            return f"if output {name} is the loss: def loss(output, batch): return output[{key}]"
+    return _WAYS
+
+
+def require_dense(graph: Graph) -> None:
+    """Refuse sparse gradients, which devices cannot add up.
+
+    Raises:
+        CaptureError: names the line.
+    """
+    for op in _all(graph.ops):
+        position = _SPARSE.get(op.target)
+        given = dict(op.kwargs).get("sparse", False)
+        if position is not None and len(op.args) > position:
+            given = op.args[position]
+        if given is True and op.outputs[0].requires_grad:
+            raise CaptureError(
+                f"BX0190: the gradient of {', '.join(op.params) or op.name} is sparse, and devices "
+                "exchange and add dense ones",
+                at=op.source or None,
+                notes=(op.code,) if op.code else (),
+                help="sparse=False: the same numbers (in the optimizer Adam for SparseAdam)",
+            )
+
+
+def require_parameters_unwritten(graph: Graph) -> None:
+    """Refuse a forward that writes into what is trained: its backward would find other numbers.
+
+    Raises:
+        CaptureError: names the parameter and the line.
+    """
+    trained = {param.name for param in graph.params if param.spec.requires_grad}
+    for op in _all(graph.ops):
+        for name in trained.intersection(op.mutates):
+            raise CaptureError(
+                f"BX0180: forward writes into the parameter {name}, which is trained: "
+                "micro-batches in flight would read what others wrote",
+                at=op.source or None,
+                notes=(op.code,) if op.code else (),
+                help="compute it instead (w = F.normalize(self.weight, dim=1)), or write after the "
+                "step: in the optimizer, a class whose step() calls super().step() and then writes",
+            )
+
+
+def require_memory_apart(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a trained parameter whose memory another tensor shares: devices have memory apart.
+
+    Raises:
+        InputError: names both.
+    """
+    trained = {p.canonical for p in graph.params if p.spec.requires_grad}
+    first = {p.canonical: tensors[p.canonical] for p in graph.params}
+    by_storage: dict[int, list[str]] = {}
+    for name, tensor in first.items():
+        if isinstance(tensor, FakeTensor) or tensor.device.type == "meta" or not tensor.numel():
+            continue
+        by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    for names in by_storage.values():
+        for one, other in itertools.combinations(names, 2):
+            if {one, other} & trained and _overlap(first[one], first[other]):
+                raise _shared(*sorted((one, other), key=lambda name: name not in trained))
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common."""
+    if one.dtype != other.dtype:
+        return True
+    marks = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
+    marks.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+
+
+def _shared(trained: str, other: str) -> InputError:
+    return InputError(
+        f"{other} is a view of the memory of {trained}, which is trained: an update of one would "
+        "change both, and devices have memory of their own",
+        help="tie the parameter itself: self.b.weight = self.a.weight (without .data, .view() and "
+        "nn.Parameter()); what has another shape is computed in forward: F.linear(x, "
+        "self.a.weight.t()); what is to stay as it was: .detach().clone()",
+    )
+
+
+def require_numbers(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a trace that holds a tensor of its own making: it came in through `.data`.
+
+    Raises:
+        CaptureError: says what to write instead.
+    """
+    for tensor in tensors.values():
+        if isinstance(tensor, FakeTensor):
+            raise written_by_data()
+
+
+def _all(ops: tuple[Op, ...]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        if op.body is not None:
+            yield from _all(op.body.ops)
+
+
+def is_one_value(error: BaseException) -> bool:
+    """Whether a norm in train mode refuses one value per channel: a probe was too small."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)

@@ -1,0 +1,171 @@
+"""Whether what forward leaves in plain attributes changes what the next forward computes.
+
+    forward(x) ─▶ put back ─▶ forward(other), forward(x): the same numbers?
+
+A cache made at first use, or a loss that is kept for a look at it, changes nothing and is let be; a
+hidden state, a counter that warms something up, a generator of its own would be a constant of the
+trace. This file runs steps; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.check import same_numbers
+from bigbrain_fx.frontend.tracing.dice import where_changed
+from bigbrain_fx.frontend.tracing.hooks import WITHOUT_GRADIENT
+from bigbrain_fx.frontend.tracing.plain import Plain, another
+from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.translation.batch import Batch
+
+_LATER = (*[0] * 12, 1_000, 1_000_000)  # calls left out: what a counter decides then
+
+Numbers = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a look at a model's state needs: its step, how to run it, and the example."""
+
+    step: Step
+    plain: Plain
+    batch: Batch
+
+    def refusal(self) -> CaptureError | None:
+        """Return why the attributes that moved cannot be constants; None when they can."""
+        names = self.step.seen.moved
+        if not names:
+            return None
+        example = list(self.batch.sized(self.batch.rows).values())
+        with self._kept():
+            before = self._look()
+            try:
+                first = self.plain.gradients(example, 0)
+            except Exception:
+                return None  # `trace` says what is wrong with the example
+            after = self._look()
+            moved = before.moved(after) or list(names)
+            made = [name for name in moved if after.is_part(name)]
+            if made or not self._same_later(before, first, example):
+                return self._refused(made or moved, before, after, example)
+        return None
+
+    def _same_later(self, before: Attributes, first: Numbers, example: Sequence[Tensor]) -> bool:
+        """Whether the example gives the same numbers after another batch, and much later."""
+        before.put_back()
+        try:
+            self._another()
+            here = self._look()
+            again = self.plain.gradients(example, 0)
+            if not alike(first, again):
+                return False
+            counters = [name for name in here.moved(self._look()) if here.is_number(name)]
+            for calls in _LATER if counters else ():
+                here.advance(counters, calls)
+                if not alike(first, self.plain.gradients(example, 0)):
+                    return False
+        except Exception:
+            return False  # it ran the first time
+        return True
+
+    def _another(self) -> None:
+        """Run on another batch; where the model takes none that is made up, on the example."""
+        rows = self.batch.rows
+        try:
+            self.plain.gradients(another(self.batch, rows, 1), 1)
+        except Exception:
+            self.plain.gradients(list(self.batch.sized(rows).values()), 1)
+
+    def _refused(
+        self, names: Sequence[str], before: Attributes, after: Attributes, example: Sequence[Tensor]
+    ) -> CaptureError:
+        before.put_back()
+        name = names[0]
+        at = where_changed(lambda: self.plain.run(example, 0), before.watch(name))
+        before.put_back()
+        said = f"before the first call: {before.said(name)}; after it: {after.said(name)}"
+        more = f" (and {', '.join(names[1:4])})" if len(names) > 1 else ""
+        return CaptureError(
+            f"BX0160: forward leaves {name}{more} for the next call where no state dict finds it, "
+            "and what forward computes depends on it: a trace would keep what it is now for ever",
+            at=at,
+            notes=(said,) if before.said(name) != after.said(name) else (),
+            help=_remedy(name, after),
+        )
+
+    def _look(self) -> Attributes:
+        return Attributes.of(self.step.model, self.step.own_loss)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        before = self._look()
+        self.step.watch.keeps = True
+        try:
+            yield
+        finally:
+            self.step.watch.keeps = False
+            before.put_back()
+
+
+def alike(first: Numbers, second: Numbers) -> bool:
+    """Whether two runs gave the same numbers, but for rounding."""
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape or one.is_sparse:
+        return (
+            same_numbers(one, other) if one is None or other is None else one.shape == other.shape
+        )
+    return same_numbers(one, other) or torch.allclose(one, other, 1e-5, 1e-7, equal_nan=True)
+
+
+def _remedy(name: str, after: Attributes) -> str:
+    last = name.rpartition(".")[2]
+    if last == "requires_grad":
+        return WITHOUT_GRADIENT
+    if after.is_part(name):
+        return "make parameters and modules in __init__, where an optimizer finds them"
+    if after.is_dice(name):
+        return "draw with torch's global generator: torch.rand(...) without generator="
+    if "." in name and name.rpartition(".")[0] not in after.paths:
+        return (
+            "let the model hold it in a buffer, register_buffer() in __init__, and write into it "
+            "in place; or let the batch bring it: an entry of batches() with a number for each row"
+        )
+    scalar = after.is_number(name) or isinstance(after.value(name), bool)
+    shape = "()" if scalar else "shape"
+    many = (
+        "" if after.is_tensor(name) else "keep its tensors and numbers in buffers, each of them: "
+    )
+    return (
+        f"{many}self.register_buffer({last!r}, torch.zeros({shape})) in __init__, and write into "
+        f"it in place: with torch.no_grad(): self.{last}.copy_(new); read it as a tensor "
+        "(torch.where, not if). Where its shape has the rows of the batch: --micro-batches 1"
+    )
+
+
+def unsure(names: Sequence[str]) -> str:
+    """Say what a model without weights cannot be asked."""
+    return (
+        f"forward changes {', '.join(names[:3])}, which no state dict holds; without weights it "
+        "cannot be tried whether the next call depends on that"
+    )
+
+
+def refuse_state(state: State, cause: BigBrainError | None = None) -> None:
+    """Refuse a model that keeps state in plain attributes.
+
+    Raises:
+        CaptureError: names the attribute, and the line that writes it.
+    """
+    found = state.refusal()
+    if found is not None:
+        raise found from cause

@@ -1,0 +1,22 @@
+"""What this host and its devices sustain (`host`), and how long single ops take (`ops`).
+
+It knows no plans. Only its child processes import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import door
+
+if TYPE_CHECKING:
+    from bigbrain_fx.measure.host import probe as probe
+    from bigbrain_fx.measure.ops import ProfileOptions as ProfileOptions, profile as profile
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "host": "probe",
+            "ops": "ProfileOptions profile",
+        },
+    )

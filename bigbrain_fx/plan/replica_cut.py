@@ -1,0 +1,310 @@
+"""A graph cut once for each replica -> one list of stages, with the edges between replicas.
+
+    replica 0   [0] -> [1]         stages keep their order; those of replica r come after r-1's
+                 |      |         a bucket: what one stage of each replica makes gradients of
+    replica 1   [2] -> [3]         reduce: parts of a bucket to who sums the piece; gather: back
+
+This file knows parameters and stages; it knows no schedule and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from bigbrain_fx.core import (
+    DTYPE_BYTES,
+    Bucket,
+    Edge,
+    Graph,
+    Placement,
+    Stage,
+    Stages,
+)
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
+
+TRACED = ("aten.", "operator.", "region.", "math.", "assume.")
+"""What a target begins with that is not code of the user's own."""
+LEAST_BUCKET = 256 << 10
+"""Bytes below which a bucket's message would cost more in latency than it hides."""
+BUCKETS = 8
+"""Into so many, about, the gradients of a stage are divided."""
+
+Leaf = tuple[str, int]  # a parameter, and which of the stages that make a gradient of it
+
+
+def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
+    """Cut a graph for each replica of a placement; a placement without replicas as `cut` does.
+
+    Raises:
+        InputError: replicas hold a parameter in unlike stages, or write buffers in training.
+    """
+    if not placement.replicas:
+        return cut(graph, placement, rows, clip=clip)
+    _require_no_written_buffers(graph)
+    parts = _cut_each(graph, placement, rows)
+    firsts = [0, *accumulate(len(part.stages) for part in parts)]
+    stages = tuple(
+        replace(stage, index=stage.index + firsts[number], replica=number)
+        for number, part in enumerate(parts)
+        for stage in part.stages
+    )
+    joined = Stages(
+        stages,
+        (),
+        tuple(dict.fromkeys(name for part in parts for name in part.moved)),
+        tuple(each.micros for each in placement.replicas),
+        zero_stage=placement.zero_stage,
+        sum_order=placement.sum_order,
+    )
+    joined = replace(joined, buckets=tuple(_buckets(graph, joined)))
+    updates = updating(graph, joined) if joined.zero_stage else {}
+    within = [
+        replace(edge, source=edge.source + firsts[number], target=edge.target + firsts[number])
+        for number, part in enumerate(parts)
+        for edge in part.edges
+        if edge.kind != "tied" or updates.get(edge.value, number) == number
+    ]
+    between = (*_pieces(graph, joined), *_losses(graph, joined))
+    edges = (*within, *between, *(norms(graph, joined) if clip else ()))
+    return replace(joined, edges=edges)
+
+
+def _cut_each(graph: Graph, placement: Placement, rows: int) -> list[Stages]:
+    return [
+        cut(graph, Placement(each.device_of), rows, breaks=each.breaks)
+        for each in placement.replicas
+    ]
+
+
+def with_breaks(graph: Graph, placement: Placement, rows: int) -> Placement:
+    """Break stages so that all replicas make the gradients of a tied weight apart alike.
+
+    Where one replica uses it in two stages, the others do, if need be on one device.
+    """
+    parts = _cut_each(graph, placement, rows)
+    stage_of = [_stage_of(part) for part in parts]
+    breaks: list[list[str]] = [[] for _ in parts]
+    for uses in _tied_uses(graph):
+        for before, use in pairwise(uses):
+            if any(of[before] != of[use] for of in stage_of):
+                for number, of in enumerate(stage_of):
+                    breaks[number] += [use] if of[before] == of[use] else []
+    replicas = [
+        replace(each, breaks=tuple(dict.fromkeys(found)))
+        for each, found in zip(placement.replicas, breaks, strict=True)
+    ]
+    return replace(placement, replicas=tuple(replicas))
+
+
+def _stage_of(stages: Stages) -> dict[str, int]:
+    return {name: s.index for s in stages.stages for name in s.ops if name not in s.recomputed}
+
+
+def _tied_uses(graph: Graph) -> Iterator[list[str]]:
+    """Yield the ops that use each trained parameter, of those that several use, in order."""
+    live = live_ops(graph)
+    uses: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for name in dict.fromkeys(graph.param[param].canonical for param in op.params):
+            if op.name in live and graph.param[name].spec.requires_grad:
+                uses.setdefault(name, []).append(op.name)
+    yield from (found for found in uses.values() if len(found) > 1)
+
+
+def _require_no_written_buffers(graph: Graph) -> None:
+    """Refuse a model whose forward writes into a buffer: replicas would each write their own."""
+    for op in graph.ops:
+        for name in op.mutates:
+            if name in graph.param:
+                raise InputError(
+                    f"the forward writes into '{name}', and each replica would write its own",
+                    at=op.source or None,
+                    notes=("a BatchNorm in training counts the rows of one replica only",),
+                    help="use one replica, a GroupNorm or LayerNorm in its place, or put the "
+                    "module into eval() in train() of the model",
+                )
+
+
+# --------------------------------------------------------------------------- buckets
+
+
+def _buckets(graph: Graph, stages: Stages) -> Iterator[Bucket]:
+    """Yield what replicas sum together, in the order in which a backward pass makes it: last first.
+
+    A bucket is of the same stages of all replicas and of one element type. An eighth of what those
+    stages have leaves at a time, so that most of it travels while the backward still runs.
+    """
+    places = [_leaves(graph, stages.of_replica(number)) for number in range(stages.replicas)]
+    _require_alike(graph, stages, places)
+    _require_updated(graph, stages)
+    unsure = _of_users_code(graph)
+    groups: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
+    for leaf in places[0]:
+        name = leaf[0]
+        ends = tuple(place[leaf] for place in places)
+        groups.setdefault((ends, graph.param[name].spec.dtype, name in unsure), []).append(name)
+    updates: dict[str, int] = {}
+    number = 0
+    for (ends, dtype, is_unsure), names in sorted(groups.items(), reverse=True):
+        loads = [0] * stages.replicas
+        for some in _chunks(graph, names):
+            whole = bool(stages.zero_stage) or is_unsure
+            ordered, pieces = _divided(graph, some, whole, updates, loads)
+            marks = len(some) if is_unsure else 0
+            yield Bucket(f"bucket{number}", ends, ordered, pieces, dtype, marks)
+            number += 1
+
+
+def _of_users_code(graph: Graph) -> set[str]:
+    """Return the parameters that the user's own code reads: it may use one, or not, by the data."""
+    found: set[str] = set()
+    pending = list(graph.ops)
+    while pending:
+        op = pending.pop()
+        pending += op.body.ops if op.body else ()
+        if not op.target.startswith(TRACED):
+            found |= {graph.param[name].canonical for name in op.params if name in graph.param}
+    return found
+
+
+def _chunks(graph: Graph, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the parameters of some stages in parts of an eighth, the last first."""
+    sizes = {name: graph.param[name].spec.nbytes for name in names}
+    enough = max(LEAST_BUCKET, sum(sizes.values()) // BUCKETS)
+    found: list[str] = []
+    for name in reversed(names):
+        found.append(name)
+        if sum(sizes[each] for each in found) >= enough:
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def _leaves(graph: Graph, stages: Sequence[Stage]) -> dict[Leaf, int]:
+    """Return the stage that makes each gradient of each trained parameter, in the model's order."""
+    graded = {stage.index: graded_params(graph, stage) for stage in stages}
+    found: dict[Leaf, int] = {}
+    for name, held_by in holders(graph, stages).items():
+        made = [stage.index for stage in held_by if name in graded[stage.index]]
+        found.update({(name, place): stage for place, stage in enumerate(made)})
+    return found
+
+
+def _require_alike(graph: Graph, stages: Stages, places: Sequence[dict[Leaf, int]]) -> None:
+    """Refuse replicas that make a parameter's gradients apart here and together there.
+
+    Sums of them would be grouped otherwise, and no order of sums could give one result.
+    """
+    readers = _readers(graph)
+    first = _by_name(places[0])
+    for number, place in enumerate(places[1:], start=1):
+        other = _by_name(place)
+        for name in {**first, **other}:
+            ours = [_uses(stages, s, readers[name]) for s in first.get(name, ())]
+            theirs = [_uses(stages, s, readers[name]) for s in other.get(name, ())]
+            if ours != theirs:
+                raise InputError(
+                    f"replica {number} makes the gradient of '{name}' in {len(theirs)} stages, "
+                    f"replica 0 in {len(ours)}, of other uses of it",
+                    help="cut the replicas alike: give each the same number of equal devices, or "
+                    'name them under "replicas" in the cluster file',
+                )
+
+
+def _by_name(place: dict[Leaf, int]) -> dict[str, list[int]]:
+    """Return the stages that make each parameter's gradients."""
+    found: dict[str, list[int]] = {}
+    for (name, _), stage in place.items():
+        found.setdefault(name, []).append(stage)
+    return found
+
+
+def _readers(graph: Graph) -> dict[str, set[str]]:
+    """Return the ops that read each parameter, by canonical name."""
+    found: dict[str, set[str]] = {}
+    for op in graph.ops:
+        for param in op.params:
+            found.setdefault(graph.param[param].canonical, set()).add(op.name)
+    return found
+
+
+def _require_updated(graph: Graph, stages: Stages) -> None:
+    """Refuse, with ZeRO, a device that holds a trained parameter and makes no gradient of it.
+
+    Updated weights go to whom the gradients came from.
+    """
+    for number in range(stages.replicas if stages.zero_stage else 0):
+        own = stages.of_replica(number)
+        graded = {s.index: graded_params(graph, s) for s in own}
+        for name, held_by in holders(graph, own).items():
+            makers = {stage.device for stage in held_by if name in graded[stage.index]}
+            for stage in held_by:
+                if stage.device not in makers:
+                    raise InputError(
+                        f"'{name}' is read on {stage.device} where no gradient of it is made, and "
+                        f"with --zero {stages.zero_stage} its updates do not come there",
+                        help="leave --zero out, or use another --partitioner",
+                    )
+
+
+def _uses(stages: Stages, stage: int, readers: set[str]) -> tuple[str, ...] | None:
+    """Return the ops of a stage that use a tied parameter; of others there is one leaf anyway."""
+    if len(readers) < 2:
+        return None
+    return tuple(name for name in stages.stages[stage].ops if name in readers)
+
+
+def _divided(
+    graph: Graph, names: Sequence[str], whole: bool, updates: dict[str, int], loads: list[int]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the order of a bucket's parameters, and how many elements each replica sums.
+
+    With ZeRO a parameter is `whole` in one piece, the same in all its buckets: the largest first,
+    to whom has least of these stages. Without it, equal pieces wherever they end.
+    """
+    sizes = {name: graph.param[name].spec.numel for name in names}
+    if not whole:
+        total, count = sum(sizes.values()), len(loads)
+        ends = [total * (number + 1) // count for number in range(count)]
+        return tuple(names), tuple(b - a for a, b in zip([0, *ends], ends, strict=False))
+    pieces = [0] * len(loads)
+    for name in sorted(names, key=lambda name: -sizes[name]):
+        mine = updates.setdefault(name, min(range(len(loads)), key=loads.__getitem__))
+        loads[mine] += sizes[name]
+        pieces[mine] += sizes[name]
+    return tuple(sorted(names, key=updates.__getitem__)), tuple(pieces)
+
+
+# --------------------------------------------------------------------------- edges
+
+
+def _pieces(graph: Graph, stages: Stages) -> Iterator[Edge]:
+    """Yield the way of each piece to who sums it, and back."""
+    for bucket in stages.buckets:
+        size = DTYPE_BYTES[bucket.dtype]
+        for kind, counts in (("reduce", "target"), ("gather", "source")):
+            for a, source in enumerate(bucket.stages):
+                for b, target in enumerate(bucket.stages):
+                    piece = bucket.pieces[b if counts == "target" else a]
+                    nbytes = size * (piece + bucket.marks)
+                    if a != b and nbytes:
+                        yield Edge(bucket.name, source, target, kind, nbytes)  # type: ignore[arg-type]
+
+
+def _losses(graph: Graph, stages: Stages) -> Iterator[Edge]:
+    """Yield the way of each replica's losses to the first one."""
+    assert graph.loss is not None
+    spec = graph.op[graph.loss].outputs[0]
+    made = [_maker(stages, number, graph.loss) for number in range(stages.replicas)]
+    for number, stage in enumerate(made[1:], start=1):
+        nbytes = DTYPE_BYTES[spec.dtype] * len(stages.micros[number])
+        yield Edge(graph.loss, stage, made[0], "loss", nbytes)
+
+
+def _maker(stages: Stages, replica: int, value: str) -> int:
+    found = [s for s in stages.of_replica(replica) if value in s.ops and value not in s.recomputed]
+    return found[0].index

@@ -1,0 +1,41 @@
+"""What replicas share, in a sentence. This file knows stages; it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigbrain_fx.core import Stages
+
+_ORDERS = {
+    "replica": "each replica's own first, then replica by replica",
+    "micro": "micro-batch by micro-batch, as one process does",
+    "tree": "by the binary tree of micro-batch numbers, the same for any replicas",
+}
+_ZERO = "each replica keeps the optimizer's state of its share of the parameters"
+_KEPT = {0: "", 1: f"; ZeRO 1: {_ZERO}", 2: f"; ZeRO 2: {_ZERO}, and their gradients"}
+
+
+def replicas_text(stages: Stages) -> str:
+    """Say which replica computes what and how gradients are summed; nothing, where one is all."""
+    if not stages.micros:
+        return ""
+    own = (
+        f"{'+'.join(dict.fromkeys(stage.device for stage in stages.of_replica(number)))} "
+        f"has {_ranges(micros)}"
+        for number, micros in enumerate(stages.micros)
+    )
+    order = f"gradients are added {_ORDERS[stages.sum_order]}"
+    count = f"{stages.replicas} replicas" if stages.replicas > 1 else "1 replica"
+    shares = f"{count}: of the micro-batches {'; '.join(own)}"
+    return f"{shares}. {order.capitalize()}{_KEPT[stages.zero_stage]}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers shortly: 0-2, 5."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)

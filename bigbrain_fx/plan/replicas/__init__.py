@@ -1,0 +1,10 @@
+"""Copies of the model on devices of their own: which devices, which micro-batches, what they sum.
+
+    Cluster, how many ──▶ groups of devices ──▶ a plan for each ──▶ shares ──▶ one plan
+
+This room joins plans of single replicas; it places no op and orders no instruction itself.
+"""
+
+from bigbrain_fx.plan.replicas.make import plan_replicas, wants_replicas
+
+__all__ = ["plan_replicas", "wants_replicas"]

@@ -1,0 +1,104 @@
+"""Cluster, how many -> the devices of each replica, and what of the cluster they see.
+
+    a a b b     two replicas of the same mix: [a b] [a b]; three kinds of speeds that do not divide:
+    a b c       the fastest first, each to who has least: [a] [b c]
+
+This file knows devices; it knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.errors import InputError
+
+Group = tuple[str, ...]
+
+
+def numbers(cluster: Cluster) -> tuple[int, ...]:
+    """Return the numbers of replicas that are worth a try: where all get as many devices."""
+    count = len(cluster.devices)
+    return tuple(n for n in range(1, count + 1) if count % n == 0)
+
+
+def divide(cluster: Cluster, count: int) -> tuple[Group, ...]:
+    """Divide a cluster's devices among so many replicas, in the order of the cluster file.
+
+    Raises:
+        InputError: there are fewer devices, or the cluster file names other replicas.
+    """
+    if cluster.replicas:
+        return _named(cluster, count)
+    if not 1 <= count <= len(cluster.devices):
+        raise InputError(
+            f"{count} replicas need as many devices at least, and the cluster has "
+            f"{len(cluster.devices)}",
+            help=f"--replicas {len(cluster.devices)}, or fewer",
+        )
+    kinds: dict[Device, list[str]] = {}
+    for device in cluster.devices:
+        kinds.setdefault(replace(device, name="", host=""), []).append(device.name)
+    alike = all(len(names) % count == 0 for names in kinds.values())
+    groups = _mixed(kinds.values(), count) if alike else _balanced(cluster, count)
+    place = {device.name: i for i, device in enumerate(cluster.devices)}
+    return tuple(tuple(sorted(group, key=place.__getitem__)) for group in groups)
+
+
+def _named(cluster: Cluster, count: int) -> tuple[Group, ...]:
+    if len(cluster.replicas) != count:
+        raise InputError(
+            f"the cluster file names {len(cluster.replicas)} replicas, not {count}",
+            help=f'--replicas {len(cluster.replicas)}, or take "replicas" out of the cluster file',
+        )
+    return cluster.replicas
+
+
+def _mixed(kinds: Iterable[list[str]], count: int) -> list[list[str]]:
+    """Give each replica as many of every kind, neighbours of the file together."""
+    groups: list[list[str]] = [[] for _ in range(count)]
+    for names in kinds:
+        size = len(names) // count
+        for number, group in enumerate(groups):
+            group += names[number * size : (number + 1) * size]
+    return groups
+
+
+def _balanced(cluster: Cluster, count: int) -> list[list[str]]:
+    groups: list[list[str]] = [[] for _ in range(count)]
+    speeds = [0.0] * count
+    for device in sorted(cluster.devices, key=lambda device: -device.flops_per_s):
+        least = min(range(count), key=speeds.__getitem__)
+        groups[least].append(device.name)
+        speeds[least] += device.flops_per_s
+    order = [device.name for device in cluster.devices]
+    return sorted(groups, key=lambda group: min(map(order.index, group)))
+
+
+def only(cluster: Cluster, group: Group) -> Cluster:
+    """Return the cluster as one replica sees it: its devices and the links between them."""
+    inside = set(group)
+    return replace(
+        cluster,
+        devices=tuple(device for device in cluster.devices if device.name in inside),
+        links=tuple((a, b, link) for a, b, link in cluster.links if {a, b} <= inside),
+        replicas=(),
+    )
+
+
+def likeness(cluster: Cluster) -> tuple[object, ...]:
+    """Return what two clusters have in common that are alike but for names: a plan serves both."""
+    hosts = list(dict.fromkeys(device.host for device in cluster.devices))
+    shared = {host.name: replace(host, name="") for host in cluster.hosts}
+    devices = tuple(
+        (replace(d, name="", host=""), hosts.index(d.host), shared.get(d.host))
+        for d in cluster.devices
+    )
+    return devices, tuple(_links(cluster))
+
+
+def _links(cluster: Cluster) -> Iterator[Link]:
+    for a in cluster.devices:
+        for b in cluster.devices:
+            yield cluster.link(a.name, b.name)

@@ -1,0 +1,301 @@
+"""Options with replicas -> the best plan: a plan for each replica by itself, then all as one.
+
+Replicas on clusters that are alike but for names share a plan. This file places no op itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from bigbrain_fx.core import Cluster, Graph, Placement, Replica, sums_each
+from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
+from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.one import counts, estimated, placed
+from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
+from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, numbers, only
+from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
+
+Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
+"""Plan one replica."""
+
+
+def wants_replicas(graph: Graph, cluster: Cluster, options: Options) -> bool:
+    """Whether replicas were asked for: by option, or for training by the cluster file.
+
+    Raises:
+        InputError: something was asked for that only replicas have.
+    """
+    if options.sum_order == "tree":
+        return True  # of one replica, too: it has the bits of any number of them
+    named = (cluster.replicas and graph.training) or len(options.replica_shares) > 1
+    if options.replicas == 1 or (options.replicas is None and not named):
+        _require_one(options)
+        return False
+    return True
+
+
+def _require_one(options: Options) -> None:
+    if options.zero_stage:
+        raise InputError(
+            f"--zero {options.zero_stage} shares among replicas, and this plan has one",
+            help="add --replicas 2, or more",
+        )
+    count = len(options.replica_shares)
+    if count:
+        raise InputError(
+            f"{count} shares, and this plan has one replica" if count > 1 else "one share is all",
+            at="--replica-shares",
+            help=f"add --replicas {count}" if count > 1 else "3:1 gives two replicas their shares",
+        )
+
+
+def plan_replicas(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
+) -> Plan:
+    """Plan replicas, as many as asked for; of every number that is tried the fastest.
+
+    Raises:
+        NoPlanError: a replica fits on no such part of the cluster.
+        InputError: replicas cannot be made as asked.
+    """
+    require_sensible(graph, options)
+    if options.replicas != 0 and _numbers(cluster, options) == (1,):
+        _require_one(options)
+    tried = _numbers(cluster, options)
+    tries = [partial(_planned, graph, cluster, source, options, make, count) for count in tried]
+    return fastest(tries, but=(NoPlanError, InputError))
+
+
+def _numbers(cluster: Cluster, options: Options) -> tuple[int, ...]:
+    """Return the numbers of replicas to try."""
+    said = options.replicas or len(options.replica_shares) or len(cluster.replicas)
+    if said or options.replicas == 0:
+        return (said,) if said else numbers(cluster)
+    return (1,)
+
+
+def require_sensible(graph: Graph, options: Options) -> None:
+    """Refuse what replicas cannot do, before any work is done.
+
+    Raises:
+        InputError: says what, and what to ask for.
+    """
+    if graph.loss is None or not graph.training:
+        raise InputError(
+            "nothing is trained in inference: --replicas is for training",
+            help="leave it out; to infer faster, start the bundle several times",
+        )
+    _require_zero(options)
+    shares = options.replica_shares
+    if shares and options.replicas not in (None, 0, len(shares)):
+        raise InputError(
+            f"{len(shares)} shares for {options.replicas} replicas",
+            at="--replica-shares",
+            help=f"give one share for each: --replicas {len(shares)}",
+        )
+
+
+def _require_zero(options: Options) -> None:
+    if options.zero_stage == 3:
+        raise InputError(
+            "--zero 3 is not there yet", help="--zero 2 divides gradients and optimizer state"
+        )
+    if options.zero_stage == 2 and options.sum_order == "replica":
+        raise InputError(
+            "--zero 2 keeps no replica's own sum of gradients, which --sum-order replica adds up",
+            help="--sum-order micro, or tree",
+        )
+
+
+def _planned(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make, count: int
+) -> Plan:
+    if count == 1 and options.sum_order != "tree":
+        return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
+    groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
+    work = _Work(graph, cluster, source, options, make, groups)
+    tries = _micro_batches(graph, cluster, options, count)
+    best = fastest([partial(work.plan, n) for n in tries], but=(NoPlanError, InputError))
+    _require_one_kind(best)
+    return best
+
+
+def _of_one(options: Options) -> Options:
+    """Return what was chosen without what only replicas have."""
+    return replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
+
+
+def _require_one_kind(plan: Plan) -> None:
+    """Refuse replicas that would each update their weights to bits of their own.
+
+    Optimizers of CPUs and GPUs do not round alike.
+    """
+    for bucket in plan.stages.buckets if not plan.stages.zero_stage else ():
+        devices = [plan.stages.stages[stage].device for stage in bucket.stages]
+        kinds = sorted({plan.cluster.device[name].kind for name in devices})
+        if len(kinds) > 1:
+            raise InputError(
+                f"{' and '.join(devices)} hold the same weights, and a {kinds[0]} and a {kinds[1]} "
+                "do not update them to the same bits",
+                help="add --zero 1: one of them updates a weight, and the others take it",
+            )
+
+
+def _all_of(cluster: Cluster) -> Group:
+    """Return the devices of the only replica: all, or those that the cluster file names."""
+    return cluster.replicas[0] if len(cluster.replicas) == 1 else tuple(cluster.device)
+
+
+def _micro_batches(graph: Graph, cluster: Cluster, options: Options, count: int) -> Sequence[int]:
+    """Return the numbers of micro-batches to try: one at least for each replica.
+
+    Raises:
+        InputError: the batch gives no such number.
+    """
+    tried = counts(graph, cluster, options)
+    enough = [micro_batches for micro_batches in tried if micro_batches >= count]
+    if not enough:
+        raise InputError(
+            f"{count} replicas need a micro-batch each, and a step has {max(tried)}",
+            at="--replicas",
+            help=f"--replicas {max(tried)}, or a larger batch"
+            if options.micro_batches is None
+            else f"--micro-batches {count} or more, where it divides the batch of {graph.batch}",
+        )
+    shared = sum(options.replica_shares)
+    fitting = [
+        micro_batches for micro_batches in enough if not shared or not micro_batches % shared
+    ]
+    return fitting or enough[-1:]  # `asked` says what is wrong with it
+
+
+@dataclass
+class _Work:
+    """Plans of single replicas of one model on one cluster: mutable, remembers what it planned."""
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    options: Options
+    make: Make
+    groups: tuple[Group, ...]
+    known: dict[object, Plan] = field(default_factory=dict)
+
+    def plan(self, micro_batches: int) -> Plan:
+        """Plan a step of so many micro-batches."""
+        shares = self._shares(micro_batches)
+        each = sums_each(self.options.sum_order, self.options.zero_stage)
+        micros = numbered(shares, in_turn=each)
+        rows = self.graph.batch // micro_batches
+        alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
+        return self._joined(micro_batches, alone, micros)
+
+    def _shares(self, micro_batches: int) -> tuple[int, ...]:
+        if self.options.replica_shares:
+            return asked(micro_batches, self.options.replica_shares, self.graph.batch)
+        rows, count = self.graph.batch // micro_batches, len(self.groups)
+        each = max(1, micro_batches // count)
+        steps_s = [self._alone(i, rows, each).forecast.step_s for i in range(count)]
+        return by_speed(micro_batches, [each / max(step_s, 1e-12) for step_s in steps_s])
+
+    def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
+        """Plan one replica by itself, with its own micro-batches as the batch."""
+        cluster = only(self.cluster, self.groups[number])
+        key = likeness(cluster), rows, micro_batches
+        if key not in self.known:
+            graph = replace(self.graph, batch=rows * micro_batches)
+            options = replace(
+                _of_one(self.options),
+                micro_batches=micro_batches,
+                recompute="all" if self.options.recompute == "all" else None,
+                in_flight=None,
+            )
+            self.known[key] = self.make(graph, cluster, self._source(), options)
+        return self.known[key]
+
+    def _source(self) -> Source:
+        """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
+        parts = len(self.groups) if self.options.zero_stage else 1
+        return replace(self.source, optimizer_state=self.source.optimizer_state / parts)
+
+    def _joined(
+        self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
+    ) -> Plan:
+        replicas = tuple(
+            Replica(_renamed(plan, only(self.cluster, group)), own, plan.in_flight)
+            for plan, group, own in zip(alone, self.groups, micros, strict=True)
+        )
+        options = self.options
+        placement = Placement(
+            replicas[0].device_of,
+            f"replica 0: {alone[0].placement.reason}" if alone[0].placement.reason else "",
+            replicas,
+            options.zero_stage,
+            options.sum_order,
+        )
+        rows = self.graph.batch // micro_batches
+        placement = with_breaks(self.graph, placement, rows)
+        schedule = _schedule(alone, placement)
+        chosen = replace(
+            options,
+            schedule=schedule,
+            in_flight=options.in_flight or _in_flight(alone, schedule),
+            recompute=options.recompute or tuple(_recompute(self.graph, placement, rows, alone)),
+        )
+        costs = estimated(self.graph.at(rows), self.cluster, self.source, options.estimator)
+        args = self.graph, self.cluster, self.source, chosen, micro_batches, placement, costs
+        try:
+            plan = placed(*args)
+        except ScheduleError as error:
+            raise InputError(
+                "replicas would wait for each other in a circle: a device has stages before and "
+                "after another's, and sums micro-batches in the order of their numbers",
+                notes=(error.what,),
+                help="--sum-order replica, or a --partitioner that makes chains",
+            ) from error
+        return replace(plan, partitioner=options.partitioner)
+
+
+def _schedule(alone: Sequence[Plan], placement: Placement) -> str:
+    """Return the schedule of all replicas: the one that each has, or what runs any stages."""
+    schedules = {plan.schedule for plan in alone}
+    has_breaks = any(replica.breaks for replica in placement.replicas)
+    return "list" if has_breaks or len(schedules) > 1 else schedules.pop()
+
+
+def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
+    """Return a plan's placement on the devices of a cluster like its own."""
+    to = {a.name: b.name for a, b in zip(plan.cluster.devices, cluster.devices, strict=True)}
+    return {op: to[device] for op, device in plan.placement.device_of.items()}
+
+
+def _in_flight(alone: Sequence[Plan], schedule: str) -> tuple[int, ...] | None:
+    """Return what may be in flight on all devices, where a replica's plan says it of its own."""
+    if all(plan.in_flight is None for plan in alone) or schedule == "list":
+        return None
+    return tuple(n for plan in alone for n in plan.in_flight or _classic(plan))
+
+
+def _classic(plan: Plan) -> tuple[int, ...]:
+    """Return 1F1B's own choice: a device fewer for each that comes before."""
+    return tuple(range(len(plan.stages.devices), 0, -1))
+
+
+def _recompute(
+    graph: Graph, placement: Placement, rows: int, alone: Sequence[Plan]
+) -> Iterator[int]:
+    """Yield the stages that run what their replica's own plan runs again."""
+    again = [
+        {name for stage in plan.stages.stages if stage.runs_again for name in stage.ops}
+        for plan in alone
+    ]
+    if not any(again):
+        return
+    for stage in cut_replicas(graph, placement, rows).stages:
+        own = set(stage.ops) - set(stage.recomputed)
+        if own & again[stage.replica]:
+            yield stage.index

@@ -1,0 +1,72 @@
+"""Orders of several replicas: each by itself, as a schedule orders the stages of one model.
+
+This file knows which numbers stages and micro-batches have in a replica and in the whole step; it
+knows no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from bigbrain_fx.core import Backward, Edge, Forward, Stages
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Compute, Orders
+
+OrderOne: TypeAlias = Callable[
+    [Stages, int, StageCosts, frozenset[int], tuple[int, ...] | None], Orders
+]
+"""Order one replica: its stages from 0, its micro-batches from 0, and its own in_flight."""
+
+
+def order_replicas(
+    order: OrderOne,
+    stages: Stages,
+    costs: StageCosts,
+    trained: frozenset[int],
+    in_flight: tuple[int, ...] | None,
+) -> Orders:
+    """Order every replica and give stages and micro-batches their numbers of the whole step."""
+    found: Orders = {}
+    for number, micros in enumerate(stages.micros):
+        part, first = _part(stages, number)
+        held = range(first, first + len(part.stages))
+        own = frozenset(stage - first for stage in trained if stage in held)
+        limits = _limits(stages, part, in_flight)
+        orders = order(part, len(micros), costs.part(held), own, limits)
+        found.update(
+            (device, tuple(_numbered(each, first, micros) for each in computes))
+            for device, computes in orders.items()
+        )
+    return found
+
+
+def _part(stages: Stages, replica: int) -> tuple[Stages, int]:
+    """Return one replica's stages, numbered from 0, and the number that its first one has."""
+    own = stages.of_replica(replica)
+    first = own[0].index
+    renumbered = tuple(replace(stage, index=stage.index - first, replica=0) for stage in own)
+    edges = tuple(_edges(stages, frozenset(stage.index for stage in own), first))
+    return Stages(renumbered, edges, stages.moved), first
+
+
+def _edges(stages: Stages, own: frozenset[int], first: int) -> Iterator[Edge]:
+    for edge in stages.edges:
+        if edge.source in own and edge.target in own:
+            yield replace(edge, source=edge.source - first, target=edge.target - first)
+
+
+def _limits(
+    stages: Stages, part: Stages, in_flight: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """Return what may be in flight on a replica's devices, of the numbers of all devices."""
+    if in_flight is None:
+        return None
+    of = dict(zip(stages.devices, in_flight, strict=True))
+    return tuple(of[device] for device in part.devices)
+
+
+def _numbered(compute: Compute, first: int, micros: tuple[int, ...]) -> Compute:
+    kind = Forward if isinstance(compute, Forward) else Backward
+    return kind(compute.stage + first, micros[compute.micro])

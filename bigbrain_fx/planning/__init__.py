@@ -1,0 +1,148 @@
+"""The planning kernel: what the search and plug-ins share; plug-ins may import it.
+
+It knows core and errors, and numpy where arrays are (loaded when first used); no torch, no plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigbrain_fx.core import door
+from bigbrain_fx.planning.contention import Crowds, crowded
+from bigbrain_fx.planning.device_orders import canonical, device_orders
+from bigbrain_fx.planning.orders import (
+    unit_orders,
+)
+from bigbrain_fx.planning.registry import (
+    Plugin,
+    estimator,
+    names,
+    options_of,
+    partitioner,
+    preset,
+    registered,
+)
+from bigbrain_fx.planning.units import is_size, live_ops, spread, units
+
+if TYPE_CHECKING:
+    from bigbrain_fx.planning.best_first import BestFirst as BestFirst
+    from bigbrain_fx.planning.chain import (
+        Crossing as Crossing,
+        InFlight as InFlight,
+        Line as Line,
+        Setting as Setting,
+        Split as Split,
+        in_flight_at as in_flight_at,
+    )
+    from bigbrain_fx.planning.clock import (
+        TimedStages as TimedStages,
+        alternating as alternating,
+        forwards as forwards,
+        played_s as played_s,
+    )
+    from bigbrain_fx.planning.cutter import (
+        Cutter as Cutter,
+        Hop as Hop,
+        hop_of as hop_of,
+        least_busy_s as least_busy_s,
+    )
+    from bigbrain_fx.planning.list_play import Play as Play
+    from bigbrain_fx.planning.pace import (
+        chain_of as chain_of,
+        falling as falling,
+        in_flights as in_flights,
+        step_s as step_s,
+    )
+    from bigbrain_fx.planning.polish import (
+        Found as Found,
+        polished as polished,
+        room_of as room_of,
+        shifted_cuts as shifted_cuts,
+    )
+    from bigbrain_fx.planning.stages import StageCutter as StageCutter
+    from bigbrain_fx.planning.unit_io import (
+        AHEAD as AHEAD,
+        Value as Value,
+        Weight as Weight,
+        edges_of as edges_of,
+        once_s as once_s,
+        values_of as values_of,
+        weights_of as weights_of,
+    )
+    from bigbrain_fx.planning.unit_work import (
+        Array as Array,
+        Numbers as Numbers,
+        Work as Work,
+        work as work,
+    )
+else:
+    __getattr__ = door(
+        __name__,
+        {
+            "best_first": "BestFirst",
+            "clock": "TimedStages alternating forwards played_s",
+            "list_play": "Play",
+            "polish": "Found polished room_of shifted_cuts",
+            "stages": "StageCutter",
+            "pace": "chain_of falling in_flights step_s",
+            "cutter": "Cutter Hop hop_of least_busy_s",
+            "chain": "Crossing InFlight Line Setting Split in_flight_at",
+            "unit_work": "Array Numbers Work work",
+            "unit_io": "AHEAD Value Weight edges_of once_s values_of weights_of",
+        },
+    )
+
+__all__ = [
+    "AHEAD",
+    "Array",
+    "BestFirst",
+    "Crossing",
+    "Crowds",
+    "Cutter",
+    "Found",
+    "Hop",
+    "InFlight",
+    "Line",
+    "Numbers",
+    "Play",
+    "Plugin",
+    "Setting",
+    "Split",
+    "StageCutter",
+    "TimedStages",
+    "Value",
+    "Weight",
+    "Work",
+    "alternating",
+    "canonical",
+    "chain_of",
+    "crowded",
+    "device_orders",
+    "edges_of",
+    "estimator",
+    "falling",
+    "forwards",
+    "hop_of",
+    "in_flight_at",
+    "in_flights",
+    "is_size",
+    "least_busy_s",
+    "live_ops",
+    "names",
+    "once_s",
+    "options_of",
+    "partitioner",
+    "played_s",
+    "polished",
+    "preset",
+    "registered",
+    "room_of",
+    "shifted_cuts",
+    "spread",
+    "step_s",
+    "unit_orders",
+    "units",
+    "values_of",
+    "weights_of",
+    "work",
+]

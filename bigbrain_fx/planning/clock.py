@@ -1,0 +1,188 @@
+"""Stages in seconds, and what each device computes in order -> when the last device is done.
+
+The physics is that of `plan.simulate.clock`, without instructions, names and text: a device takes
+its jobs in order; a job waits for its messages, takes the process for handling them, computes, and
+sends; a message leaves when its link is free, and latency does not occupy the link. Every plan that
+is returned has been simulated as it is; planners compare thousands of placements by this.
+
+It knows no graph, no memory and no cluster; who makes `Stages` says what everything takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from operator import add
+from typing import Any
+
+Job = tuple[bool, int, int]  # (is it a forward, stage, micro-batch)
+Orders = Mapping[int, Sequence[Job]]  # device -> its jobs in order
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A value on its way to a later stage, or its gradient to an earlier one, of a micro-batch.
+
+    Attributes:
+        source, target: stages.
+        nbytes: of the value.
+        wire_s: for so long its link is taken; 0 within a device.
+        latency_s: comes on top.
+        sent_s, received_s: what handling it takes of the processes at its ends.
+    """
+
+    source: int
+    target: int
+    nbytes: int
+    wire_s: float = 0.0
+    latency_s: float = 0.0
+    sent_s: float = 0.0
+    received_s: float = 0.0
+
+    @property
+    def way_s(self) -> float:
+        """When it is there, where nothing else is on its link."""
+        return self.wire_s + self.latency_s
+
+
+@dataclass(frozen=True)
+class TimedStages:
+    """Stages in an order in which they can run; devices are numbers.
+
+    Attributes:
+        device_of: per stage.
+        forward_s, backward_s: per stage, of one micro-batch.
+        values, gradients: what goes between stages, those on one device included.
+        begin_s: per device: before its first job.
+        instruction_s: per device: on top of each job.
+        once_s: per device: after its last job.
+    """
+
+    device_of: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    values: tuple[Message, ...]
+    gradients: tuple[Message, ...]
+    begin_s: Mapping[int, float]
+    instruction_s: Mapping[int, float]
+    once_s: Mapping[int, float]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every device has exactly one stage."""
+        return len(set(self.device_of)) == len(self.device_of)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The devices in use, in order of their first stage."""
+        return tuple(dict.fromkeys(self.device_of))
+
+    @cached_property
+    def job_s(self) -> tuple[Sequence[float], Sequence[float]]:
+        """What backward and forward of each stage take of its device."""
+        own = [self.instruction_s[device] for device in self.device_of]
+        return list(map(add, self.backward_s, own)), list(map(add, self.forward_s, own))
+
+    def crosses(self, message: Message) -> bool:
+        """Whether a message goes from one device to another."""
+        return self.device_of[message.source] != self.device_of[message.target]
+
+    @cached_property
+    def into(self) -> Mapping[tuple[bool, int], list[tuple[int, float]]]:
+        """What a (is it a forward, stage) waits for: the message's number, and its handling."""
+        found = self._empty()
+        for number, way, message in self._crossing():
+            found[way, message.target].append((number, message.received_s))
+        return found
+
+    @cached_property
+    def out_of(self) -> Mapping[tuple[bool, int], list[tuple[int, tuple[int, int], Message]]]:
+        """What it sends, in the order of sending: number, link, and the message."""
+        found = self._empty()
+        for number, way, message in self._crossing():
+            link = self.device_of[message.source], self.device_of[message.target]
+            found[way, message.source].append((number, link, message))
+        return found
+
+    def _empty(self) -> dict[tuple[bool, int], list[Any]]:
+        stages = range(len(self.device_of))
+        return {(way, stage): [] for way in (True, False) for stage in stages}
+
+    def _crossing(self) -> Iterator[tuple[int, bool, Message]]:
+        for number, message in enumerate((*self.values, *self.gradients)):
+            if self.crosses(message):
+                yield number, number < len(self.values), message
+
+
+def forwards(stages: TimedStages, micro_batches: int) -> Orders:
+    """Return the order of inference: micro-batch after micro-batch, as they come along."""
+    cells = (
+        (stage + micro, stage, micro, device)
+        for stage, device in enumerate(stages.device_of)
+        for micro in range(micro_batches)
+    )
+    orders: dict[int, list[Job]] = {device: [] for device in stages.devices}
+    for _, stage, micro, device in sorted(cells):
+        orders[device].append((True, stage, micro))
+    return orders
+
+
+def alternating(stages: TimedStages, micro_batches: int, in_flight: Sequence[int]) -> Orders:
+    """Return the order of 1F1B, for one stage per device, with so many in flight at each."""
+    return {
+        device: _one_f_one_b(stage, micro_batches, min(in_flight[stage], micro_batches))
+        for stage, device in enumerate(stages.device_of)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _one_f_one_b(stage: int, micro_batches: int, warm_up: int) -> tuple[Job, ...]:
+    order = [(True, stage, micro) for micro in range(warm_up)]
+    for micro in range(micro_batches):
+        order.append((False, stage, micro))
+        if warm_up + micro < micro_batches:
+            order.append((True, stage, warm_up + micro))
+    return tuple(order)
+
+
+def played_s(stages: TimedStages, orders: Orders, trains: bool) -> float:
+    """Follow the devices through their jobs and return when the last is done.
+
+    Only its source device ever uses a link, so devices are followed one after another, each as far
+    as what it waits for is there.
+
+    Args:
+        stages: what everything takes.
+        orders: of each device; the micro-batches of a stage ascend.
+        trains: whether there is something to do once a step.
+    """
+    into, out_of, job_s = stages.into, stages.out_of, stages.job_s
+    arrived_s: list[list[float]] = [[] for _ in (*stages.values, *stages.gradients)]
+    end_s = {device: stages.begin_s[device] for device in orders}
+    free_s: dict[tuple[int, int], float] = {}
+    done = dict.fromkeys(orders, 0)
+    waiting: dict[int, int] = {}  # message -> the device that waits for it
+    pending = list(reversed(tuple(orders)))
+    while pending:
+        device = pending.pop()
+        now_s, jobs = end_s[device], orders[device]
+        for way, stage, micro in jobs[done[device] :]:
+            inputs = into[way, stage]
+            late = [number for number, _ in inputs if len(arrived_s[number]) <= micro]
+            if late:
+                waiting[late[0]] = device
+                break
+            for number, handling_s in inputs:
+                now_s = max(now_s, arrived_s[number][micro]) + handling_s
+            now_s += job_s[way][stage]
+            for number, link, message in out_of[way, stage]:
+                now_s += message.sent_s
+                free_s[link] = max(now_s, free_s.get(link, 0.0)) + message.wire_s
+                arrived_s[number].append(free_s[link] + message.latency_s)
+                if number in waiting:
+                    pending.append(waiting.pop(number))
+            done[device] += 1
+        end_s[device] = now_s
+    once_s = stages.once_s if trains else {}
+    return max(now_s + once_s.get(device, 0.0) for device, now_s in end_s.items())

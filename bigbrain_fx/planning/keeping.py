@@ -1,0 +1,251 @@
+"""What units keep from forward to backward, and hold while they run: storage by storage.
+
+A storage that a piece of a chain receives, or sends, is a message's, and counts there; one that is
+made and read for the last time within the piece is kept by it. Op by op this is what autograd does
+(`Op.saves`, which capture measured); where nobody measured, what an estimator says is kept by the
+op, whoever made it. It knows no splits and no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigbrain_fx.core import Graph, Op, OpCost, Saves
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A storage that stays until the backward: the units that make it and read it last; bytes."""
+
+    maker: int
+    last: int
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What units hold, in bytes of one micro-batch.
+
+    Attributes:
+        measured: whether capture measured it; otherwise only the first three mean anything.
+        own_bytes: kept by a unit, whoever made it: masks, statistics.
+        kept: the storages that are kept besides.
+        forward_bytes: the most while a unit's forward runs, on top of what is kept before it.
+        backward_bytes: the most while its backward runs, on top of what it and those before keep;
+            the gradient that comes for its results left out.
+        result_bytes: that gradient's, unless it is a message.
+        first_reader: the first unit that reads one of its results; the number of units: none.
+    """
+
+    measured: bool
+    own_bytes: Array
+    kept: tuple[Kept, ...]
+    forward_bytes: Array
+    backward_bytes: Array
+    result_bytes: Array
+    first_reader: NDArray[np.intp]
+
+    def merged(
+        self, flat: Sequence[int], starts: NDArray[np.intp], position: Mapping[int, int]
+    ) -> Keeping:
+        """Return the same for units made one: blocks of `flat` begin at `starts`."""
+        inside = [position.get(int(r)) == position[u] for u, r in enumerate(self.first_reader)]
+        backward = self.backward_bytes + np.where(inside, self.result_bytes, 0.0)
+        result = np.where(inside, 0.0, self.result_bytes)
+        none = len(starts)
+        readers = np.array([position.get(int(r), none) for r in self.first_reader])
+        readers = np.where(inside, none, readers)
+        forward, backward, result = (
+            np.maximum.reduceat(each[flat], starts)
+            for each in (self.forward_bytes, backward, result)
+        )
+        return Keeping(
+            self.measured,
+            np.add.reduceat(self.own_bytes[flat], starts),
+            tuple(Kept(position[k.maker], position[k.last], k.nbytes) for k in self.kept),
+            forward,
+            backward,
+            result,
+            np.minimum.reduceat(readers[flat], starts),
+        )
+
+
+def keeping(
+    graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], kind: str
+) -> Keeping:
+    """Return what the units of a concrete graph keep on a kind of device.
+
+    Args:
+        graph: concrete.
+        of: op -> its costs there.
+        paid: the ops of each unit, those replicated ones included that count as its own.
+        kind: of the device.
+    """
+    trains = graph.loss is not None
+    if not (trains and any(op.saves for op in graph.ops)):
+        return _estimated(graph, of, paid, trains)
+    return _Walk(graph, of, paid, kind).keeping()
+
+
+def _estimated(
+    graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], trains: bool
+) -> Keeping:
+    saved = [sum(of[name].saved_bytes for name in names) if trains else 0 for names in paid]
+    most = np.array(
+        [
+            max(_int(graph.op[n].writes_bytes) + of[n].workspace_bytes for n in names)
+            for names in paid
+        ],
+        dtype=np.float64,
+    )
+    none = np.zeros(len(paid))
+    own = np.array(saved, dtype=np.float64)
+    return Keeping(False, own, (), most, most, none, np.full(len(paid), len(paid)))
+
+
+class _Walk:
+    """Op by op: `plan.schedule.walk` for all pieces at once, so an upper bound for each."""
+
+    def __init__(
+        self, graph: Graph, of: Mapping[str, OpCost], paid: Sequence[Sequence[str]], kind: str
+    ) -> None:
+        self.graph, self.of, self.paid, self.kind = graph, of, paid, kind
+        self.unit_of = {name: unit for unit, names in enumerate(paid) for name in names}
+        self.root: dict[str, str] = {}
+        for op in graph.ops:
+            self.root[op.name] = op.name if op.view_of is None else self._root(op.view_of)
+        self.saves = {name: self._saves(graph.op[name]) for name in self.unit_of}
+
+    def keeping(self) -> Keeping:
+        own = [self._own_bytes(names) for names in self.paid]
+        forward = [self._forward_bytes(names) for names in self.paid]
+        pending = self._pending()
+        backward = [
+            pending[unit] + max(self._backward_bytes(self.graph.op[n]) for n in names)
+            for unit, names in enumerate(self.paid)
+        ]
+        result, first = self._results()
+        return Keeping(
+            True,
+            np.array(own, dtype=np.float64),
+            tuple(self._kept()),
+            np.array(forward, dtype=np.float64),
+            np.array(backward, dtype=np.float64),
+            np.array(result, dtype=np.float64),
+            np.array(first, dtype=np.intp),
+        )
+
+    def _root(self, name: str) -> str:
+        return self.root.get(name, name)
+
+    def _saves(self, op: Op) -> Saves:
+        """Return what an op holds; by the estimator's rule where nobody has measured it."""
+        saves, cost = op.saves, self.of[op.name]
+        if saves is None:
+            if op.view_of is not None or not (op.outputs or op.mutates):
+                return Saves(passed=(0,))
+            forward = _int(op.writes_bytes) + cost.saved_bytes
+            return Saves((), cost.saved_bytes, forward, cost.workspace_bytes)
+        if self.kind == "cpu" or saves.cuda_own_bytes is None:
+            return saves
+        own = _int(saves.cuda_own_bytes)
+        values = saves.values if saves.cuda_values is None else saves.cuda_values
+        return Saves(values, own, own + _nbytes(op), self._read_bytes(op), saves.passed)
+
+    def _read_bytes(self, op: Op) -> int:
+        """Return the bytes of the gradients that an op's backward gives."""
+        graded = self.graph.graded
+        return sum(_nbytes(self.graph.op[ref]) for ref in dict.fromkeys(op.refs) if ref in graded)
+
+    def _is_graded(self, name: str) -> bool:
+        return name in self.graph.graded
+
+    def _own_bytes(self, names: Sequence[str]) -> int:
+        return sum(_int(self.saves[name].own_bytes) for name in names if self._is_graded(name))
+
+    def _forward_bytes(self, names: Sequence[str]) -> int:
+        """Return the most that a unit's forward holds; all that its ops make stays to its end."""
+        made = most = 0
+        for name in names:
+            op, saves = self.graph.op[name], self.saves[name]
+            most = max(most, made + _int(saves.forward_bytes))
+            made += _int(saves.own_bytes) + (_nbytes(op) if op.view_of is None else 0)
+        return max(most, made)
+
+    def _backward_bytes(self, op: Op) -> int:
+        """Return the most of one op's backward, the sums of parameters' gradients included."""
+        if not self._is_graded(op.name):
+            return 0
+        saves = self.saves[op.name]
+        refs = list(op.refs)
+        passed = {refs[place] for place in saves.passed if 0 <= place < len(refs)}
+        graded = [ref for ref in dict.fromkeys(refs) if ref in self.graph.graded]
+        new = sum(_nbytes(self.graph.op[ref]) for ref in graded if ref not in passed)
+        new += sum(_nbytes(self.graph.op[ref]) for ref in graded if self._is_read_later(ref, op))
+        params = {self.graph.param[key].canonical: self.graph.param[key] for key in op.params}
+        largest = max((p.spec.nbytes for p in params.values() if p.spec.requires_grad), default=0)
+        return max(_int(saves.backward_bytes), new + 2 * largest)
+
+    def _is_read_later(self, name: str, op: Op) -> bool:
+        """Whether another reader's gradient of a value is there already, to be added to."""
+        here = self.unit_of[op.name]
+        return any(reader > here for reader in self._readers(name, graded=True))
+
+    def _pending(self) -> Array:
+        """Return, for each unit, the gradients of values made before it and read after it, too."""
+        change = np.zeros(len(self.paid) + 1)
+        for name, maker in self.unit_of.items():
+            readers = sorted(self._readers(name, graded=True))
+            if self._is_graded(name) and len(readers) > 1:
+                change[maker + 1] += _nbytes(self.graph.op[name])
+                change[max(readers[-1], maker + 1)] -= _nbytes(self.graph.op[name])
+        found: Array = change.cumsum()[:-1]
+        return found
+
+    def _readers(self, name: str, graded: bool = False) -> Iterator[int]:
+        for reader in self.graph.consumers[name]:
+            if reader in self.unit_of and (not graded or self._is_graded(reader)):
+                yield self.unit_of[reader]
+
+    def _results(self) -> tuple[list[int], list[int]]:
+        """Return the bytes of each unit's results, and who reads one of them first."""
+        none = len(self.paid)
+        nbytes, first = [0] * none, [none] * none
+        for name, unit in self.unit_of.items():
+            if self._is_graded(name):
+                later = [r for r in self._readers(name, graded=True) if r != unit]
+                nbytes[unit] = max(nbytes[unit], _nbytes(self.graph.op[name]))
+                first[unit] = min([first[unit], *later])
+        return nbytes, first
+
+    def _kept(self) -> Iterator[Kept]:
+        """Yield the storages that some op keeps; what no unit makes is held by others anyway."""
+        keepers: dict[str, int] = {}
+        for name in self.unit_of:
+            saves = self.saves[name]
+            refs = self.graph.op[name].refs
+            for place in saves.values if self._is_graded(name) else ():
+                keepers.setdefault(self._root(refs[place] if place >= 0 else name), 0)
+        last: dict[str, int] = {}
+        for name in self.unit_of:
+            root = self._root(name)
+            units = (self.unit_of[name], *self._readers(name))
+            last[root] = max(last.get(root, 0), *units)
+        for root in keepers:
+            if root in self.unit_of:
+                yield Kept(self.unit_of[root], last[root], _nbytes(self.graph.op[root]))
+
+
+def _nbytes(op: Op) -> int:
+    return sum(spec.nbytes for spec in op.outputs)
+
+
+def _int(size: object) -> int:
+    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
+    return size

@@ -1,0 +1,434 @@
+"""Gradients of one device summed with those of its peers in other replicas, bucket by bucket.
+
+    backward ──▶ bucket (flat) ──▶ reduce: each piece to who sums it ──▶ gather: the sums come back
+                                                with ZeRO: only who sums a piece updates its weights
+
+A bucket is what one stage of each replica makes gradients of; buckets.json says whose numbers are
+in it, in which order, and where its pieces end. This file knows no schedule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .channel import Channel
+from .regular import read_regular
+from .sums import Sum, sizes
+from .transport import Transport
+from .weights import AGAIN, WeightsError
+
+Ways = Mapping[int, Channel]  # place of a replica among the bucket's -> the channel to or from it
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are summed together.
+
+    Attributes:
+        stage: that makes them here. place: of this replica among the bucket's.
+        params: whose they are, by their names in the model, in the order of the flat tensor.
+        pieces: elements that each replica sums.
+        marks: elements after each piece: 1 for a parameter that got a gradient. 0: all do.
+        parts, pieces_in: channels of "reduce" to and from the others.
+        sums, sums_in: channels of "gather" to and from the others.
+    """
+
+    name: str
+    stage: int
+    place: int
+    params: tuple[str, ...]
+    pieces: tuple[int, ...]
+    marks: int
+    parts: Ways
+    parts_in: Ways
+    sums: Ways
+    sums_in: Ways
+
+    def piece(self, flat: Tensor, place: int) -> Tensor:
+        """Return the piece that a replica sums, and its marks."""
+        start = self.start(place)
+        return flat[start : start + self.pieces[place] + self.marks]
+
+    def start(self, place: int) -> int:
+        """Return where a replica's piece begins."""
+        return sum(self.pieces[:place]) + place * self.marks
+
+    @property
+    def elements(self) -> int:
+        """How many a flat tensor has."""
+        return self.start(len(self.pieces))
+
+
+Listed = Mapping[str, Mapping[str, Any]]  # buckets.json: what it says of each bucket, by name
+_SAID = {"stages", "params", "pieces", "marks", "dtype", "channels"}
+
+
+def read_buckets(folder: Path) -> Listed:
+    """Read buckets.json of a bundle with replicas.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    path = folder / "buckets.json"
+    try:
+        found: Listed = json.loads(read_regular(path))
+        if any(_SAID - set(entry) for entry in found.values()):
+            raise ValueError(f"a bucket needs {', '.join(sorted(_SAID))}")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{path} cannot be read ({error}): {AGAIN}") from error
+    return found
+
+
+def bucket_channels(device_file: str, device: str) -> tuple[Channel, ...]:
+    """Return the channels of a device's buckets, from buckets.json beside its file.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    listed = read_buckets(Path(device_file).resolve().parent)
+    found = [(name, entry) for name, entry in listed.items()]
+    made = [_channel(name, e["dtype"], *each) for name, e in found for each in e["channels"]]
+    return tuple(channel for channel in made if device in (channel.sender, channel.receiver))
+
+
+def _channel(
+    name: str,
+    dtype: str,
+    tag: int,
+    kind: str,
+    ends: Sequence[int],
+    devices: Sequence[str],
+    elements: int,
+    per_step: int,
+) -> Channel:
+    (source, target), (sender, receiver) = ends, devices
+    shape, kind_of = (elements,), getattr(torch, dtype)
+    about = tag, kind, name, source, target, sender, receiver, shape, kind_of
+    return Channel(*about, per_step=per_step)
+
+
+def buckets_of(
+    listed: Listed, device: str, stages: Sequence[int], channels: Sequence[Channel]
+) -> Iterator[Bucket]:
+    """Yield the buckets of a device's stages, with their channels."""
+    for name, entry in listed.items():
+        places = {int(stage): place for place, stage in enumerate(entry["stages"])}
+        for stage in [stage for stage in stages if stage in places]:
+            own = [c for c in channels if c.value == name and stage in (c.source, c.target)]
+            away = {(c.kind, places[c.target]): c for c in own if c.sender == device}
+            here = {(c.kind, places[c.source]): c for c in own if c.receiver == device}
+            yield Bucket(
+                name,
+                stage,
+                places[stage],
+                tuple(entry["params"]),
+                tuple(entry["pieces"]),
+                int(entry["marks"]),
+                _of_kind("reduce", away),
+                _of_kind("reduce", here),
+                _of_kind("gather", away),
+                _of_kind("gather", here),
+            )
+
+
+def _of_kind(kind: str, channels: Mapping[tuple[str, int], Channel]) -> Ways:
+    return {place: channel for (found, place), channel in channels.items() if found == kind}
+
+
+@dataclass
+class _Running:
+    """One bucket in one step.
+
+    Attributes:
+        flat: of the micro-batch, or with the order "replica" of all that were computed here.
+        made: which parameters have a gradient, and their strides.
+        filled: those in `flat`. now: those of this micro-batch.
+        own: the sum here, where parts are sent when all is computed.
+        total: the sum of the piece that is summed here.
+        taken: parts of others that were added to it.
+        sent: the micro-batch whose part has left, or with all others in it.
+    """
+
+    own: Sum
+    total: Sum
+    flat: Tensor | None = None
+    made: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    filled: set[str] = field(default_factory=set)
+    now: set[str] = field(default_factory=set)
+    taken: int = 0
+    sent: int = -1
+
+
+class Replicas:
+    """What one device knows of the other replicas.
+
+    Args:
+        buckets: of this device.
+        order: of sums: "replica", "micro" or "tree".
+        micros: of each replica, the numbers of its micro-batches.
+        replica: this device's.
+        parameters: by their names in the model.
+        transport: to the other devices.
+        each: whether each micro-batch is summed when it is there, and not all of them at last.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        order: str,
+        micros: Sequence[Sequence[int]],
+        replica: int,
+        parameters: Mapping[str, nn.Parameter],
+        transport: Transport,
+        each: bool,
+    ) -> None:
+        self.buckets, self.order, self.micros, self.each = buckets, order, micros, each
+        self.own = micros[replica]
+        self.parameters, self.transport = parameters, transport
+        self._of = {(name, b.stage): b for b in buckets for name in b.params}
+        self._at = {b.name: _offsets(b, parameters) for b in buckets}
+        self._now: dict[str, _Running] = {}
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._now = {bucket.name: self._fresh() for bucket in self.buckets}
+
+    def _fresh(self) -> _Running:
+        is_tree = self.order == "tree"
+        return _Running(Sum(is_tree), Sum(is_tree))
+
+    def updated_here(self, name: str) -> bool:
+        """Whether this replica sums all of a parameter's gradient, and so with ZeRO updates it."""
+        own = [bucket for bucket in self.buckets if name in bucket.params]
+        return any(self._is_here(bucket, name) for bucket in own)
+
+    def _is_here(self, bucket: Bucket, name: str) -> bool:
+        start, end = self._at[bucket.name][name]
+        first = bucket.start(bucket.place)
+        return first <= start and end <= first + bucket.pieces[bucket.place]
+
+    # ------------------------------------------------------------------ while micro-batches run
+
+    def add(self, name: str, stage: int, micro: int, gradient: Tensor) -> bool:
+        """Add a gradient to its bucket; False when it is in none."""
+        bucket = self._of.get((name, stage))
+        if bucket is None:
+            return False
+        running = self._now[bucket.name]
+        start, end = self._at[bucket.name][name]
+        place = self._flat(bucket, running)[start:end].view(gradient.shape)
+        if name in running.filled:
+            place.add_(gradient)
+        else:
+            place.copy_(gradient)
+        self._mark(bucket, running, name)
+        running.filled.add(name)
+        running.made[name] = tuple(gradient.stride())
+        running.now.add(name)
+        if self._leaves_now(bucket, running, micro):
+            self._send_early(bucket, running, micro)
+        return True
+
+    def _mark(self, bucket: Bucket, running: _Running, name: str) -> None:
+        """Say, after every piece, that a parameter has a gradient."""
+        if bucket.marks and running.flat is not None:
+            at = bucket.params.index(name)
+            for place, piece in enumerate(bucket.pieces):
+                running.flat[bucket.start(place) + piece + at] = 1
+
+    def _leaves_now(self, bucket: Bucket, running: _Running, micro: int) -> bool:
+        """Whether a bucket is complete while the backward still runs.
+
+        Not on a GPU: other threads call there, and what they have queued is not done.
+        """
+        if self.order == "tree" and not self.each:
+            return False
+        is_last = self.each or micro == self.own[-1]
+        on_cpu = self.parameters[bucket.params[0]].device.type == "cpu"
+        return is_last and on_cpu and len(running.now) == len(bucket.params)
+
+    def _send_early(self, bucket: Bucket, running: _Running, micro: int) -> None:
+        assert running.flat is not None
+        running.sent = micro
+        self._send_part(bucket, running.flat)
+
+    def _flat(self, bucket: Bucket, running: _Running) -> Tensor:
+        """Return the flat tensor to add to; of zeros where nothing was added yet."""
+        if running.flat is None:
+            like, running.filled = self.parameters[bucket.params[0]], set()
+            running.flat = torch.zeros(bucket.elements, dtype=like.dtype, device=like.device)
+        return running.flat
+
+    def after(self, stage: int, micro: int) -> None:
+        """Send what is complete after a stage's backward; take what is due of the others'."""
+        for bucket in self.buckets:
+            if bucket.stage == stage:
+                self._after(bucket, self._now[bucket.name], micro)
+
+    def _after(self, bucket: Bucket, running: _Running, micro: int) -> None:
+        flat = self._flat(bucket, running)
+        running.now = set()
+        has_left = running.sent == micro
+        if self.each:
+            if not has_left:
+                self._send_part(bucket, flat)
+            self._take(bucket, running, before=micro)
+            running.total.add(micro, 1, bucket.piece(flat, bucket.place).clone())
+            running.flat = None
+            return
+        if self.order == "tree":
+            running.own.add(micro, 1, flat)
+            running.flat = None
+        if micro == self.own[-1] and not has_left:
+            for _, _, part in self._own_parts(running):
+                self._send_part(bucket, part)
+
+    def _own_parts(self, running: _Running) -> list[tuple[int, int, Tensor]]:
+        """Return what this replica adds, where that is sent when all of it is there."""
+        if self.order == "replica":
+            assert running.flat is not None
+            return [(self.own[0], len(self.own), running.flat)]
+        return running.own.parts
+
+    def _send_part(self, bucket: Bucket, flat: Tensor) -> None:
+        for place, channel in bucket.parts.items():
+            self.transport.send(channel, bucket.piece(flat, place))
+
+    # ------------------------------------------------------------------ once a step
+
+    def sum(self) -> None:
+        """Take the parts of the others, bucket by bucket, and add all in the order of the plan."""
+        for bucket in self.buckets:
+            running = self._now[bucket.name]
+            if self.each:
+                self._take(bucket, running, before=1 + max(map(max, self.micros)))
+            else:
+                self._take_all(bucket, running)
+
+    def _take(self, bucket: Bucket, running: _Running, before: int) -> None:
+        """Add the parts of single micro-batches that come before a number, ascending."""
+        others = self._others(bucket)
+        for first, size, place in others[running.taken :]:
+            if first >= before:
+                return
+            running.total.add(first, size, self.transport.recv(bucket.parts_in[place]))
+            running.taken += 1
+
+    def _take_all(self, bucket: Bucket, running: _Running) -> None:
+        """Add the parts of all, this replica's own among them."""
+        mine = [
+            (first, size, bucket.piece(flat, bucket.place).clone())
+            for first, size, flat in self._own_parts(running)
+        ]
+        received = [
+            (first, size, self.transport.recv(bucket.parts_in[place]))
+            for first, size, place in self._others(bucket)
+        ]
+        for part in sorted([*mine, *received], key=lambda part: part[0]):
+            running.total.add(*part)
+
+    def _others(self, bucket: Bucket) -> list[tuple[int, int, int]]:
+        """Return the parts that the others send: first micro-batch, how many, whose; ascending."""
+        return sorted(
+            (first, size, place)
+            for place in bucket.parts_in
+            for first, size in sizes("micro" if self.each else self.order, self.micros[place])
+        )
+
+    def send_sums(self) -> None:
+        """Send the summed pieces of gradients to the other replicas."""
+        for bucket in self.buckets:
+            running = self._now[bucket.name]
+            total = running.total.total()
+            for channel in bucket.sums.values():
+                self.transport.send(channel, total)
+            bucket.piece(self._flat(bucket, running), bucket.place).copy_(total)
+
+    def recv_sums(self) -> None:
+        """Take the pieces that others have summed."""
+        for bucket in self.buckets:
+            flat = self._flat(bucket, self._now[bucket.name])
+            for place, channel in bucket.sums_in.items():
+                bucket.piece(flat, place).copy_(self.transport.recv(channel))
+
+    def gradients(self, zero: bool) -> Iterator[tuple[tuple[str, int], Tensor]]:
+        """Yield the summed gradient of each parameter and stage; with ZeRO those updated here.
+
+        Each has the strides that autograd gave it here: a norm adds in the order of memory.
+        """
+        for bucket in self.buckets:
+            running = self._now[bucket.name]
+            flat = running.total.total() if zero else self._flat(bucket, running)
+            skip = bucket.start(bucket.place) if zero else 0
+            for name in self._made(bucket, running, flat, skip):
+                if zero and not self._is_here(bucket, name):
+                    continue
+                start, end = (at - skip for at in self._at[bucket.name][name])
+                found = flat[start:end].view(self.parameters[name].shape)
+                strides = running.made.get(name, tuple(found.stride()))
+                yield (name, bucket.stage), _with_strides(found, strides)
+
+    def _made(self, bucket: Bucket, running: _Running, flat: Tensor, skip: int) -> list[str]:
+        """Return the parameters with a gradient in any replica; without marks all make the same."""
+        if not bucket.marks:
+            return list(running.made)
+        end = bucket.start(bucket.place) - skip + bucket.pieces[bucket.place]
+        marks = flat[end : end + bucket.marks].tolist()
+        return [name for name, mark in zip(bucket.params, marks, strict=True) if mark]
+
+    # ------------------------------------------------------------------ weights, with ZeRO
+
+    def send_weights(self) -> None:
+        """Send the weights that were updated here to the other replicas."""
+        for bucket in self.buckets:
+            own = [name for name in bucket.params if self._is_here(bucket, name)]
+            if not bucket.sums:
+                continue
+            like = self.parameters[bucket.params[0]]
+            marks = torch.zeros(bucket.marks, dtype=like.dtype, device=like.device)
+            parts = [self.parameters[name].detach().reshape(-1) for name in own]
+            flat = torch.cat([*parts, marks])
+            for channel in bucket.sums.values():
+                self.transport.send(channel, flat)
+
+    def recv_weights(self) -> None:
+        """Take the weights that others have updated."""
+        for bucket in self.buckets:
+            for place, channel in bucket.sums_in.items():
+                first = bucket.start(place)
+                piece = self.transport.recv(channel)
+                for name, (start, end) in self._at[bucket.name].items():
+                    if first <= start and end <= first + bucket.pieces[place]:
+                        held = self.parameters[name]
+                        held.detach().copy_(piece[start - first : end - first].view(held.shape))
+
+
+def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
+    """Return where each parameter starts and ends in a bucket."""
+    found: dict[str, tuple[int, int]] = {}
+    ends = [sum(bucket.pieces[: place + 1]) for place in range(len(bucket.pieces))]
+    start = 0
+    for name in bucket.params:
+        if name not in parameters:
+            raise WeightsError(f"buckets.json: {bucket.name} has {name!r}, not held here: {AGAIN}")
+        skip = bucket.marks * sum(end <= start for end in ends)  # the marks of pieces before it
+        found[name] = start + skip, start + skip + parameters[name].numel()
+        start += parameters[name].numel()
+    if start != sum(bucket.pieces):
+        raise WeightsError(f"buckets.json: the pieces of {bucket.name} are not all of it: {AGAIN}")
+    return found
+
+
+def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.stride()) == strides or 0 in strides:
+        return tensor
+    return torch.empty_strided(
+        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)

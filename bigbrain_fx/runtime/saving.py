@@ -1,0 +1,92 @@
+"""What `--save` writes at the end: the tensors of all devices, or of none.
+
+    every device   writes its file beside its place, and says so
+    when all have  each gives its file its name
+
+What is there before stays whole when one disk is full. Only an end of all processes between the
+first name and the last leaves some files of each.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .tensor_file import SaveError, UnnamedFile
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from .device import Device
+    from .replay import ReplayTransport
+
+
+def save_aside(device: Device, folder: Path) -> UnnamedFile:
+    """Write a device's tensors into a folder, not yet under their name.
+
+    Raises:
+        SaveError: they cannot be written.
+    """
+    return UnnamedFile(device.state(), folder / f"{device.name}.safetensors")
+
+
+def require_room(folder: str | None) -> None:
+    """Refuse a folder to save in that cannot be one, before the training and not after it.
+
+    Raises:
+        SaveError: it cannot be made, or is not ours to write in.
+    """
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveError(
+            f"cannot save in {folder}: {error.strerror}: give another folder"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SaveError(f"cannot save in {folder}: it may not be written in: give another folder")
+
+
+def save_together(device: Device, folder: Path, store: Store, rank: int, deadline_s: float) -> None:
+    """Write all devices' tensors, or none.
+
+    Raises:
+        SaveError: a device cannot write its own.
+    """
+    others = [f"aside/{other}" for other in range(len(device.names))]
+    try:
+        file = save_aside(device, folder)
+    except SaveError as error:
+        store.set(others[rank], str(error))
+        raise
+    store.set(others[rank], "")
+    store.wait(others, timedelta(seconds=deadline_s))
+    failed = [text for key in others if (text := store.get(key).decode())]
+    if failed:
+        file.drop()
+        raise SaveError(failed[0])
+    file.put()
+
+
+def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> None:
+    """Write all devices' tensors while processes may die and be replaced.
+
+    A replacement finds on the supervisor's board who has written.
+
+    Raises:
+        SaveError: this device cannot write its own; the others then end with it.
+    """
+    control = transport.control
+    file = save_aside(device, folder)
+    control.post(f"aside/{device.name}", "written")
+
+    def all_have() -> bool:
+        return all(f"aside/{name}" in control.board for name in device.names)
+
+    while not all_have():
+        if control.wait_for_disk(all_have, transport.generation):
+            transport.form()
+    file.put()

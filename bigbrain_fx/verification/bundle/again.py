@@ -1,0 +1,48 @@
+"""The model captured again, as it was when it was split. This file knows graphs; it runs none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigbrain_fx.core import Graph, Op
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import Captured, ModelFile, answers_in, capture, leaf_paths
+from bigbrain_fx.plan import Plan
+
+
+def capture_again(file: ModelFile, plan: Plan) -> Captured:
+    """Capture as `split` did.
+
+    Raises:
+        InputError: it gives another graph than the plan's.
+    """
+    captured = capture(
+        file.model,
+        file.example_batch,
+        file.loss,
+        training=plan.graph.training,
+        name=plan.graph.name,
+        micro_batch=plan.graph.static_batch,
+        assume=answers_in(plan.graph),
+        leaves=leaf_paths(plan.graph),
+        autocast=file.autocast,
+    )
+    if _unplaced(captured.graph) != _unplaced(plan.graph):
+        raise InputError(
+            f"{file.path.name} gives another graph than the one that was split",
+            at=str(file.path),
+            help="split it again, or give the file it was split from with --model",
+        )
+    return captured
+
+
+def _unplaced(graph: Graph) -> Graph:
+    """Leave out where the code stands: a file may be moved, renamed, and given comments."""
+    ops = tuple(_unplaced_op(op) for op in graph.ops)
+    return replace(graph, ops=ops, statements=())
+
+
+def _unplaced_op(op: Op) -> Op:
+    calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
+    body = _unplaced(op.body) if op.body else None
+    return replace(op, modules=tuple(calls), source="", lines=(), body=body)

@@ -1,0 +1,358 @@
+"""The user's training loop in plain PyTorch: what everything else is compared with.
+
+A fresh `model()`, put into train mode as its user would, with its hooks and the user's own
+optimizer over the whole model; `loss.backward()` and `optimizer.step()` on the micro-batches of
+each batch. It runs in a process of its own, forked before any model file was run. What it knows of
+this product is the contract of a model file: no trace, no graph, no stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bigbrain_fx.frontend import (
+    ModelFile,
+    Route,
+    Step,
+    load_model_file,
+    route,
+    settle,
+    take_apart,
+    where,
+)
+from bigbrain_fx.verification.bundle.dice import KeyedDice
+
+Path_ = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What loop to run.
+
+    Attributes:
+        location: of the model file.
+        seed: of model, data and draws.
+        micro_batches: parts of a batch.
+        random: whether the model is known to draw; else nothing watches it.
+        whole: modules that a bundle keeps whole: all their draws have one key.
+        start: a safetensors file with numbers to put into the model first, by name.
+        exact: in float64, one step at a time from a given state, without an optimizer.
+    """
+
+    location: str
+    seed: int
+    micro_batches: int
+    random: bool
+    whole: tuple[str, ...] = ()
+    start: str = ""
+    exact: bool = False
+
+
+class TrainingLoop:
+    """The loop, step by step."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.dice = KeyedDice() if wanted.random else None
+        if self.dice is not None:
+            self.dice.install()
+        self.file = load_model_file(wanted.location, seed=wanted.seed)
+        sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.model = self.file.model
+        if self.dice is not None:
+            self.dice.know(self.model, wanted.whole)
+        if wanted.exact:
+            self.model.double()
+        if wanted.start:
+            put(self.model, read(Path(wanted.start)))
+        self.model.train()
+        self.data = _data(self.file, wanted.seed)
+        self.split = _split_entries(self.file.example_batch)
+        self.step, self.batch = -1, self.file.example_batch
+        self._settle_route()
+        self.optimizer = None if wanted.exact else self._optimizer()
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        self.base_lr = [group["lr"] for group in groups]
+
+    def _settle_route(self) -> None:
+        """Let a tuple's targets reach forward where the loss function has no loss without them."""
+        if self.file.loss is not None:
+            how = route(self.model, self.file.example_batch, has_loss=True)
+            settle(self.model, how, self.file.example_batch, self._gives_loss)
+
+    def _gives_loss(self, how: Route) -> bool:
+        """Whether a loss comes out when the example reaches forward this way; leaves no trace."""
+        apart = take_apart(self.file.example_batch)
+        step = Step(copy.deepcopy(self.model), self.file.loss, apart, how)
+        with torch.random.fork_rng(), torch.no_grad(), contextlib.suppress(Exception):
+            step(*(entry.tensor for entry in apart.entries))
+            return step.seen.has_loss
+        return False
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        own = self.file.optimizer
+        return torch.optim.AdamW(named) if own is None else own(named)
+
+    def run_step(self, folder: Path) -> dict[str, object]:
+        """Run one training step; leave what it did in a folder.
+
+        `state` holds all tensors before it, `inputs` its micro-batches, `gradients` what the hooks
+        have left of them, before clipping, `after` all tensors at the end.
+        """
+        assert self.optimizer is not None
+        save(self.state(), folder / "state")
+        batches = self.micro_batches(self.step + 1)
+        save(_inputs(batches), folder / "inputs")
+        losses, places = self.forward_and_backward(batches)
+        save(self.gradients(), folder / "gradients")
+        self._update()
+        save(self.state(), folder / "after")
+        return {"losses": losses, "places": places}
+
+    def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
+        """Leave the gradients of one step in float64, from the given tensors."""
+        put(self.model, read(Path(state)))
+        self.model.zero_grad(set_to_none=True)
+        batches = [_tensors(batch, _wide) for batch in self.micro_batches(step)]
+        losses, _ = self.forward_and_backward(batches)
+        save(self.gradients(), folder / "exact")
+        return {"losses": losses}
+
+    def micro_batches(self, step: int) -> list[object]:
+        """Read on to the batch of a step; return its parts."""
+        while self.step < step:
+            self.batch = next(self.data)
+            self.step += 1
+        count = self.wanted.micro_batches
+        return [_tensors(self.batch, _part(self.split, m, count)) for m in range(count)]
+
+    def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
+        """Return the losses of the micro-batches, and where the first of them drew."""
+        losses, places = [], []
+        for micro, batch in enumerate(batches):
+            key = self.wanted.seed, self.step, micro
+            with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
+                loss = self._loss(batch)
+                (loss / len(batches)).backward()
+            losses.append(loss.detach())
+            if self.dice is not None and not micro:
+                places = list(self.dice.places)
+        return [float(loss) for loss in (torch.stack(losses).mean(), *losses)], places
+
+    def _loss(self, batch: object) -> Tensor:
+        how = route(self.model, batch, self.file.loss is not None)
+        apart = take_apart(batch)
+        step = Step(self.model, self._own_loss(), apart, how)
+        tensors = [entry.tensor for entry in apart.entries]
+        with self._autocast():
+            found = step(*tensors)
+        if not step.seen.has_loss:
+            raise ValueError("there is no loss: loss(output, batch) returned none")
+        loss: Tensor = found[0]
+        return loss
+
+    def _own_loss(self) -> Callable[[Any, Any], Tensor] | None:
+        """Return the user's loss; one that a bundle keeps whole draws under one key."""
+        own, dice = self.file.loss, self.dice
+        if own is None or dice is None or LOSS not in self.wanted.whole:
+            return own
+
+        def whole(output: object, batch: object) -> Tensor:
+            with dice.one_draw():
+                return own(output, batch)
+
+        return whole
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        kind = self.file.autocast
+        if kind is None or self.wanted.exact:
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", dtype=getattr(torch, kind))
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        if self.file.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.file.clip_norm)
+        scale = self.file.lr_scale(self.step) if self.file.lr_scale is not None else 1.0
+        for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
+            group["lr"] = lr * scale if self.file.lr_scale is not None else lr
+        self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)  # an optimizer may have some of them only
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every parameter and buffer by its first name."""
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return what gradients there are, by the parameter's first name."""
+        named = self.model.named_parameters()
+        return {name: p.grad.to_dense() for name, p in named if p.grad is not None}
+
+
+LOSS = "loss"  # among the modules that are kept whole: the loss function
+
+
+def put(model: nn.Module, numbers: Mapping[str, Tensor]) -> None:
+    """Put numbers into a model's parameters and buffers, by any of their names."""
+    held = {**dict(model.named_buffers(remove_duplicate=False)), **dict(_all_parameters(model))}
+    with torch.no_grad():
+        for name, value in numbers.items():
+            if name in held:
+                held[name].copy_(value)
+
+
+def _all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return model.named_parameters(remove_duplicate=False)
+
+
+# --------------------------------------------------------------------------- data
+
+
+def _data(file: ModelFile, seed: int) -> Iterator[object]:
+    """Yield the user's batches, drawn with a random state of their own; else the example."""
+    if file.batches is None:
+        yield from repeat(file.example_batch)
+        return
+    dice = torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate()
+    source: Iterator[object] | None = None
+    while True:
+        before = torch.default_generator.get_state(), random.getstate()
+        _set_dice(dice)
+        try:
+            source = iter(file.batches(seed)) if source is None else source
+            batch = next(source)
+        except StopIteration:
+            return
+        finally:
+            dice = torch.default_generator.get_state(), random.getstate()
+            _set_dice(before)
+        yield batch
+
+
+def _set_dice(state: tuple[Tensor, tuple[Any, ...]]) -> None:
+    torch.default_generator.set_state(state[0])
+    random.setstate(state[1])
+
+
+def _split_entries(example: object) -> frozenset[Path_]:
+    """Return where a batch's tensors are that have its rows: the most common length there is."""
+    found: dict[Path_, Tensor] = {}
+    _tensors(example, lambda tensor, path: found.setdefault(path, tensor))
+    lengths = Counter(tensor.shape[0] for tensor in found.values() if tensor.dim())
+    rows = lengths.most_common(1)[0][0] if lengths else None
+    return frozenset(path for path, t in found.items() if t.dim() and t.shape[0] == rows)
+
+
+def _part(split: frozenset[Path_], micro: int, count: int) -> Callable[[Tensor, Path_], Tensor]:
+    """Return what takes a micro-batch of a batch's tensor, in memory of its own."""
+
+    def part(tensor: Tensor, path: Path_) -> Tensor:
+        if path not in split:
+            return tensor.clone()
+        rows, over = divmod(tensor.shape[0], count)
+        if over:
+            raise ValueError(f"a batch of {tensor.shape[0]} rows has no {count} equal parts")
+        return tensor[micro * rows : (micro + 1) * rows].clone()
+
+    return part
+
+
+def _wide(tensor: Tensor, _: Path_) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _tensors(batch: Any, change: Callable[[Tensor, Path_], Tensor], path: Path_ = ()) -> Any:  # noqa: ANN401
+    """Return a batch like this one with every tensor changed."""
+    if isinstance(batch, Tensor):
+        return change(batch, path)
+    if isinstance(batch, Mapping):
+        return {key: _tensors(value, change, (*path, key)) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_tensors(value, change, (*path, i)) for i, value in enumerate(batch)]
+        return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
+    return batch
+
+
+def _inputs(batches: Sequence[object]) -> dict[str, Tensor]:
+    """Return all tensors of micro-batches, by micro-batch and place; see `input_name`."""
+    found: dict[str, Tensor] = {}
+    for micro, batch in enumerate(batches):
+        _tensors(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
+    return found
+
+
+def input_name(micro: int, path: Path_) -> str:
+    """Return the name under which a tensor of a micro-batch is kept."""
+    return json.dumps([micro, *path], default=str)
+
+
+# --------------------------------------------------------------------------- files
+
+
+def save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as they lie in memory: how they lie decides how kernels round."""
+    lying = {name: _order(tensor) for name, tensor in tensors.items()}
+    flat = {n: t.detach().permute(lying[n]).contiguous().clone() for n, t in tensors.items()}
+    save_file(flat, path, {"order": json.dumps(lying)})
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Return a tensor's dimensions, widest stride first, where its memory has no gaps."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return order if tensor.permute(order).is_contiguous() else list(range(tensor.dim()))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read what `save` wrote, each tensor in memory of its own."""
+    with safe_open(path, framework="pt") as file:
+        lying = json.loads(file.metadata()["order"])
+        flat = {name: file.get_tensor(name).clone() for name in lying}
+    return {name: tensor.permute(_inverse(lying[name])) for name, tensor in flat.items()}
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=lambda position: order[position])
+
+
+# --------------------------------------------------------------------------- its process
+
+
+def serve(wanted: Wanted, requests: IO[str], answers: IO[str]) -> None:
+    """Run steps as asked, one JSON object a line each way, until the requests end."""
+    loop: list[TrainingLoop] = []
+    for line in requests:
+        try:
+            loop = loop or [TrainingLoop(wanted)]
+            answer = _answer(loop[0], json.loads(line))
+        except StopIteration:
+            answer = {"ended": True}
+        except Exception as error:  # the user's own code
+            first = (str(error).splitlines() or [""])[0]
+            at = where(error) or Path(wanted.location).name
+            answer = {"error": f"{type(error).__name__}: {first} ({at})"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(loop: TrainingLoop, request: Mapping[str, Any]) -> dict[str, object]:
+    folder = Path(request["folder"])
+    if "state" in request:
+        return loop.run_exactly(request["step"], request["state"], folder)
+    return loop.run_step(folder)

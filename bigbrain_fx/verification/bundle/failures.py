@@ -1,0 +1,53 @@
+"""What the user's code or a bundle raised while it was verified, as an error that says what to do.
+
+This file knows exceptions and where they were raised; it knows no checks.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import where
+
+_OURS = str(Path(__file__).resolve().parents[2])
+_LIKE_THE_EXAMPLE = (
+    "give every batch the shapes of example_batch(): pad to one length, and leave out a smaller "
+    "last batch (DataLoader(..., drop_last=True))"
+)
+
+
+def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError | None:
+    """Explain an exception; None for one that this product itself has raised.
+
+    Args:
+        error: raised by the user's code, by torch, or by the bundle.
+        bundle: its folder.
+        model: the model file.
+    """
+    first = (str(error).splitlines() or [""])[0]
+    if type(error).__name__ == "BatchError":  # of the bundle's own copy of the runtime
+        ended = "ended before" in first
+        return InputError(
+            f"the data do not fit the bundle: {first}",
+            at=f"{model.name if model else bundle.name}: batches",
+            help="use fewer --steps, or let batches(seed) go on" if ended else _LIKE_THE_EXAMPLE,
+        )
+    if type(error).__name__ in ("AssumptionError", "WrongAnswerError"):  # of a bundle, or here
+        line = first.partition(" was assumed")[0].rpartition(" ")[2]
+        return InputError(
+            f"the data contradict what the bundle assumes: {first}",
+            at=line,
+            help=f"decide with torch.where instead of if; --assume {line}=true (or =false) when it "
+            "is split chooses the other side; or keep the module that holds the line whole: --leaf",
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and frames[-1].filename.startswith(_OURS):
+        return None
+    at = (where(error, model.parent) if model else None) or where(error, bundle)
+    return InputError(
+        f"the bundle cannot be run: {type(error).__name__}: {first}",
+        at=at or (model.name if model else str(bundle)),
+        help=f"`cd {bundle} && python train.py --in-process --steps 1` shows the whole traceback",
+    )

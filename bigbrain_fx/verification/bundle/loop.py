@@ -1,0 +1,226 @@
+"""The processes of the plain training loop: started, asked for steps, ended.
+
+This file knows plans, and what a loop needs to know of one; it compares nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.core import TensorSpec
+from bigbrain_fx.frontend import LEAF, LOSS
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle.eager import Wanted
+from bigbrain_fx.weights import source_of_weights, trained_steps
+
+_PR_SET_PDEATHSIG = 1
+
+
+class NoLoopError(Exception):
+    """Say why the plain loop has no result to compare with."""
+
+
+class DataEndedError(NoLoopError):
+    """Say that the user's data are shorter than the loop."""
+
+
+class PlainLoop:
+    """A plain training loop in a process of its own; a second one, in float64, waits to be asked.
+
+    Both are forked here, before this process runs the model file: custom operators can be
+    registered once only. Use it as a context manager.
+    """
+
+    def __init__(self, wanted: Wanted, folder: Path) -> None:
+        self.folder = folder
+        importlib.import_module("torch._dynamo")  # the first step of an optimizer asks for it
+        self._single = _Process(wanted)
+        self._exact = _Process(replace(wanted, exact=True))
+        self._asked = self._done = 0
+
+    def start(self) -> None:
+        """Let it run the next step; `step` waits for it."""
+        folder = self.folder / f"step-{self._asked}"
+        folder.mkdir(parents=True)
+        self._single.ask({"folder": str(folder)})
+        self._asked += 1
+
+    def step(self) -> tuple[Path, dict[str, Any]]:
+        """Return where the next step has left what it did, and its losses.
+
+        Raises:
+            NoLoopError: the user's code raises there.
+        DataEndedError: there is no batch for it.
+        """
+        if self._asked == self._done:
+            self.start()
+        self._done += 1
+        return self.folder / f"step-{self._done - 1}", self._single.answer()
+
+    def exact(self, step: int, state: Path) -> Mapping[str, Tensor] | None:
+        """Return a step's gradients in float64; None where the model does not run so."""
+        self._exact.ask({"folder": str(state.parent), "state": str(state), "step": step})
+        try:
+            self._exact.answer()
+        except NoLoopError:
+            return None
+        return eager.read(state.parent / "exact")
+
+    def __enter__(self) -> PlainLoop:
+        """Return the loop itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End both processes."""
+        self._single.close()
+        self._exact.close()
+
+
+class _Process:
+    """A fork of this process that serves `eager.serve`."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        theirs, ours = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_the_loop(wanted, theirs, ours)
+        os.close(theirs[0])
+        os.close(ours[1])
+        self._requests: IO[str] = os.fdopen(theirs[1], "w")
+        self._answers: IO[str] = os.fdopen(ours[0])
+
+    def ask(self, request: Mapping[str, object]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `answer` says so
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+
+    def answer(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise NoLoopError("its process has ended; often that means: out of memory")
+        found: dict[str, Any] = json.loads(line)
+        if "ended" in found:
+            raise DataEndedError("batches(seed) has ended")
+        if "error" in found:
+            raise NoLoopError(f"your model file fails in a plain loop: {found['error']}")
+        return found
+
+    def close(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        self._answers.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, int]) -> None:
+    """Serve in this process, to its end."""
+    try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.close(requests[1])
+        os.close(answers[0])
+        _say_nothing()
+        with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
+            eager.serve(wanted, asked, told)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+
+def _say_nothing() -> None:
+    """Leave out what the user's code prints: it prints the same in this process's parent."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+
+
+def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
+    """Return the loop that a plan's bundle is compared with; `start` has other weights for it."""
+    targets = [op.target for op in plan.graph.ops]
+    whole = [target.removeprefix(LEAF) for target in targets if target.startswith(LEAF)]
+    return Wanted(
+        location,
+        plan.seed,
+        plan.micro_batches,
+        random=any(op.random for op in plan.graph.ops),
+        whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
+        start=str(start or ""),
+    )
+
+
+def lacking(plan: Plan, available: int | None = None) -> str:
+    """Say why this host cannot hold the loop beside the graph; empty where it can.
+
+    Args:
+        plan: of the bundle.
+        available: bytes; what the system says is free when left out.
+    """
+    trained = [p.spec for p in plan.graph.params if p.name == p.canonical and p.spec.requires_grad]
+    kept = [p.spec for p in plan.graph.params if p.name == p.canonical]
+    copies = 3 + 2 * plan.source.optimizer_state  # gradients, and the optimizer's of loop and graph
+    needed = 3 * sum(map(_nbytes, kept)) + copies * sum(map(_nbytes, trained))
+    free = _available() if available is None else available
+    if free is None or needed <= free:
+        return ""
+    return f"it needs {needed / 2**30:.1f} GiB of memory here, and {free / 2**30:.1f} GiB are free"
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return math.prod(int(dim) for dim in spec.shape) * dtype.itemsize
+
+
+def _available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+    return int(found[0]) * 1024 if found else None
+
+
+@contextlib.contextmanager
+def plain_loop(
+    plan: Plan, folder: Path, location: str, numbers: Callable[[Path, Plan], Mapping[str, Tensor]]
+) -> Iterator[PlainLoop | None]:
+    """Start the loop that a bundle is compared with; None where there is none.
+
+    Args:
+        plan: of the bundle.
+        folder: of the bundle.
+        location: of the model file.
+        numbers: reads the bundle's weights; those that are not the model's own go into its model.
+    """
+    if plan.mode == "eval" or lacking(plan):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-plain-") as scratch:
+        start, weights = None, folder / "weights"
+        if source_of_weights(weights) is not None or trained_steps(weights) is not None:
+            start, found = Path(scratch, "start"), numbers(folder, plan)
+            held = {name for stage in plan.stages.stages for name in stage.params}
+            eager.save({name: found[name] for name in sorted(held)}, start)
+        with PlainLoop(wanted_of(plan, location, start), Path(scratch)) as loop:
+            loop.start()
+            yield loop

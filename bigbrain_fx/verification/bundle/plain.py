@@ -1,0 +1,242 @@
+"""First link of the chain: the user's training loop in plain PyTorch = the captured graph.
+
+The loop (`eager`) goes ahead in a process of its own and leaves what each step did. The graph then
+does the same step from the same tensors: losses and buffers bit for bit, gradients but for
+rounding. The optimizer, called per device as in a bundle, gets the loop's own gradients: one that
+divides by small numbers then enlarges no rounding. This file knows graphs; the loop does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.frontend import (
+    Captured,
+    ModelFile,
+    allowed,
+    distance,
+    draw_places,
+    place_name,
+    unit_of,
+)
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
+from bigbrain_fx.verification.bundle.module import equal, link
+from bigbrain_fx.verification.bundle.reference import Reference
+from bigbrain_fx.verification.bundle.updates import Updates
+
+NAME = "plain PyTorch = captured graph"
+STEPS = 3
+_CLOSE = 1e-6  # of a gradient's largest entry: beyond it float64 decides
+_NOISE = 1e-7  # of the largest entry of all gradients: what rounding leaves of a zero
+_NOTHING = 1e-12  # of it, in float64: such a gradient is zero
+_AS_NEAR = 3.0  # times the loop's own distance from the exact gradient
+
+Gradients = Mapping[str, Tensor]
+
+
+def not_run(reason: str) -> dict[str, object]:
+    """Return the link where there is nothing to compare with: it neither holds nor fails."""
+    return {"name": NAME, "passed": None, "detail": reason}
+
+
+def plain_link(
+    loop: PlainLoop, file: ModelFile, captured: Captured, plan: Plan, steps: int = STEPS
+) -> dict[str, object]:
+    """Compare the loop with the graph, step by step, each from the loop's own tensors."""
+    found = _Comparison(loop, file, captured, plan)
+    reason = found.compare(steps)
+    return not_run(reason) if reason and not found.lines else link(NAME, found.lines, found.said)
+
+
+@dataclass
+class _Comparison:
+    """What has been compared so far."""
+
+    loop: PlainLoop
+    file: ModelFile
+    captured: Captured
+    plan: Plan
+    lines: list[str] = field(default_factory=list)
+    worst: float = 0.0
+    gradients: int = 0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        param, stages = self.plan.graph.param, self.plan.stages
+        trained = {p.canonical for p in self.plan.graph.params if p.spec.requires_grad}
+        held = {
+            device: trained & {param[n].canonical for s in stages.of(device) for n in s.params}
+            for device in stages.devices
+        }
+        self.updates = Updates(self.file, held)
+        self.constants: dict[str, Tensor] = {}
+
+    def compare(self, steps: int) -> str:
+        """Compare the steps that there are data for; return why the loop could not be run."""
+        try:
+            for step in range(steps):
+                self.compare_step(step)
+                self.steps += 1
+        except DataEndedError as reason:
+            if not self.steps:
+                return str(reason)
+        except NoLoopError as reason:
+            return str(reason)
+        except OSError as error:
+            return f"its tensors cannot be kept in {self.loop.folder}: {error.strerror}"
+        self.lines += self.updates.differences()
+        return ""
+
+    def compare_step(self, step: int) -> None:
+        """Wait for the loop's next step; let the graph do it, and compare."""
+        folder, made = self.loop.step()
+        state, inputs = eager.read(folder / "state"), eager.read(folder / "inputs")
+        want, after = eager.read(folder / "gradients"), eager.read(folder / "after")
+        reference = self._reference(state)
+        if not step:
+            self._require_places(reference, made["places"])
+        batches = [self._inputs(inputs, m) for m in range(self.plan.micro_batches)]
+        loss, have = reference.gradients(batches, self.plan.seed, step)
+        theirs, ours = made["losses"][0], float(loss)
+        if theirs != ours and not (math.isnan(theirs) and math.isnan(ours)):
+            self.lines.append(f"loss of step {step}: {theirs:.9g} and {ours:.9g}")
+        exact = partial(self.loop.exact, step, folder / "state")
+        self._compare_gradients(step, want, have, exact)
+        self._compare_buffers(step, state, after, reference)
+        self.updates.take(step, state, _fed(reference, want, have), after, folder)
+        for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
+            (folder / name).unlink(missing_ok=True)
+
+    def _reference(self, state: Mapping[str, Tensor]) -> Reference:
+        """Return the graph with the loop's tensors; a parameter has one leaf, as there."""
+        tensors = dict(self.captured.tensors) | self.constants
+        for p in self.plan.graph.params:
+            own = state.get(p.name, state.get(p.canonical))
+            tensors |= {} if own is None else {p.name: own}
+        graph, stages = self.plan.graph, self.plan.stages
+        return Reference(graph, stages, tensors, self.captured.functions, leaves_per_stage=False)
+
+    def _require_places(self, reference: Reference, places: Sequence[str]) -> None:
+        """Require that module and graph draw at the same places: else their masks differ.
+
+        Raises:
+            NoLoopError: they do not.
+        """
+        known = draw_places(self.plan.graph)
+        ours = [place_name(*known[name]) for name in reference.cuts[0].order if name in known]
+        theirs = set(places)
+        if theirs == set(ours):
+            return
+        more = sorted(theirs - set(ours)), sorted(set(ours) - theirs)
+        said = [
+            f"{who} at {', '.join(map(_place, names[:3]))}"
+            for who, names in zip(
+                ("only the module draws", "only the graph draws"), more, strict=True
+            )
+            if names
+        ]
+        raise NoLoopError(f"draws of random numbers cannot be matched: {'; '.join(said)}")
+
+    def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
+        entries = self.plan.graph.inputs
+        return {e.name: inputs[eager.input_name(micro, e.key)] for e in entries}
+
+    def _compare_gradients(
+        self, step: int, want: Gradients, have: Gradients, exact: Callable[[], Gradients | None]
+    ) -> None:
+        self.gradients = max(self.gradients, len(want))
+        unit = unit_of(self.plan.graph, self.captured.tensors)
+        largest = max(map(_size, want.values()), default=0.0)
+        asked: list[Gradients | None] = []
+        for name in dict.fromkeys((*want, *have)):
+            theirs, ours = want.get(name), have.get(name)
+            error, scale = distance(theirs, ours), max(_size(theirs), _size(ours))
+            share = error / (scale or 1.0)
+            self.worst = max(self.worst, share)
+            if share <= _CLOSE:
+                continue
+            asked = asked or [_of_this(want, exact(), unit)]
+            if not _is_rounding(theirs, ours, name, asked[0], allowed(unit) * scale, largest):
+                self.lines.append(
+                    f"step {step}: gradient of {name} differs by {share:.1e} of its largest"
+                )
+
+    def _compare_buffers(
+        self,
+        step: int,
+        state: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        reference: Reference,
+    ) -> None:
+        """Compare what is not trained, and what the graph does not know at all."""
+        for name, value in after.items():
+            if name in reference.parameters:
+                continue
+            known = reference.buffers.get(name, state[name])
+            if not equal(known, value):
+                self.lines.append(f"step {step}: {name} has other numbers after it")
+        self.constants |= {n: t for n, t in reference.buffers.items() if n not in after}
+
+    @property
+    def said(self) -> str:
+        """Say what was compared, where nothing differs."""
+        gradients = f"to {self.worst:.0e} of a tensor's largest" if self.worst else "bitwise"
+        return (
+            f"{self.steps} steps of train(), loss.backward(), optimizer.step(): losses and buffers "
+            f"bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} from "
+            "the same gradients"
+        )
+
+
+def _place(place: str) -> str:
+    path, _, count = place.partition("#")
+    return f"{path or 'the model'}" + (f" (draw {int(count) + 1})" if count else "")
+
+
+def _fed(reference: Reference, want: Gradients, have: Gradients) -> dict[str, Tensor]:
+    """Return the loop's gradients where the graph has one: none is not zero to an optimizer."""
+    return {
+        name: want[name] if name in want else torch.zeros_like(have[name])
+        for name in reference.parameters
+        if name in have
+    }
+
+
+def _of_this(want: Gradients, exact: Gradients | None, unit: float) -> Gradients | None:
+    """Return the exact gradients when they are those of the same computation."""
+    if exact is None:
+        return None
+    off = math.hypot(
+        *(float((g.double() - exact[n]).norm()) for n, g in want.items() if n in exact)
+    )
+    whole = math.hypot(*(float(g.norm()) for g in exact.values()))
+    return exact if off <= min(0.1, 1e3 * unit) * whole else None
+
+
+def _is_rounding(
+    want: Tensor | None,
+    have: Tensor | None,
+    name: str,
+    exact: Gradients | None,
+    limit: float,
+    largest: float,
+) -> bool:
+    """Whether a gradient is as near to the exact one as the loop's own; that may be zero."""
+    if exact is None:
+        return distance(want, have) <= max(limit, _NOISE * largest)
+    right = exact.get(name)
+    if _size(right) <= _NOTHING * largest:
+        return _size(have) <= _NOISE * largest
+    return distance(have, right) <= _AS_NEAR * distance(want, right)
+
+
+def _size(gradient: Tensor | None) -> float:
+    return distance(gradient, None)

@@ -1,0 +1,147 @@
+"""The user's optimizer, once over the whole model and once per device: do both update alike?
+
+Both get the same gradients, so rounding in them does not count. This file knows optimizers and the
+names of parameters; it knows no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.frontend import ModelFile
+from bigbrain_fx.runtime import clipped, norm
+from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle.module import equal
+
+_ALIKE = 1e-9  # of a tensor's largest update, in float64
+_SMALL = 1e-4  # of it, in the model's own type: more is no rounding
+_UNITS = 8.0  # or units of rounding of its largest number
+Tensors = Mapping[str, Tensor]
+
+
+class Updates:
+    """What the optimizers of all devices make of the loop's gradients, step by step.
+
+    Args:
+        file: with the user's optimizer, `lr_scale` and `clip_norm`.
+        held: device -> names of the tensors it holds.
+    """
+
+    def __init__(self, file: ModelFile, held: Mapping[str, set[str]]) -> None:
+        self.file = file
+        self.held = held
+        self.lines: list[str] = []
+        self._parts: _Parts | None = None
+        self._rounded: dict[str, str] = {}
+        self._steps: list[Path] = []
+
+    @property
+    def said(self) -> str:
+        """How alike the weights are, where nothing differs."""
+        return "to rounding" if self._rounded else "bitwise"
+
+    def take(
+        self, step: int, before: Tensors, given: Tensors, after: Tensors, folder: Path
+    ) -> None:
+        """Update the tensors `before`, and compare with those `after` the loop's own update.
+
+        Args:
+            step: of training.
+            before: all tensors before the step.
+            given: the gradients; a parameter without one is left out.
+            after: all tensors after it.
+            folder: where gradients are kept for another look.
+        """
+        if self.lines:
+            return
+        eager.save(given, folder / "given")
+        self._steps.append(folder)
+        try:
+            self._parts = self._parts or _Parts(self.file, self._names(before), before)
+            self._parts.step(step, before, given)
+        except Exception as error:  # the user's own code
+            first = (str(error).splitlines() or [""])[0]
+            self.lines.append(f"the optimizer of one device fails: {type(error).__name__}: {first}")
+            return
+        for name, value in self._parts.numbers():
+            if not equal(value, after[name]):
+                self._judge(step, name, before[name], value, after[name])
+
+    def _names(self, before: Tensors) -> list[list[str]]:
+        """Return the tensors of each device, in the order of the model."""
+        return [[name for name in before if name in names] for names in self.held.values()]
+
+    def _judge(self, step: int, name: str, before: Tensor, found: Tensor, want: Tensor) -> None:
+        update = float((want.double() - before.double()).abs().max())
+        error = float((want.double() - found.double()).abs().max())
+        unit = torch.finfo(want.dtype).eps * _UNITS * float(want.abs().max())
+        line = f"step {step}: {name} is updated otherwise, by {error / (update or 1.0):.1e}"
+        if error <= max(_SMALL * update, unit):
+            self._rounded.setdefault(name, line)
+        else:
+            self.lines.append(f"{line} of its update, by an optimizer per device")
+
+    def differences(self) -> list[str]:
+        """Return what differs; where it may be rounding, float64 decides."""
+        if self.lines or not self._rounded:
+            return self.lines
+        start = eager.read(self._steps[0] / "state")
+        wide = {name: tensor.double() for name, tensor in start.items()}
+        parts = self._names(wide)
+        whole = _Parts(self.file, [list(dict.fromkeys(n for part in parts for n in part))], wide)
+        each = _Parts(self.file, parts, wide)
+        for step, folder in enumerate(self._steps):
+            given = {n: g.double() for n, g in eager.read(folder / "given").items()}
+            for way in (whole, each):
+                way.step(step, None, given)
+        want = dict(whole.numbers())
+        far = {n for n, have in each.numbers() if _far(have, want[n], wide[n])}
+        return [line for name, line in self._rounded.items() if name in far]
+
+
+def _far(have: Tensor, want: Tensor, start: Tensor) -> bool:
+    update = float((want - start).abs().max())
+    return not float((have - want).abs().max()) <= _ALIKE * update
+
+
+class _Parts:
+    """One optimizer for each part of a model's parameters, as in a bundle."""
+
+    def __init__(self, file: ModelFile, parts: Sequence[Sequence[str]], numbers: Tensors) -> None:
+        self.file = file
+        self.order = list(numbers)
+        self.params = [
+            {name: nn.Parameter(numbers[name].detach().clone()) for name in part} for part in parts
+        ]
+        make = file.optimizer or torch.optim.AdamW
+        self.optimizers = [make(list(part.items())) for part in self.params if part]
+        self.base = [[group["lr"] for group in made.param_groups] for made in self.optimizers]
+
+    def step(self, step: int, before: Tensors | None, given: Tensors) -> None:
+        """Update, from other numbers if they are given."""
+        gradients = self._clipped(given)
+        for part in self.params:
+            for name, parameter in part.items():
+                if before is not None:
+                    parameter.data.copy_(before[name])
+                parameter.grad = gradients[name].clone() if name in gradients else None
+        for made, base in zip(self.optimizers, self.base, strict=True):
+            for group, lr in zip(made.param_groups, base, strict=True):
+                group["lr"] = lr * self.file.lr_scale(step) if self.file.lr_scale else lr
+            made.step()
+
+    def _clipped(self, given: Tensors) -> Tensors:
+        """Clip as a bundle does: each parameter's norm, then the norm of the norms."""
+        if self.file.clip_norm is None:
+            return given
+        known = {name: p for part in self.params for name, p in part.items()}
+        norms = [norm(given.get(name), known[name]) for name in self.order if name in known]
+        return clipped(given, norms, self.file.clip_norm)
+
+    def numbers(self) -> list[tuple[str, Tensor]]:
+        """Return every part's parameters with their names; a shared one several times."""
+        return [(name, p.detach()) for part in self.params for name, p in part.items()]

@@ -1,0 +1,82 @@
+"""What 0.1.0 wrote still runs, goes on elsewhere, and is read: a bundle, commits, profiles, costs.
+
+`tests/fixtures/v0_1_0.tar.xz` is what version 0.1.0 made of its own `model.py` and `cluster.json`:
+bundle/, commits/ at steps 2 and 4 of a run, saved8/ (its weights after eight steps), ops.sqlite
+and costs.json.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigbrain_fx import InputError, Options, RunOptions, estimate, read_plan, resplit, run
+from bigbrain_fx.costs import ProfileStore, read_model
+from tests.support.command_line import write_cluster
+
+FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1_0.tar.xz"
+OTHER_PROCESSOR = 1e-3  # eight steps of AdamW, if kernels round differently there
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """The folder of what 0.1.0 left behind."""
+    with tarfile.open(FIXTURE) as packed:
+        packed.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(load_file(path))
+    return found
+
+
+def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(actual[name], tensor, atol=OTHER_PROCESSOR), name
+
+
+def test_its_bundle_goes_on_from_its_commit(old: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "now8"
+    options = RunOptions(
+        steps=8, spares=1, commits=old / "commits", resume=True, save=saved, threads=1
+    )
+    done = run(old / "bundle", options)
+    assert [line.step for line in done.steps] == [4, 5, 6, 7]
+    assert_close(weights(saved), weights(old / "saved8"))
+
+
+def test_its_bundle_moves_to_other_devices(old: Path, tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 3, name="three.json")
+    moved = resplit(old / "bundle", cluster, tmp_path / "moved", commits=old / "commits")
+    saved = tmp_path / "now8"
+    commits = tmp_path / "moved" / "commits"
+    run(moved.bundle, RunOptions(steps=8, commits=commits, resume=True, save=saved, threads=1))
+    assert_close(weights(saved), weights(old / "saved8"))
+
+
+def test_its_files_are_read(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_plan(old / "bundle").stages.devices
+    assert ProfileStore(old / "ops.sqlite").machines()
+    assert read_model(old / "costs.json").phases
+    monkeypatch.setenv("BIGBRAIN_PROFILES", str(old / "ops.sqlite"))
+    monkeypatch.setenv("BIGBRAIN_LEARNED_COSTS", str(old / "costs.json"))
+    for name in ("measured", "learned"):
+        plan = estimate(old / "model.py", old / "cluster.json", Options(name, micro_batches=2))
+        assert plan.forecast.step_s > 0
+
+
+def test_a_plan_of_another_format_is_refused_in_one_sentence(old: Path) -> None:
+    path = old / "bundle" / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "format": 99}))
+    with pytest.raises(InputError, match=r"plan format 99 is not 2"):
+        read_plan(old / "bundle")

@@ -1,0 +1,97 @@
+"""Bundles with replicas, as a user has them: moved to more or fewer, and killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigbrain_fx.bundles import resplit
+from bigbrain_fx.bundles.launch import RunOptions, run
+from bigbrain_fx.cli.options import read_replicas, read_shares
+from bigbrain_fx.emit import bundle_texts
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Options, read_plan
+from bigbrain_fx.supervisor import Event
+from tests.bundles.resplitting.test_resplit import train
+from tests.support.bundles import cluster, split_small
+
+TREE = Options("naive", micro_batches=8, replicas=2, zero_stage=2, sum_order="tree")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_small(tmp_path_factory.mktemp("replicas"), cluster(4), TREE)
+
+
+def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path) -> None:
+    """The binary tree has the same bits for all of them."""
+    whole = train(bundle, 6)
+    found = train(bundle, 2, "--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    at, commits = bundle, tmp_path / "commits"
+    for devices, until in ((3, 4), (1, 6)):
+        moved = resplit(at, cluster(devices), tmp_path / f"on-{devices}", commits)
+        at, commits = moved.bundle, moved.commits
+        go_on = ("--commits", str(commits), "--commit-every", "1", "--resume")
+        found += train(at, until, *go_on)
+    assert read_plan(at).stages.sum_order == "tree"
+    assert found == whole
+
+
+def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> None:
+    plan = read_plan(bundle)
+    text = bundle_texts(plan)["device_0.py"]
+    assert 'BUCKETS = bucket_channels(__file__, "d0")' in text
+    assert text.count("Channel(") < 12
+    assert text.count("*BUCKETS") == 1
+    assert len([e for e in plan.stages.edges if e.kind in ("reduce", "gather")]) >= 8
+    assert "A replica is a whole copy of the model" in (bundle / "README.md").read_text()
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("victim", range(4))
+def test_a_device_of_any_replica_is_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
+    folder = tmp_path / "saved"
+    pids: dict[str, int] = {}
+
+    def hear(event: Event) -> None:
+        if event["event"] == "started":
+            pids.setdefault(event["device"], event["pid"])
+
+    killed = itertools.count()
+
+    def blow(line: object) -> None:
+        if next(killed) == 2:
+            os.kill(pids[f"d{victim}"], signal.SIGKILL)
+
+    options = RunOptions(steps=8, save=folder, threads=1, logs=tmp_path / "logs", spares=1)
+    done = run(bundle, options, blow, on_event=hear)
+    assert done.restarts == 1
+    assert [line.loss for line in done.steps] == train(bundle, 8, "--save", str(tmp_path / "plain"))
+    for path in sorted(folder.glob("*.safetensors")):
+        expected = load_file(tmp_path / "plain" / path.name)
+        assert all(torch.equal(t, expected[name]) for name, t in load_file(path).items())
+
+
+@pytest.mark.parametrize(("text", "found"), [(None, None), ("auto", 0), ("3", 3)])
+def test_replicas_are_a_number_or_auto(text: str | None, found: int | None) -> None:
+    assert read_replicas(text) == found
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
+def test_other_replicas_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected a number of replicas or auto"):
+        read_replicas(text)
+
+
+def test_shares_are_numbers_with_colons() -> None:
+    assert read_shares("3:1") == (3, 1)
+    assert read_shares(None) == ()
+    for text in ("3,1", "3:0", ":", "a:b"):
+        with pytest.raises(InputError, match="expected positive numbers with colons"):
+            read_shares(text)

@@ -1,0 +1,123 @@
+"""A part of a model that no trace holds is kept whole of itself: the smallest module around it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend import Captured, capture, leaf_paths
+from tests.support.captured import assert_same
+
+
+class Hit(nn.Module):
+    """Runs the experts that were hit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rows = (best == i).nonzero().flatten()
+            if rows.numel():
+                out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+class Top(nn.Module):
+    """Returns as many rows as data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lift(x[x[:, 0] > 0])
+
+
+class Mean(nn.Module):
+    """Makes one row again of what `Top` gives."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.part(x).sum(0)
+
+
+class Throwing(nn.Module):
+    """Reads a number, and throws Python's dice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lift(x) * float(x.max().item()) * random.uniform(1, 2)
+
+
+class Net(nn.Module):
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.Sequential(nn.Linear(6, 6), *parts, nn.Linear(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(x).square().mean()
+
+
+def captured(model: nn.Module, **options: Any) -> Captured:
+    return capture(
+        model, (torch.randn(8, 6, generator=torch.Generator().manual_seed(1)),), **options
+    )
+
+
+def test_layers_of_one_class_are_kept_whole_together() -> None:
+    model = Net(Hit(), nn.Tanh(), Hit())
+    found = captured(model)
+    assert leaf_paths(found.graph) == ("parts.1", "parts.3")
+    assert_same(model, found, model)
+    assert found.graph.static_batch is None
+    (said,) = found.warnings
+    assert said.startswith("kept whole, on one device: Hit (2 modules); no trace can hold test_")
+    assert "if rows.numel():" in said
+
+
+def test_where_its_result_has_no_shape_the_module_around_it_is_kept() -> None:
+    model = Net(Mean(Top()))
+    found = captured(model)
+    assert leaf_paths(found.graph) == ("parts.1",)
+    assert_same(model, found, model)
+
+
+def test_the_model_itself_is_not_kept_whole() -> None:
+    class Whole(Top):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).mean()
+
+    with pytest.raises(CaptureError, match=r"data decide|depends on data"):
+        captured(Whole())
+
+
+def test_a_module_of_torch_is_a_module() -> None:
+    model = Net(nn.BatchNorm1d(6, momentum=None))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = captured(model)
+    assert leaf_paths(found.graph) == ("parts.1",)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_dice_of_python_are_refused_in_what_is_kept_whole() -> None:
+    with pytest.raises(CaptureError, match="BX0120"):
+        captured(Net(Throwing()))
+    with pytest.raises(CaptureError, match="BX0120"):
+        captured(Net(Throwing()), leaves=["Throwing"])

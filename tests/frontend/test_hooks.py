@@ -1,0 +1,254 @@
+"""Gradient hooks of every kind: refused with their line and a remedy that works, or carried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend import Captured, capture
+from tests.support.captured import assert_same, gradients, run
+
+THIS = Path(__file__).name
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(6, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x))).square().mean()
+
+
+def half(*given: Any) -> Any:
+    """Halve what a hook of any kind is given."""
+    grads = given[-1] if len(given) < 3 else given[1]
+    if isinstance(grads, tuple):
+        return tuple(g * 0.5 if g is not None else None for g in grads)
+    return grads * 0.5
+
+
+def in_place(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.clamp_(-0.01, 0.01)
+
+
+def on_parameter(net: Net) -> None:
+    net.up.weight.register_hook(half)
+
+
+def after_accumulating(net: Net) -> None:
+    net.up.weight.register_post_accumulate_grad_hook(in_place)
+
+
+def on_module(net: Net) -> None:
+    net.up.register_full_backward_hook(half)
+
+
+def before_module(net: Net) -> None:
+    net.up.register_full_backward_pre_hook(half)
+
+
+def batch() -> tuple[Tensor]:
+    return (torch.randn(8, 6, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize(
+    ("hook", "owner"),
+    [
+        (on_parameter, "parameter up.weight"),
+        (after_accumulating, "parameter up.weight"),
+        (on_module, r"module up \(Linear\)"),
+        (before_module, r"module up \(Linear\)"),
+    ],
+)
+def test_a_hook_that_was_set_before_is_refused(hook: Callable[[Net], None], owner: str) -> None:
+    net = Net()
+    hook(net)
+    with pytest.raises(CaptureError, match=f"BX0170: {owner} has a gradient hook") as caught:
+        capture(net, batch())
+    assert (caught.value.at or "").startswith(f"{THIS}:")
+    assert caught.value.help
+    assert capture(net, batch(), training=False).graph.ops  # without gradients it does not matter
+
+
+@pytest.mark.parametrize("name", ["_global_backward_hooks", "_global_forward_hooks"])
+def test_hooks_on_all_modules_are_refused(name: str) -> None:
+    with global_hook(name), pytest.raises(CaptureError, match="BX0170: every module of torch"):
+        capture(Net(), batch())
+
+
+@contextmanager
+def global_hook(name: str) -> Iterator[None]:
+    hooks = getattr(torch_modules, name)
+    hooks[-1] = half
+    try:
+        yield
+    finally:
+        del hooks[-1]
+
+
+class OnActivation(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        h.register_hook(half)  # here
+        return self.down(h).square().mean()
+
+
+class OnMany(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        torch.autograd.graph.register_multi_grad_hook((h,), lambda g: g[0].mul_(0.5))  # here
+        return self.down(h).square().mean()
+
+
+class OnNode(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        if h.grad_fn is not None:  # here
+            h.grad_fn.register_hook(half)
+        return self.down(h).square().mean()
+
+
+class Toggling(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        self.down.requires_grad_(False)  # here
+        fooled = self.down(h).square().mean()
+        self.down.requires_grad_(True)
+        return fooled + self.down(h.detach()).mean()
+
+
+@pytest.mark.parametrize("kind", [OnActivation, OnMany, OnNode, Toggling])
+def test_what_forward_does_to_gradients_is_refused_at_its_line(kind: type[Net]) -> None:
+    with pytest.raises(CaptureError, match=r"gradient") as caught:
+        capture(kind(), batch())
+    file, _, line = (caught.value.at or "").partition(":")
+    assert file == THIS
+    assert "# here" in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+def test_an_accumulators_hook_is_seen_by_its_effect() -> None:
+    net = Net()
+    weight = net.up.weight
+    view: Any = weight.view_as(weight).grad_fn
+    node = view.next_functions[0][0]  # kept alive: its hooks go with it
+    node.register_prehook(half)
+    with pytest.raises(CaptureError, match=r"gradient of up\.weight differs"):
+        capture(net, batch())
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] * 0.5
+
+
+class Remedied(Net):
+    """The remedy that the refusals name: a Function, on an activation and on a parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = Halved.apply(torch.tanh(self.up(x)))  # type: ignore[no-untyped-call]
+        weight = Halved.apply(self.down.weight)  # type: ignore[no-untyped-call]
+        return nn.functional.linear(h, weight, self.down.bias).square().mean()
+
+
+class Hooked(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.up(x))
+        h.register_hook(half)
+        return self.down(h).square().mean()
+
+
+def test_the_remedy_gives_the_gradients_of_the_hooks() -> None:
+    hooked = Hooked()
+    hooked.down.weight.register_hook(half)
+    want = gradients(hooked(*batch()), hooked)
+    model = Remedied()
+    found = capture(model, batch())
+    assert same(model, found, want)
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.first(x))
+
+
+def test_hooks_of_a_leaf_go_with_it() -> None:
+    model = Outer(OnActivation())
+    model.inner.register_full_backward_hook(half)
+    want = gradients(model(*batch()), model)
+    found = capture(model, batch(), leaves=["inner"])
+    assert same(model, found, want)
+
+
+def test_hooks_on_a_leafs_parameters_do_not() -> None:
+    model = Outer(Net())
+    next(model.inner.parameters()).register_hook(half)
+    with pytest.raises(CaptureError, match=r"parameter inner\.up\.weight"):
+        capture(model, batch(), leaves=["inner"])
+
+
+def same(model: nn.Module, found: Captured, want: dict[str, Tensor | None]) -> bool:
+    have = gradients(run(found, found.inputs())[found.graph.loss or ""], model)
+    return all(torch.equal(g, want[n]) for n, g in have.items() if g is not None)  # type: ignore[arg-type]
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_parametrizations_and_forward_hooks_are_traced() -> None:
+    model = Outer(Net())
+    nn.utils.parametrize.register_parametrization(model.first, "weight", Symmetric())
+    inner = model.inner
+    assert isinstance(inner, Net)
+    nn.utils.weight_norm(inner.up)
+    nn.utils.spectral_norm(inner.down)
+    inner.up.register_forward_hook(lambda module, args, out: out * 2)
+    model.register_state_dict_post_hook(lambda *given: None)  # type: ignore[no-untyped-call]
+    found = capture(model, batch())
+    assert_same(model, found, model)
+
+
+class OnOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x)
+
+
+def hooked_loss(output: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    output.register_hook(half)
+    return (output - batch[1]).square().mean()
+
+
+def test_a_loss_that_sets_a_hook_is_kept_whole() -> None:
+    model, x, y = OnOutput(), torch.randn(8, 6), torch.randn(8, 4)
+    want = gradients(hooked_loss(model(x), (x, y)), model)
+    found = capture(model, (x, y), hooked_loss)
+    assert found.graph.op[found.graph.loss or ""].target == "user.loss"
+    assert same(model, found, want)

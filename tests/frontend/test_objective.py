@@ -1,0 +1,194 @@
+"""What is trained: a loss that reaches a parameter, whole rows, dense gradients; else a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend import capture, leaf_paths
+from tests.support.captured import assert_same
+
+
+class Gpt(nn.Module):
+    """The forward of nanoGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits = self.head(self.embed(idx))
+        if targets is None:
+            return logits[:, [-1], :], None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    return torch.randint(16, (8, 5), generator=dice), torch.randint(16, (8, 5), generator=dice)
+
+
+def second(output: Any, batch: object) -> Any:
+    return output[1]
+
+
+def test_forward_gets_the_targets_that_the_loss_needs() -> None:
+    model = Gpt()
+    for batch in (tokens(), dict(zip(("idx", "targets"), tokens(), strict=True))):
+        found = capture(model, batch, second, loss_needed=True)
+        assert_same(model, found, lambda *given: model(*given)[1])
+
+
+def test_forward_gets_no_more_than_the_loss_leaves() -> None:
+    def own(output: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(output[0].flatten(0, 1), batch[1][:, -1])
+
+    model = Gpt()
+    found = capture(model, tokens(), own, loss_needed=True)
+    assert_same(model, found, lambda idx, targets: own(model(idx), (idx, targets)))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "loss", "what", "remedy"),
+    [
+        (Gpt(), tokens(), None, r"forward returns 0 \[B, 5, 16\], 1 \(a scalar\)", "return output"),
+        (Plain(), (torch.randn(8, 4),), None, r"returns a tensor \[B, 4\]", "define loss"),
+        (Plain(), (torch.randn(8, 4),), lambda *_: None, "scalar tensor, found None", "return it"),
+        (Plain(), (torch.randn(8, 4),), lambda o, _: o, "found shape", "mean"),
+        (
+            Plain(),
+            (torch.randn(8, 4),),
+            lambda o, _: o.detach().mean(),
+            "has no gradient: no path",
+            r"detach",
+        ),
+        (
+            Plain().requires_grad_(False),
+            (torch.randn(8, 4),),
+            lambda o, _: o.mean(),
+            "no parameter requires one",
+            "requires_grad",
+        ),
+    ],
+)
+def test_what_has_no_loss_is_refused(
+    model: nn.Module,
+    batch: object,
+    loss: Callable[[Any, Any], Tensor] | None,
+    what: str,
+    remedy: str,
+) -> None:
+    with pytest.raises((InputError, CaptureError), match=what) as caught:
+        capture(model, batch, loss, loss_needed=True)
+    assert remedy in (caught.value.help or "")
+    assert capture(model, batch, training=False, loss_needed=True).graph.ops
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.LazyLinear(8), nn.LazyBatchNorm1d()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.up(x)).square().mean()
+
+
+def test_lazy_modules_need_sizes() -> None:
+    model = Lazy()
+    with pytest.raises(InputError, match=r"up \(LazyLinear\) has no sizes"):
+        capture(model, (torch.randn(8, 4),))
+    model(torch.randn(8, 4))  # the remedy
+    assert_same(model, capture(model, (torch.randn(8, 4),)), model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_at_their_line(kind: type[Any]) -> None:
+    def loss(output: Tensor, batch: object) -> Tensor:
+        return output.square().mean()
+
+    with pytest.raises(
+        CaptureError, match=r"BX0190: the gradient of 0\.weight is sparse"
+    ) as caught:
+        capture(nn.Sequential(kind(16, 8, sparse=True)), tokens()[:1], loss)
+    assert "sparse=False" in (caught.value.help or "")
+    capture(nn.Sequential(kind(16, 8)), tokens()[:1], loss)
+
+
+class Force(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        energy = torch.tanh(self.energy(x)).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0].square().mean()
+
+
+def test_a_part_that_asks_autograd_is_kept_whole() -> None:
+    found = capture(nn.Sequential(Plain(), Force()), (torch.randn(8, 4),))
+    assert leaf_paths(found.graph) == ("1",)
+    assert "forward asks autograd for gradients" in found.warnings[0]
+
+
+def test_a_model_that_asks_autograd_itself_is_told_of_leaves() -> None:
+    with pytest.raises(CaptureError, match="BX0185: forward asks autograd") as caught:
+        capture(Force(), (torch.randn(8, 4),))
+    assert "--leaf" in (caught.value.help or "")
+    assert (caught.value.at or "").startswith("test_objective.py:")
+
+
+class Graphs(nn.Module):
+    """Three graphs of eight nodes as one: edges point into all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, edges: Tensor, y: Tensor) -> Tensor:
+        h = self.up(x)
+        h = h + torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
+        return (h.view(3, -1, 4).sum(1) - y).square().mean()
+
+
+def test_a_batch_that_cannot_be_cut_is_traced_whole() -> None:
+    model, dice = Graphs(), torch.Generator().manual_seed(0)
+    edges = torch.randint(24, (2, 80), generator=dice)
+    found = capture(model, {"x": torch.randn(24, 4), "edges": edges, "y": torch.randn(3, 4)})
+    assert found.graph.static_batch == 24
+    assert "dimension 0 of x (24 rows) is taken for the batch; edges, y goes" in found.warnings[0]
+    assert_same(model, found, model)
+
+
+def test_a_norm_that_wants_more_rows_than_a_probe_has() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    batch = (torch.randn(3, 4), torch.randn(3, 4))
+    found = capture(model, batch, lambda o, b: (o - b[1]).square().mean())
+    assert found.graph.static_batch is None
+
+
+def test_torchs_words_for_itself_stay_out() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + torch.ones(8, 1)).sum() * int(x.sum())
+
+    with pytest.raises(CaptureError, match="BX0130") as caught:
+        capture(Sized(), (torch.randn(8, 4),))
+    assert not any(
+        mark in str(caught.value) for mark in ("unhinted", "TORCH_LOGS", "u0 (", "issue")
+    )

@@ -1,0 +1,257 @@
+"""An optimizer that needs the whole model is refused when it is split, with a remedy that works."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bigbrain_fx as bb
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing import parted
+from bigbrain_fx.frontend.tracing.parted import require_parted
+from tests.support.bundles import MODEL, cluster
+
+Named = Iterable[tuple[str, nn.Parameter]]
+HELD = {"d0": ["0.weight", "0.bias"], "d1": ["1.weight", "1.bias", "2.weight", "2.bias"]}
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)).to(dtype)
+
+
+class ByGlobalNorm(torch.optim.SGD):
+    """Divides by the norm of all gradients, as LAMB's usual form does first."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        params = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in params if p.grad is not None]).norm()
+        for p in params:
+            assert p.grad is not None
+            p.sub_(0.1 * p.grad / norm)
+
+
+class Asking(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "it needs a closure"
+        return super().step(closure)
+
+
+class WithoutRate(torch.optim.SGD):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            del group["lr"]
+
+
+def by_name(named: Named) -> Any:
+    found = dict(named)
+    return torch.optim.SGD([{"params": [found.pop("2.weight")]}, {"params": list(found.values())}])
+
+
+def head_only(named: Named) -> Any:
+    return torch.optim.SGD([p for n, p in named if n.startswith("2.")])
+
+
+def of_others(named: Named) -> Any:
+    return torch.optim.SGD(net().parameters())
+
+
+def refusal(make: Any, model: nn.Module | None = None) -> InputError:
+    with pytest.raises(InputError) as error:
+        require_parted(model or net(), make, HELD)
+    assert error.value.help
+    return error.value
+
+
+def test_one_that_looks_at_all_gradients_is_refused() -> None:
+    found = refusal(lambda named: ByGlobalNorm([p for _, p in named]))
+    assert "device d0, which has 2 of the 6 parameters" in found.what
+    assert "it updates 0." in found.what
+    assert str(found.at).startswith("test_parted.py:")
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (by_name, "fails on device d0, which has 2 of the 6 parameters: KeyError: '2.weight'"),
+        (head_only, "fails on device d0, .* empty parameter list"),
+        (of_others, "holds none of the parameters it was given"),
+        (lambda n: torch.optim.LBFGS([p for _, p in n]), r"LBFGS.step\(closure\) cannot be called"),
+        (lambda n: Asking([p for _, p in n]), "AssertionError: it needs a closure"),
+        (lambda n: WithoutRate([p for _, p in n]), "WithoutRate have no 'lr'"),
+    ],
+)
+def test_one_that_fails_is_refused(make: Any, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        require_parted(net(), make, HELD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: torch.optim.AdamW(n, lr=1e-2),
+        lambda n: torch.optim.SGD([p for _, p in n], momentum=0.9, nesterov=True),
+        lambda n: torch.optim.SGD([p for _, p in n], lr=float("inf")),
+    ],
+)
+def test_one_that_goes_by_each_parameter_passes(make: Any, dtype: torch.dtype) -> None:
+    """NaN is NaN, alone or together."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.Linear(8, 4)).to(dtype)
+    held = {"d0": ["0.weight", "0.bias"], "d1": ["2.weight", "2.bias"]}
+    assert require_parted(model, make, held) is None
+
+
+def test_what_rounding_makes_of_it_is_no_difference() -> None:
+    """The learning rate is a sum over all groups: in float32 its order counts."""
+    rates = [0.1, 0.2, 0.3, 0.4, 0.7, 0.9]
+
+    class Summing(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            params = [p for group in self.param_groups for p in group["params"]]
+            for p in params:
+                assert p.grad is not None
+                order = rates if len(params) == 6 else rates[::-1]
+                p.sub_(sum(p.grad * rate for rate in order))
+
+    assert require_parted(net(), lambda n: Summing([p for _, p in n]), HELD) is None
+
+
+def test_one_device_has_nothing_to_compare() -> None:
+    everything = {"d0": list(itertools.chain(*HELD.values()))}
+    assert require_parted(net(), lambda n: ByGlobalNorm([p for _, p in n]), everything) is None
+    with pytest.raises(InputError, match="closure"):
+        require_parted(net(), lambda n: torch.optim.LBFGS([p for _, p in n]), everything)
+
+
+def test_one_for_other_devices_is_told_of() -> None:
+    """It may need a GPU, and this host has none."""
+
+    def fused(named: Named) -> Any:
+        raise RuntimeError("no CUDA here")
+
+    note = require_parted(net(), fused, HELD, here=False)
+    assert note is not None
+    assert "could not be tried on this host's CPU" in note
+
+
+def test_a_large_model_is_tried_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def make(named: Named) -> Any:
+        named = list(named)
+        seen.append([p.numel() for _, p in named])
+        return torch.optim.SGD([p for _, p in named])
+
+    with torch.device("meta"):
+        model = net()
+    monkeypatch.setattr(parted, "MOST_NUMBERS", 40)
+    require_parted(model, make, HELD)
+    assert sum(seen[0]) <= 40
+    assert len(seen[0]) == 6
+
+
+# --------------------------------------------------------------------------- from a model file
+
+HEAD = 'n == "blocks.3.up.weight"'
+PICKED = """
+def optimizer(named):
+    found = dict(named)
+    head = found.pop("blocks.3.up.weight")
+    return torch.optim.SGD([{"params": [head], "lr": 0.1}, {"params": found.values()}], lr=0.01)
+"""
+CHOSEN = f"""
+def optimizer(named):
+    named = list(named)
+    head, rest = [p for n, p in named if {HEAD}], [p for n, p in named if not {HEAD}]
+    return torch.optim.SGD([{{"params": head, "lr": 0.1}}, {{"params": rest}}], lr=0.01)
+"""
+
+
+def test_the_remedy_of_a_refusal_works(tmp_path: Path) -> None:
+    """A parameter picked by its name: refused, with the line, before anything is written."""
+    file, out = tmp_path / "letters.py", tmp_path / "bundle"
+    options = bb.Options("naive", micro_batches=2)
+    file.write_text(MODEL + PICKED)
+    with pytest.raises(InputError, match=r"KeyError: 'blocks\.3\.up\.weight'") as error:
+        bb.split(file, cluster(), out, options)
+    assert str(error.value.at).startswith("letters.py:")
+    assert not out.exists()
+    assert bb.split(file, cluster(1), out, options).bundle == out
+    file.write_text(MODEL + CHOSEN)
+    bb.split(file, cluster(), out, options, force=True)
+    bb.verify(out, steps=2).require_passed()
+
+
+# --------------------------------------------------------------------------- after a death
+
+
+class Counting(torch.optim.SGD):
+    """Updates at every second call, and counts in an attribute."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            super().step()
+
+
+class Noisy(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn_like(p), alpha=1e-3)
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers behind one step(); with `shared`, the state of both is its own."""
+
+    def __init__(self, named: Named, shared: bool) -> None:
+        params = [p for _, p in named]
+        super().__init__(params, {"lr": 0.1})
+        kinds = [[p for p in params if p.dim() > 1], [p for p in params if p.dim() < 2]]
+        self.parts = [torch.optim.SGD(part, lr=0.1, momentum=0.9) for part in kinds if part]
+        for part in self.parts if shared else ():
+            part.state = self.state
+        if shared:
+            self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        for part in self.parts:
+            part.step()
+
+
+def scheduled(named: Named) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(named, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 / (1 + step))
+    made.register_step_post_hook(lambda *_: scheduler.step())
+    return made
+
+
+@pytest.mark.parametrize(
+    "make", [lambda n: Counting(n, lr=0.1), lambda n: Both(list(n), shared=False), scheduled]
+)
+def test_state_that_no_replacement_would_have_is_refused(make: Any) -> None:
+    with pytest.raises(InputError, match="a process that replaces a dead one would lack") as why:
+        require_parted(net(), make, HELD)
+    assert "part.state = self.state" in (why.value.help or "")
+
+
+def test_a_wrapper_that_shares_its_state_passes() -> None:
+    require_parted(net(), lambda named: Both(list(named), shared=True), HELD)
+
+
+def test_dice_in_step_are_refused() -> None:
+    with pytest.raises(InputError, match="draws random numbers in step"):
+        require_parted(net(), lambda named: Noisy(named, lr=0.1), HELD)

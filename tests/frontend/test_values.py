@@ -1,0 +1,186 @@
+"""Numbers and strings of a batch that change from step to step; memory that two tensors share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.frontend.tracing.values import require_steady
+from tests.support.captured import assert_same, run
+
+
+class Warm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, temperature: float) -> Tensor:
+        return self.lift(x) / temperature
+
+
+def batch(**more: object) -> dict[str, Any]:
+    return {"x": torch.ones(4, 6), "temperature": 1.0, **more}
+
+
+def energy(output: Tensor, _: object) -> Tensor:
+    return output.square().mean()
+
+
+def asked(example: object, *batches: object) -> None:
+    def given() -> Iterable[object]:
+        return iter(batches)
+
+    require_steady(Warm(), example, energy, given)
+
+
+def test_a_number_that_changes_and_counts_is_refused() -> None:
+    with pytest.raises(InputError, match=r"batches\(\) changes temperature from 1.0 to 2.0") as why:
+        asked(batch(), batch(), batch(temperature=2.0))
+    assert why.value.help == "give it as a tensor: torch.tensor(2.0)"
+
+
+def test_what_nobody_reads_may_change() -> None:
+    asked(batch(name="a.png"), batch(name="b.png"), batch(name="c.png"))
+
+
+def test_batches_that_cannot_be_read_here_are_let_be() -> None:
+    def fails() -> Iterator[object]:
+        yield batch()
+        raise FileNotFoundError("the data are elsewhere")
+
+    require_steady(Warm(), batch(), energy, fails)
+
+
+# --------------------------------------------------------------------------- memory
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))).square().mean()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_views_of_one_memory_are_refused(turned: bool) -> None:
+    model = Two()
+    weight = model.a.weight.data
+    model.b.weight = nn.Parameter(weight.t() if turned else weight.view(6, 6))
+    with pytest.raises(InputError, match=r"b.weight is a view of the memory of a.weight"):
+        capture(model, (torch.randn(4, 6),))
+    model.b.weight = model.a.weight  # the remedy
+    capture(model, (torch.randn(4, 6),))
+
+
+def test_parts_of_one_memory_are_no_views_of_each_other() -> None:
+    model, flat = Two(), torch.randn(6, 12)
+    model.a.weight, model.b.weight = nn.Parameter(flat[:, :6]), nn.Parameter(flat[:, 6:])
+    capture(model, (torch.randn(4, 6),))
+
+
+def test_a_constant_is_not_trained() -> None:
+    scale = torch.ones(6, requires_grad=True)
+
+    class Scaled(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * scale)
+
+    found = capture(Scaled(), (torch.randn(4, 6),))
+    constants = [p for p in found.graph.params if p.kind == "constant"]
+    assert [p.spec.requires_grad for p in constants] == [False]
+
+
+# --------------------------------------------------------------------------- forms that were wrong
+
+
+def test_a_block_that_a_list_holds_three_times() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh())] * 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return x.mean()
+
+    model = Shared()
+    assert_same(model, capture(model, (torch.randn(4, 6),)), model)
+
+
+def test_inference_mode_stops_gradients_as_no_grad_does() -> None:
+    class Scaled(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode():
+                top = self.a(x).abs().mean()
+            return super().forward(x) / top.clone()
+
+    model = Scaled()
+    assert_same(model, capture(model, (torch.randn(4, 6),)), model)
+    assert torch.inference_mode.__enter__.__module__.startswith("torch")
+
+
+def test_what_forward_writes_into_a_frozen_part_is_put_back() -> None:
+    class Teacher(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for slow, fast in zip(self.b.parameters(), self.a.parameters(), strict=True):
+                    slow.lerp_(fast, 0.5)
+            return super().forward(x)
+
+    model = Teacher()
+    before = model.b.weight.clone()
+    found = capture(model, (torch.randn(4, 6),))
+    assert torch.equal(model.b.weight, before)
+    run(found, found.inputs())
+
+
+def test_vmap_in_the_models_own_forward_is_told_of() -> None:
+    class Ensemble(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 6, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return vmap(lambda w: x @ w)(self.w).mean()
+
+    with pytest.raises(CaptureError, match=r"inside torch\.vmap") as why:
+        capture(Ensemble(), (torch.randn(4, 6),))
+    assert "module of its own" in (why.value.help or "")
+    model = nn.Sequential(Ensemble())  # the remedy
+    assert_same(model, capture(model, (torch.randn(4, 6),)), model)
+
+
+def test_torchscript_and_losses_with_parameters_are_told() -> None:
+    with pytest.warns(DeprecationWarning, match="jit"):
+        scripted = torch.jit.script(nn.Linear(6, 2))
+    with pytest.raises(InputError, match="TorchScript"):
+        capture(scripted, (torch.randn(4, 6),), energy)
+    own = nn.CrossEntropyLoss()
+    own.weight = nn.Parameter(torch.ones(2))
+    with pytest.raises(InputError, match="the loss has a parameter of its own, weight"):
+        capture(nn.Linear(6, 2), (torch.randn(4, 6), torch.zeros(4).long()), own)
+
+
+def test_wrappers_are_asked_for_what_the_wrapped_one_takes() -> None:
+    model = nn.DataParallel(nn.Linear(6, 2))
+    found = capture(
+        model,
+        {"input": torch.randn(4, 6), "y": torch.randn(4, 2)},
+        lambda out, given: F.mse_loss(out, given["y"]),
+    )
+    assert [entry.name for entry in found.graph.inputs] == ["input", "y"]

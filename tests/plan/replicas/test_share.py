@@ -1,0 +1,72 @@
+"""Who computes which micro-batches: shares as asked or by speed; numbers for each order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, strategies as st
+
+from bigbrain_fx.core import Stages, SumOrder, ZeroStage
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
+from bigbrain_fx.plan.schedule import nodes, parts
+
+
+def test_shares_are_exact_or_refused() -> None:
+    assert asked(8, (3, 1), 32) == (6, 2)
+    with pytest.raises(InputError, match="8 micro-batches cannot be shared 3:2") as caught:
+        asked(8, (3, 2), 40)
+    assert caught.value.help == "--micro-batches 10"
+    assert asked(10, (3, 2), 40) == (6, 4)
+    with pytest.raises(InputError, match="8 micro-batches") as caught:
+        asked(8, (2, 1), 64)  # 3 divides no divisor of 64
+    assert "use shares whose sum divides 64" in (caught.value.help or "")
+
+
+def best_by_trying(count: int, speeds: tuple[int, ...]) -> float:
+    """Return the least time that any shares give, each replica having one at least."""
+    ways = itertools.product(range(1, count + 1), repeat=len(speeds))
+    return min(
+        max(n / v for n, v in zip(way, speeds, strict=True)) for way in ways if sum(way) == count
+    )
+
+
+@given(st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_by_speed_is_the_best_there_is(more: int, speeds: list[int]) -> None:
+    count = len(speeds) + more
+    found = by_speed(count, speeds)
+    assert sum(found) == count
+    assert max(n / v for n, v in zip(found, speeds, strict=True)) == pytest.approx(
+        best_by_trying(count, tuple(speeds))
+    )
+
+
+@given(
+    st.booleans(),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+)
+def test_each_number_is_somebodys_once(in_turn: bool, counts: list[int]) -> None:
+    found = numbered(counts, in_turn=in_turn)
+    assert [len(own) for own in found] == counts
+    assert all(list(own) == sorted(own) for own in found)
+    assert sorted(itertools.chain(*found)) == list(range(sum(counts)))
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_nodes_of_a_tree_cover_their_leaves(micros: set[int]) -> None:
+    found = nodes(sorted(micros))
+    covered = [micro for first, size in found for micro in range(first, first + size)]
+    assert covered == sorted(micros)
+    assert all(first % size == 0 for first, size in found)
+
+
+def test_parts_of_each_order() -> None:
+    def sent(order: SumOrder, micros: tuple[int, ...], zero: ZeroStage = 0) -> object:
+        return parts(Stages((), (), (), (micros,), zero_stage=zero, sum_order=order), 0)
+
+    assert sent("replica", (0, 1, 2)) == (None,)
+    assert sent("micro", (0, 2)) == (0, 2)
+    assert sent("tree", (0, 1, 2, 3, 4, 6, 7)) == (0, 4, 6)
+    assert sent("tree", (1, 2)) == (1, 2)  # neighbours, but no siblings
+    assert sent("tree", (0, 1, 2, 3), zero=2) == (0, 1, 2, 3)

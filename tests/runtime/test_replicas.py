@@ -1,0 +1,111 @@
+"""Buckets of one device: what leaves when, and what buckets.json may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.runtime.channel import Channel
+from bigbrain_fx.runtime.replicas import Replicas, bucket_channels, buckets_of, read_buckets
+from bigbrain_fx.runtime.weights import WeightsError
+
+LISTED = {
+    "bucket0": {
+        "stages": [0, 1],
+        "dtype": "float32",
+        "pieces": [2, 3],
+        "marks": 0,
+        "params": ["b", "a"],
+        "channels": [
+            [0, "reduce", [0, 1], ["d0", "d1"], 3, 1],
+            [1, "reduce", [1, 0], ["d1", "d0"], 2, 1],
+            [2, "gather", [0, 1], ["d0", "d1"], 2, 1],
+            [3, "gather", [1, 0], ["d1", "d0"], 3, 1],
+        ],
+    }
+}
+
+
+class Wire:
+    """A transport that keeps what is sent, and hands out what it was given."""
+
+    def __init__(self, *received: Tensor) -> None:
+        self.sent: list[tuple[int, list[float]]] = []
+        self.received = list(received)
+
+    def send(self, channel: Channel, tensor: Tensor) -> None:
+        self.sent.append((channel.tag, tensor.tolist()))
+
+    def recv(self, channel: Channel) -> Tensor:
+        return self.received.pop(0)
+
+
+def replicas(folder: Path, wire: Wire, order: str = "replica") -> Replicas:
+    (folder / "buckets.json").write_text(json.dumps(LISTED))
+    channels = bucket_channels(str(folder / "device_0.py"), "d0")
+    buckets = [*buckets_of(read_buckets(folder), "d0", (0,), channels)]
+    parameters = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2))}
+    found = Replicas(buckets, order, ((0, 1), (2, 3)), 0, parameters, wire, order == "micro")  # type: ignore[arg-type]  # as much of a Transport as is used
+    found.begin()
+    return found
+
+
+def test_a_bucket_leaves_with_the_last_gradient_of_the_last_micro_batch(tmp_path: Path) -> None:
+    wire = Wire(torch.tensor([10.0, 20.0]), torch.tensor([7.0, 8.0, 9.0]))
+    found = replicas(tmp_path, wire)
+    for micro in (0, 1):
+        assert found.add("b", 0, micro, torch.tensor([1.0, 2.0]))
+        assert wire.sent == []
+        found.add("a", 0, micro, torch.tensor([3.0, 4.0, 5.0]))
+        if micro == 1:  # before the backward has ended
+            assert wire.sent == [(0, [6.0, 8.0, 10.0])]
+        found.after(0, micro)
+    assert len(wire.sent) == 1
+    found.sum()
+    found.send_sums()
+    assert wire.sent[1] == (2, [12.0, 24.0])
+    found.recv_sums()
+    made = {name: gradient.tolist() for (name, _), gradient in found.gradients(zero=False)}
+    assert made == {"b": [12.0, 24.0], "a": [7.0, 8.0, 9.0]}
+
+
+def test_a_bucket_that_lacks_a_gradient_leaves_after_the_backward(tmp_path: Path) -> None:
+    wire = Wire()
+    found = replicas(tmp_path, wire, "micro")
+    found.add("b", 0, 0, torch.tensor([1.0, 2.0]))
+    assert wire.sent == []
+    found.after(0, 0)
+    assert wire.sent == [(0, [0.0, 0.0, 0.0])]  # the other replica waits for it
+
+
+def test_a_gradient_in_no_bucket_is_not_taken(tmp_path: Path) -> None:
+    assert not replicas(tmp_path, Wire()).add("c", 0, 0, torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"bucket0": {}}', '{"bucket0": 3}', "[" * 100_000, ""]
+)
+def test_a_broken_list_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "buckets.json").write_text(text)
+    with pytest.raises(WeightsError, match=r"buckets\.json cannot be read"):
+        read_buckets(tmp_path)
+
+
+def test_a_missing_list_is_refused(tmp_path: Path) -> None:
+    """Without it every replica would train alone."""
+    with pytest.raises(WeightsError, match=r"buckets\.json cannot be read"):
+        bucket_channels(str(tmp_path / "device_0.py"), "d0")
+
+
+def test_a_list_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    replicas(tmp_path, Wire())
+    [bucket] = buckets_of(read_buckets(tmp_path), "d0", (0,), ())
+    with pytest.raises(WeightsError, match="bucket0 has 'b', not held here"):
+        Replicas([bucket], "replica", ((0,), (1,)), 0, {}, Wire(), False)  # type: ignore[arg-type]  # as above
+    wrong = {"a": nn.Parameter(torch.zeros(4)), "b": nn.Parameter(torch.zeros(2))}
+    with pytest.raises(WeightsError, match="the pieces of bucket0 are not all of it"):
+        Replicas([bucket], "replica", ((0,), (1,)), 0, wrong, Wire(), False)  # type: ignore[arg-type]  # as above

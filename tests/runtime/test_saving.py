@@ -1,0 +1,150 @@
+"""`--save` on a disk that is full or not ours: whole files under their names, or none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it
+
+from bigbrain_fx.runtime import saving
+from bigbrain_fx.runtime.disk import Disk
+from bigbrain_fx.runtime.image import Buffer
+from bigbrain_fx.runtime.saving import save_together
+from bigbrain_fx.runtime.telling import show
+from bigbrain_fx.runtime.tensor_file import SaveError, UnnamedFile, write_tensors
+from bigbrain_fx.supervisor import FailedError
+from tests.support.bundles import copied, edit
+from tests.support.replayed import supervised
+
+OLD, NEW = {"w": torch.zeros(8)}, {"w": torch.ones(8)}
+STEPS = 3
+
+
+class Failing(Disk):
+    """A disk on which one call fails."""
+
+    def __init__(self, call: str, number: int = errno.ENOSPC) -> None:
+        self.call, self.error = call, OSError(number, os.strerror(number))
+
+    def write(self, path: Path, pieces: Iterable[Buffer]) -> None:
+        if self.call == "write":
+            path.write_bytes(b"half")
+            raise self.error
+        super().write(path, pieces)
+
+    def rename(self, old: Path, new: Path) -> None:
+        if self.call == "rename":
+            raise self.error
+        super().rename(old, new)
+
+
+@pytest.mark.parametrize("call", ["write", "rename"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_what_was_there_stays_whole(tmp_path: Path, call: str, number: int) -> None:
+    file = tmp_path / "d0.safetensors"
+    write_tensors(OLD, file)
+    with pytest.raises(SaveError, match=r"cannot write .*d0.safetensors: .*: give a folder|room"):
+        UnnamedFile(NEW, file, Failing(call, number)).put()
+    assert torch.equal(load_file(file)["w"], OLD["w"])
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
+    with pytest.raises(SaveError):
+        UnnamedFile(NEW, tmp_path / "d0.safetensors", Failing("write"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_device_without_room_keeps_all_from_changing_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: Any = HashStore()
+    for name in ("d0", "d1"):
+        write_tensors(OLD, tmp_path / f"{name}.safetensors")
+
+    def aside(device: Any, folder: Path) -> UnnamedFile:
+        disk = Failing("write" if device.name == "d1" else "")
+        return UnnamedFile(NEW, folder / f"{device.name}.safetensors", disk)
+
+    def save(rank: int) -> str:
+        device: Any = SimpleNamespace(name=f"d{rank}", names=("d0", "d1"))
+        with pytest.raises(SaveError) as error:
+            save_together(device, tmp_path, store, rank, 30.0)
+        return str(error.value)
+
+    monkeypatch.setattr(saving, "save_aside", aside)
+    with ThreadPoolExecutor() as pool:
+        said = list(pool.map(save, (0, 1)))
+    assert said[0] == said[1]
+    assert "d1.safetensors: No space left on device" in said[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d0.safetensors", "d1.safetensors"]
+    assert all(torch.equal(load_file(p)["w"], OLD["w"]) for p in tmp_path.iterdir())
+
+
+NO_ROOM = 'raise OSError(28, "No space left on device", str(path))'
+
+
+def test_a_supervised_run_without_room_leaves_nothing_half(
+    trained_bundle: Path, tmp_path: Path
+) -> None:
+    copy = copied(trained_bundle, tmp_path)
+    edit(copy / "runtime" / "disk.py", "os.fsync(file.fileno())", NO_ROOM)
+    out = tmp_path / "run" / "bundle" / "out"
+    with pytest.raises(FailedError) as failed:
+        supervised(copy, tmp_path / "run", ("d0", "d1"), STEPS)
+    assert "No space left on device: nothing was changed there" in str(failed.value.death.text)
+    assert not list(out.iterdir())
+
+
+def train(bundle: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "train.py", "--in-process", "--steps", "1", *map(str, words)]
+    return subprocess.run(
+        line, cwd=bundle, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_folder_that_cannot_be_one_is_refused_before_the_training(
+    trained_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = train(trained_bundle, "--save", tmp_path / "file")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert (
+        done.stderr == f"error: cannot save in {tmp_path}/file: File exists: give another folder\n"
+    )
+
+
+def test_a_full_log_is_no_error() -> None:
+    with open("/dev/full", "w") as full:
+        show("a step", full)
+        with contextlib.suppress(OSError):
+            full.close()
+    show("another", full)  # closed
+
+
+def test_a_step_that_nobody_reads_stops_no_training(trained_bundle: Path, tmp_path: Path) -> None:
+    reader, number = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-u", "train.py", "--in-process", "--steps", "2", "--json"]
+    done = subprocess.run(
+        [*words, "--save", str(tmp_path / "out")],
+        cwd=trained_bundle, stdout=number, stderr=subprocess.PIPE, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(number)
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "d0.safetensors",
+        "d1.safetensors",
+    ]

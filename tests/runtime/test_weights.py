@@ -1,0 +1,208 @@
+"""A bundle's own weights: every byte is checked as it is read; what is broken is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bigbrain_fx.runtime.checksum import checksum
+from bigbrain_fx.runtime.weights import (
+    Index,
+    OwnWeights,
+    WeightsError,
+    checked_weights,
+    read_index,
+)
+from bigbrain_fx.weights import read_header, write_index
+from bigbrain_fx.weights.checksum import checksum_of
+from tests.support.bundles import copied
+
+TENSORS = {
+    "w": torch.randn(300, 70, generator=torch.Generator().manual_seed(0)),
+    "b": torch.arange(5, dtype=torch.uint8),
+    "half": torch.ones(3, 3, dtype=torch.bfloat16),
+    "none": torch.zeros(0, 4),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Weights of two devices, with their index; d1 refers to a checkpoint for one tensor."""
+    made = tmp_path / "weights"
+    made.mkdir()
+    save_file(TENSORS, made / "d0.safetensors")
+    save_file({"v": torch.ones(4)}, made / "d1.safetensors")
+    save_file({"left": torch.ones(2)}, tmp_path / "checkpoint.safetensors")
+    refer(made, tmp_path / "checkpoint.safetensors")
+    write_index(made, {"w": "d0", "v": "d1"})
+    return made
+
+
+def refer(folder: Path, file: Path) -> None:
+    listing = {"left": {"file": str(file), "key": "left"}}
+    (folder / "d1.references.json").write_text(json.dumps(listing))
+
+
+def read_all(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for device in ("d0", "d1"):
+        with checked_weights(folder, device) as weights:
+            found.update(weights)
+        assert set(OwnWeights(folder, device)) <= set(found)
+    return found
+
+
+def test_what_was_written_is_read(folder: Path) -> None:
+    found = read_all(folder)
+    assert set(found) == {*TENSORS, "v", "left"}
+    assert torch.equal(found["w"], TENSORS["w"])
+    assert set(read_index(folder).checksums) == {*TENSORS, "v"}  # `left` was never read
+
+
+def test_what_is_not_there_can_be_asked_for(folder: Path) -> None:
+    own = OwnWeights(folder, "d0")
+    assert "w" in own
+    assert "num_batches_tracked" not in own
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 4100, 70_000, 300_001, (1 << 21) + 13])
+def test_with_torch_and_without_it_a_checksum_is_the_same(tmp_path: Path, count: int) -> None:
+    numbers = torch.arange(count).mul_(2654435761).to(torch.uint8)
+    save_file({"t": numbers}, tmp_path / "t.safetensors")
+    assert checksum_of(read_header(tmp_path / "t.safetensors")["t"]) == checksum(numbers)
+
+
+def test_any_flipped_bit_of_a_weight_is_found(folder: Path) -> None:
+    file = folder / "d0.safetensors"
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(start, start + 60), *range(start, len(whole), 997), len(whole) - 1]:
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        file.write_bytes(data)
+        with pytest.raises(WeightsError, match=r"d0.safetensors: tensor '\w+' is not as it was"):
+            read_all(folder)
+    file.write_bytes(whole)
+    read_all(folder)
+
+
+def test_files_that_changed_places_are_found(folder: Path) -> None:
+    (folder / "d0.safetensors").rename(folder / "old")
+    (folder / "d1.safetensors").rename(folder / "d0.safetensors")
+    (folder / "old").rename(folder / "d1.safetensors")
+    with pytest.raises(WeightsError, match=r"d0.safetensors has no tensor 'w': copy the bundle"):
+        OwnWeights(folder, "d0")["w"]
+
+
+def test_a_bundle_older_than_checksums_is_read(folder: Path) -> None:
+    owner = {"w": "d0", "v": "d1"}
+    (folder / "index.json").write_text(json.dumps(owner))
+    assert read_index(folder) == Index(owner, {})
+    assert torch.equal(read_all(folder)["w"], TENSORS["w"])
+    (folder / "index.json").unlink()  # one for inference had none
+    assert read_index(folder) == Index({}, {})
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def huge(path: Path) -> None:
+    path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 50_000)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_list(path: Path) -> None:
+    path.write_text("[1]")
+
+
+def a_number(path: Path) -> None:
+    path.write_text('{"left": 3}')
+
+
+BROKEN: list[Callable[[Path], None]] = [cut, huge, pipe, nested, a_folder, Path.unlink]
+IN_JSON: list[Callable[[Path], None]] = [cut, pipe, nested, a_folder, a_list, a_number]
+
+
+def cases() -> Iterator[tuple[str, Callable[[Path], None]]]:
+    for breaks in BROKEN:
+        yield "d0.safetensors", breaks
+        yield "../checkpoint.safetensors", breaks
+    for breaks in IN_JSON:
+        yield "index.json", breaks
+        yield "d1.references.json", breaks
+
+
+@pytest.mark.parametrize(("name", "breaks"), list(cases()))
+def test_a_broken_file_is_named_with_what_to_do(
+    folder: Path, name: str, breaks: Callable[[Path], None]
+) -> None:
+    breaks(folder / name)
+    with pytest.raises(WeightsError, match="`bigbrain-fx load`") as error:
+        read_all(folder)
+    assert Path(name).name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_reference_to_something_else_is_refused(folder: Path) -> None:
+    refer(folder, Path("../../../../../../etc/passwd"))
+    with pytest.raises(WeightsError, match="etc/passwd cannot be read"):
+        read_all(folder)
+
+
+def test_an_owner_that_is_no_device_is_refused(trained_bundle: Path, tmp_path: Path) -> None:
+    copy = copied(trained_bundle, tmp_path)
+    index = copy / "weights" / "index.json"
+    index.write_text(index.read_text().replace('"embed.weight": "d', '"embed.weight": "x', 1))
+    done = train(copy)
+    assert done.returncode == 2
+    assert "it names 'x0' as an owner, which is none of the devices d0, d1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_reading_never_writes(folder: Path) -> None:
+    before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
+    read_all(folder)
+    assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir()} == before
+
+
+def train(bundle: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "train.py", "--in-process", "--steps", "1"]
+    return subprocess.run(
+        words, cwd=bundle, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_run_ends_with_one_line(trained_bundle: Path) -> None:
+    file = trained_bundle / "weights" / "d1.safetensors"
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        done = train(trained_bundle)
+    finally:
+        file.write_bytes(whole)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "is not as it was written" in done.stderr

@@ -1,0 +1,89 @@
+"""Tests that take too long for every change: `make promise` runs them, `make test` leaves them out.
+
+By file, what their names begin with. Each has a smaller sibling in the same file that stays.
+"""
+
+from __future__ import annotations
+
+SLOW: dict[str, tuple[str, ...]] = {
+    "tests/promise/test_matrix.py": (
+        *(
+            f"test_every_cell_of_a_model_is_equal[{name}]"
+            for name in ("llama", "resnet", "unet", "encdec", "moe")
+        ),
+        *(
+            f"test_real_processes_are_equal_too[{name}"
+            for name in ("llama", "resnet", "unet", "encdec", "moe", "gpt/scattered")
+        ),
+        "test_stages_that_run_forward_again_are_equal_too[llama",
+    ),
+    "tests/promise/test_inference.py": tuple(
+        f"test_models_from_python[{name}"
+        for name in ("llama", "resnet", "unet", "encdec", "moe", "gpt-scattered", "gpt-chain")
+    ),
+    "tests/promise/test_pipeline_stage.py": ("test_gradients_under_torchs_schedules[unet]",),
+    "tests/promise/test_foreign_loop.py": (
+        "test_stages_under_torchs_own_pipeline[gpipe]",
+        "test_stages_in_a_foreign_loop[3",
+    ),
+    "tests/tools/test_coverage.py": (
+        *(
+            f"test_the_remedy_of_a_refusal_works[{name}"
+            for name in ("detr", "wav2vec2", "deberta", "opt")
+        ),
+        "test_a_model_splits_and_trains_bit_for_bit[dit]",
+        "test_a_model_splits_and_trains_bit_for_bit[blip]",
+        "test_a_model_splits_and_trains_bit_for_bit[bart]",
+    ),
+    "tests/contract/test_partitioners.py": (
+        *(
+            f"test_same_placement_under_four_hash_seeds[{name}]"
+            for name in (
+                "cp-sat",
+                "latency",
+                "differentiable",
+                "mcmc",
+                "ideal-dp",
+                "m-etf",
+                "m-sct",
+            )
+        ),
+        "test_memory_is_kept_or_no_plan_made[latency]",
+        "test_memory_is_kept_or_no_plan_made[differentiable]",
+        "test_memory_is_kept_or_no_plan_made[cp-sat]",
+        "test_the_same_again[latency]",
+        "test_the_same_again[cp-sat]",
+    ),
+    "tests/planning/test_device_orders.py": (
+        "test_the_order_of_the_list_does_not_matter[auto-2]",
+        "test_the_order_of_the_list_does_not_matter[chain-dp-2]",
+    ),
+    "tests/planning/test_third_party.py": ("test_its_author_can_run_the_contract_tests_on_it",),
+    "tests/plan/search/test_search.py": ("test_a_richer_cluster_is_never_worse",),
+    "tests/plan/test_recompute.py": ("test_forecast_and_tracked_peak_of_real_processes",),
+    "tests/bundles/test_checkpoints.py": ("test_no_process_holds_the_whole_model[more1]",),
+    "tests/bundles/test_onnx_out.py": (
+        "test_models_as_files[encdec]",
+        "test_models_as_files[resnet]",
+        "test_files_run_one_after_another_and_names_do_not_clash",
+    ),
+    "tests/frontend/test_onnx_in.py": ("test_no_case_of_onnx_gives_another_number",),
+    "tests/frontend/test_ladder_hf.py": (
+        "test_a_detr_body_is_split_with_its_check",
+        "test_checks_of_masks_are_assumptions[longformer",
+    ),
+    "tests/measure/host/test_doctor.py": ("test_every_pair_of_devices_is_surveyed",),
+    "tests/measure/host/test_gpu.py": ("test_unlike_kinds_are_measured_in_step",),
+    "tests/supervisor/test_device_calls_fail.py": ("test_each_call_fails_once[2]",),
+    "tests/supervisor/test_replay_chaos.py": (
+        "test_random_deaths_change_nothing[1]",
+        "test_random_deaths_change_nothing[2]",
+    ),
+    "tests/tools/test_faults.py": ("test_a_kill_with_a_cold_replacement",),
+}
+
+
+def is_slow(nodeid: str) -> bool:
+    """Whether a test is one of these."""
+    file, _, name = nodeid.partition("::")
+    return name.startswith(SLOW.get(file, ("\0",)))

@@ -1,0 +1,361 @@
+"""Two supervisors on the loopback: one decides, the other starts what it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.bundles.launch import start_supervised
+from bigbrain_fx.plan import Options
+from bigbrain_fx.supervisor import FailedError, Supervisor
+from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
+from bigbrain_fx.supervisor.secured import Mouth, Pair, Secured, StrangerError, how_to_make
+from tests.support.bundles import cluster, split_small
+from tests.support.certificates import make, pair
+from tests.support.replayed import Fault, Seen, supervised
+
+HOSTS = ("north", "south", "north")
+NAMES = ("d0", "d1", "d2")
+STEPS = 5
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_small(
+        tmp_path_factory.mktemp("hosts"),
+        cluster(3, ("north", "south")),
+        Options("naive", schedule="1f1b", micro_batches=4),
+    )
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    pair()  # skips where it cannot be made
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def call(listener: socket.socket, whose: str = "ours") -> Secured:
+    connection = socket.create_connection(listener.getsockname(), LIMIT_S)
+    return Secured(connection, pair(whose), is_head=False)
+
+
+@contextlib.contextmanager
+def agent(listener: socket.socket, folder: Path) -> Iterator[dict[str, Bridge]]:
+    """The agent of the host south, for the bundle that will be in `folder`."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    logs = folder.parent
+
+    def serve() -> None:
+        Agent(call(listener), folder, environment, logs, start_supervised).run("south")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    bridges = admit(listener, pair(), {"south"}, LIMIT_S)
+    try:
+        yield bridges
+    finally:
+        bridges["south"].close()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def test_any_host_may_ask_the_run_to_stop(
+    bundle: Path, tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM comes to all hosts at a time, or to one: no agent ends before the step does."""
+    agents: list[Agent] = []
+    serve = Agent.run
+
+    def run(self: Agent, host: str) -> None:
+        agents.append(self)
+        serve(self, host)
+
+    monkeypatch.setattr(Agent, "run", run)
+    (tmp_path / "two").mkdir()
+    with agent(listener, tmp_path / "two" / "bundle") as bridges:
+
+        def stop_there(supervisor: Supervisor) -> None:
+            bridges["south"].pass_on_stop(supervisor.ask_to_stop)
+            supervisor.on_step = lambda step, *_: agents[0].ask_to_stop() if step == 2 else None
+
+        seen = supervised(
+            bundle,
+            tmp_path / "two",
+            NAMES,
+            100_000,
+            start=start_on(bridges, start_supervised),
+            hosts=HOSTS,
+            on_supervisor=stop_there,
+        )
+    assert (seen.outcome.stopped_at or 0) >= 3
+    assert not seen.of("died")
+
+
+def over_two_hosts(bundle: Path, folder: Path, listener: socket.socket, *faults: Fault) -> Seen:
+    with agent(listener, folder / "bundle") as bridges:
+        start = start_on(bridges, start_supervised)
+        return supervised(bundle, folder, NAMES, STEPS, faults, start=start, hosts=HOSTS)
+
+
+def test_a_process_on_another_host_is_replaced_there(
+    bundle: Path, tmp_path: Path, listener: socket.socket
+) -> None:
+    plain = supervised(bundle, tmp_path / "plain", NAMES, STEPS)
+    faults = Fault("d1", 3, 6), Fault("d2", 4, 2)
+    seen = over_two_hosts(bundle, tmp_path / "two", listener, *faults)
+    assert [event["device"] for event in seen.of("died")] == ["d1", "d2"], repr(seen.of("died"))
+    assert seen.of("assigned")[0]["step"] == 2  # from a snapshot that lies there
+    assert (seen.losses, seen.hashes) == (plain.losses, plain.hashes)
+
+
+def test_a_lost_host_ends_the_run(bundle: Path, tmp_path: Path, listener: socket.socket) -> None:
+    (tmp_path / "two").mkdir()
+    with agent(listener, tmp_path / "two" / "bundle") as bridges:
+
+        def lose_it(supervisor: Supervisor) -> None:
+            supervisor.on_step = lambda step, *_: bridges["south"].close() if step == 2 else None
+
+        with pytest.raises(FailedError, match="its host is lost, and the snapshots there"):
+            supervised(
+                bundle,
+                tmp_path / "two",
+                NAMES,
+                10_000,
+                start=start_on(bridges, start_supervised),
+                hosts=HOSTS,
+                on_supervisor=lose_it,
+            )
+
+
+def test_who_has_another_certificate_is_turned_away(
+    listener: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused: list[BaseException] = []
+    known: list[Secured] = []
+
+    def strangers() -> None:
+        for whose in ("another", "ours"):
+            try:
+                known.append(call(listener, whose))
+            except StrangerError as error:
+                refused.append(error)
+        known[0].say({"host": "south"})
+
+    pair("another")
+    thread = threading.Thread(target=strangers)
+    thread.start()
+    bridges = admit(listener, pair(), {"south"}, LIMIT_S)
+    thread.join(LIMIT_S)
+    bridges["south"].close()
+    known[0].dispose()
+    assert len(known) == 1
+    assert [str(error) for error in refused] == [
+        "the other end does not have our certificate (CERTIFICATE_VERIFY_FAILED)"
+    ]
+    assert "turned away 127.0.0.1" in capsys.readouterr().err
+
+
+def heads_of(listener: socket.socket, errors: list[StrangerError]) -> Callable[[], None]:
+    """Return what lets one agent in, as the first host does."""
+
+    def admit_one() -> None:
+        try:
+            Secured(listener.accept()[0], pair(), is_head=True, patience_s=5.0).dispose()
+        except StrangerError as error:
+            errors.append(error)
+
+    return admit_one
+
+
+@pytest.mark.parametrize("kind", ["no certificate", "another certificate", "text"])
+def test_no_agent_comes_in_without_the_certificate(
+    listener: socket.socket, tmp_path: Path, kind: str
+) -> None:
+    """A client that trusts anybody is refused by the head: each end shows its own."""
+    errors: list[StrangerError] = []
+    thread = threading.Thread(target=heads_of(listener, errors))
+    thread.start()
+    plain = socket.create_connection(listener.getsockname(), LIMIT_S)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if kind == "another certificate":
+        context.load_cert_chain(make(tmp_path / "another"))
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with plain:
+        if kind == "text":
+            plain.sendall(b'{"host": "south"}\n')
+        else:
+            with contextlib.suppress(OSError), context.wrap_socket(plain) as wrapped:
+                wrapped.sendall(b'{"known": true}\n')
+                wrapped.recv(1)
+    thread.join(LIMIT_S)
+    [error] = errors
+    assert str(error).startswith("the other end does not have our certificate")
+
+
+def test_what_a_certificate_of_ours_has_signed_is_another(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    """It is the certificate that counts, and not who made it."""
+    file = make(tmp_path / "ours")
+    words = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=other "
+        f"-CA {file} -CAkey {file} -keyout {tmp_path}/theirs -out {tmp_path}/theirs"
+    )
+    subprocess.run(["openssl", *words.split()], check=True, capture_output=True, timeout=60)
+    theirs, ours = Pair(tmp_path / "theirs"), Pair(file)
+    theirs.agent.load_verify_locations(file)
+    errors: list[StrangerError] = []
+
+    def admit_one() -> None:
+        try:
+            Secured(listener.accept()[0], ours, is_head=True)
+        except StrangerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=admit_one)
+    thread.start()
+    connection = socket.create_connection(listener.getsockname(), LIMIT_S)
+    with pytest.raises(StrangerError):
+        Secured(connection, theirs, is_head=False)
+    thread.join(LIMIT_S)
+    assert [str(error) for error in errors] == [
+        "the other end does not have our certificate (it shows another one)"
+    ]
+
+
+class Meddler:
+    """A relay to a port that changes, or repeats, what agents say once they are known."""
+
+    def __init__(self, target: tuple[str, int], change: Callable[[bytes], bytes]) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.target, self.change = target, change
+        self.meddles = threading.Event()
+        self.seen = bytearray()
+        self.ends: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        near, far = self.server.accept()[0], socket.create_connection(self.target)
+        self.ends += [near, far]
+        threading.Thread(target=self._carry, args=(far, near), daemon=True).start()
+        self._carry(near, far)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while some := source.recv(1 << 16):
+                self.seen += some
+                target.sendall(self.change(some) if self.meddles.is_set() else some)
+
+    def close(self) -> None:
+        for end in (self.server, *self.ends):
+            end.close()
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("change", [flipped, lambda data: data + data], ids=["flip", "repeat"])
+def test_a_changed_or_repeated_line_is_refused_and_none_can_be_read(
+    listener: socket.socket, change: Callable[[bytes], bytes]
+) -> None:
+    relay, heads = Meddler(listener.getsockname(), change), list[Secured]()
+    thread = threading.Thread(
+        target=lambda: heads.append(Secured(listener.accept()[0], pair(), is_head=True))
+    )
+    thread.start()
+    ours = Secured(socket.create_connection(relay.server.getsockname()), pair(), is_head=False)
+    thread.join(LIMIT_S)
+    ours.say({"kill": 1})
+    assert heads[0].hear() == {"kill": 1}
+    relay.meddles.set()
+    ours.say({"kill": 2})
+    heard = list[object]()
+    with pytest.raises(StrangerError, match="refused, or changed"):
+        heard.extend(iter(heads[0].hear, None))
+    assert heard in ([], [{"kill": 2}] * (change is not flipped))  # the first of two is ours
+    assert b"kill" not in relay.seen
+    ours.dispose()
+    heads[0].dispose()
+    relay.close()
+
+
+def test_both_ends_speak_and_hear_at_a_time(listener: socket.socket) -> None:
+    """Longer lines than a record, and more than sockets hold, in both directions at once."""
+    heads: list[Secured] = []
+    thread = threading.Thread(
+        target=lambda: heads.append(Secured(listener.accept()[0], pair(), is_head=True))
+    )
+    thread.start()
+    agent = call(listener)
+    thread.join(LIMIT_S)
+    ends = (heads[0], agent)
+    heard: dict[int, list[object]] = {0: [], 1: []}
+
+    def hear(which: int) -> None:
+        while len(heard[which]) < 60:
+            heard[which].append(ends[which].hear())
+
+    listeners = [threading.Thread(target=hear, args=(which,)) for which in (0, 1)]
+    for each in listeners:
+        each.start()
+    mouths = [Mouth(end) for end in ends]
+    said = [{"n": number, "text": "x" * (number * 5_000)} for number in range(60)]
+    for what in said:
+        for mouth in mouths:
+            mouth.say(what)
+    for each in listeners:
+        each.join(LIMIT_S)
+    assert heard == {0: said, 1: said}
+    for end, mouth in zip(ends, mouths, strict=True):
+        end.close()
+        mouth.close(LIMIT_S)
+        end.dispose()
+
+
+def test_the_file_is_its_owners_only_and_holds_both(tmp_path: Path) -> None:
+    file = make(tmp_path / "my secret")
+    assert file.stat().st_mode & 0o077 == 0
+    assert Pair(file).certificate == Pair(file).certificate
+    text = file.read_text()
+    file.chmod(0o644)
+    with pytest.raises(StrangerError, match="chmod 600"):
+        Pair(file)
+    key, certificate = text[: text.index("-----BEGIN CERT")], text[text.index("-----BEGIN CERT") :]
+    another = make(tmp_path / "another").read_text()
+    mixed = another[: another.index("-----BEGIN CERT")] + certificate
+    wrong = ["sixteen letters or more", key, certificate, text[:300], "", mixed]
+    for content in (*wrong, text.replace("A", "B")):
+        file.write_text(content)
+        file.chmod(0o600)
+        with pytest.raises(StrangerError, match=r"anew, for all hosts: \(umask 077; openssl"):
+            Pair(file)
+    words = f"pkcs8 -topk8 -in {tmp_path}/another -passout pass:word -out {tmp_path}/sealed"
+    subprocess.run(["openssl", *words.split()], check=True, capture_output=True, timeout=60)
+    sealed = tmp_path / "sealed"  # it must not ask at the terminal
+    sealed.write_text(sealed.read_text() + another[another.index("-----BEGIN CERT") :])
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "folder").mkdir(0o700)
+    for name in ("sealed", "pipe", "folder"):
+        (tmp_path / name).chmod(0o700)
+        with pytest.raises(StrangerError, match="is not a certificate with its key"):
+            Pair(tmp_path / name)
+    with pytest.raises(StrangerError, match="is not there: make it anew"):
+        Pair(tmp_path / "nothing")
+
+
+def test_where_there_is_no_openssl_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert how_to_make("secret").endswith("(openssl is not here: type it where it is)")

@@ -1,0 +1,47 @@
+"""The table of forms of training code: what it reads, what it writes, and (promise) every form."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.forms import Form, find, forms
+from tools.forms.__main__ import HEADING, section, summary
+from tools.forms.judge import Outcome, judge
+
+
+def test_a_remedy_is_a_form_that_is_right() -> None:
+    named = {form.name: form for form in forms()}
+    assert len(named) == len(forms()) >= 60
+    for form in forms():
+        if form.expected == "right":
+            assert not form.remedy, form.name
+        else:
+            assert named[form.remedy].expected == "right", form.name
+
+
+def test_a_cell_is_a_model_file() -> None:
+    form = find("graph-batch-whole")
+    assert (form.family, form.micro_batches, form.expected) == ("batches", 1, "right")
+    assert find("module-backward-hook-leaf").leaves == ("Scaled",)
+    for each in forms():
+        compile(each.source, each.name, "exec")
+
+
+def test_the_page_keeps_its_other_sections() -> None:
+    found = [(find("dropout"), Outcome("dropout", "right"))]
+    first = section("", found)
+    assert "| dropout | dropout in train mode | right |  |" in first
+    page = f"{first}\n## Models\n\nmore\n"
+    again = section(page, [(find("lora"), Outcome("lora", "right"))])
+    assert again.count(HEADING) == 1
+    assert again.endswith("\n## Models\n\nmore\n")
+    assert "dropout" not in again
+    assert summary(found) == "1 forms: 1 right."
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("form", forms(), ids=lambda form: form.name)
+def test_every_form(form: Form) -> None:
+    found = judge(form)
+    assert found.status == form.expected, found.detail
+    assert found.status == "right" or found.help

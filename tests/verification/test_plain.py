@@ -1,0 +1,380 @@
+"""The first link of `verify`: the user's loop in plain PyTorch, and what it catches."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bigbrain_fx as bb
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.modelfile import ModelFile
+from bigbrain_fx.plan import read_plan
+from bigbrain_fx.verification.bundle import Check, Verification, eager, verify
+from bigbrain_fx.verification.bundle.loop import lacking
+from bigbrain_fx.verification.bundle.plain import NAME, not_run
+from bigbrain_fx.verification.bundle.updates import Updates
+from tests.support import warm
+from tests.support.bundles import MODEL, cluster, split_small
+from tests.support.command_line import call
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120.0
+PROGRAM = '''"""Compare the plain loop of one model file with the graph of another."""
+import json
+import sys
+from pathlib import Path
+
+from bigbrain_fx.frontend import load_model_file
+from bigbrain_fx.plan import read_plan
+from bigbrain_fx.verification.bundle.again import capture_again
+from bigbrain_fx.verification.bundle.child import weights_of
+from bigbrain_fx.verification.bundle.loop import plain_loop
+from bigbrain_fx.verification.bundle.plain import plain_link
+
+bundle, looped = Path(sys.argv[1]), sys.argv[2]
+plan = read_plan(bundle)
+with plain_loop(plan, bundle, looped, weights_of) as loop:
+    file = load_model_file(plan.source.path, seed=plan.seed)
+    print(json.dumps(plain_link(loop, file, capture_again(file, plan), plan, 2)))
+'''
+HOOKS = {
+    "net.head.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))": "gradient of embed.weight",
+    "net.blocks[1].up.weight.register_post_accumulate_grad_hook(halve)": "blocks.1.up.weight",
+    "net.blocks[2].register_full_backward_hook(lambda m, i, o: (i[0] * 0.5,))": "gradient of",
+    "net.norm.register_forward_hook(lambda m, a, out: out * 1.001)": "loss of step 0",
+    "net.blocks[3].norm.eps = 2e-5": "loss of step 0",
+}
+HALVE = """
+def halve(parameter):
+    parameter.grad *= 0.5
+
+
+"""
+
+
+def model_file(folder: Path, more: str, name: str = "letters.py") -> Path:
+    """Write the model file with more code at its end: a later definition counts."""
+    path = folder / name
+    path.write_text(f"{MODEL}\n\n{more}")
+    return path
+
+
+def split(file: Path, devices: int = 2) -> Path:
+    options = bb.Options("naive", schedule="1f1b", micro_batches=2)
+    return bb.split(file, cluster(devices), file.parent / "bundle", options).bundle
+
+
+def first(found: Verification) -> Check:
+    assert found.checks[0].name == NAME
+    return found.checks[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_small(tmp_path_factory.mktemp("plain"))
+
+
+def linked(bundle: Path, looped: Path, folder: Path) -> dict[str, Any]:
+    """Compare a bundle's graph with the loop of another model file."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    done = warm.run(
+        [sys.executable, str(program), str(bundle), str(looped)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdin=warm.DEVNULL,
+        stdout=warm.PIPE,
+        stderr=warm.PIPE,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# --------------------------------------------------------------------------- what it catches
+
+
+@pytest.mark.parametrize("line", HOOKS)
+def test_what_the_graph_has_dropped_is_found(line: str, bundle: Path, tmp_path: Path) -> None:
+    """The same model with a hook, and none in the graph: whatever `split` thinks of hooks."""
+    code = f"{HALVE}def model():\n    net = Net()\n    {line}\n    return net\n"
+    found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
+    assert found["passed"] is False
+    assert HOOKS[line] in found["detail"]
+
+
+def test_rounding_is_decided_in_float64(bundle: Path, tmp_path: Path) -> None:
+    """A hook that loses digits in float32, and changes nothing in exact numbers."""
+    line = "net.blocks[1].up.weight.register_hook(lambda g: (g + 10.0) - 10.0)"
+    code = f"def model():\n    net = Net()\n    {line}\n    return net\n"
+    found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
+    assert found["passed"] is True, found["detail"]
+    assert re.search(r"gradients to \de-0[1-5] of a tensor's largest", found["detail"])
+
+
+class Summing(torch.optim.SGD):
+    """Rounds otherwise when it has more parameters; with `norm`, divides by all their norms."""
+
+    norm = False
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        params = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in params if p.grad is not None]
+        whole = torch.stack([g.norm() for g in gradients]).norm() if self.norm else 1.0
+        for p, g in zip(params, gradients, strict=True):
+            p.sub_(g * 0.1 / whole if len(params) > 1 else g / whole * 0.3 / 3)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_an_optimizer_per_device_is_compared_with_one(norm: bool, tmp_path: Path) -> None:
+    dice = torch.Generator().manual_seed(0)
+    before, given = ({n: torch.randn(50, generator=dice) for n in "ab"} for _ in range(2))
+
+    def optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> Summing:
+        made = Summing([p for _, p in named])
+        made.norm = norm
+        return made
+
+    after = {n: nn.Parameter(t.clone()) for n, t in before.items()}
+    for name, parameter in after.items():
+        parameter.grad = given[name]
+    optimizer(list(after.items())).step()
+    file = ModelFile(tmp_path, "model", nn.Identity(), None, optimizer=optimizer)
+    updates = Updates(file, {"d0": {"a"}, "d1": {"b"}})
+    eager.save(before, tmp_path / "state")
+    updates.take(0, before, given, {n: p.detach() for n, p in after.items()}, tmp_path)
+    found = updates.differences()
+    assert len(found) == (2 if norm else 0)
+    assert all("is updated otherwise" in line for line in found)
+    assert norm or updates.said == "to rounding"
+
+
+def test_draws_elsewhere_are_named_and_never_equal(bundle: Path, tmp_path: Path) -> None:
+    code = "def model():\n    net = Net()\n    net.blocks[1].drop.eval()\n    net.norm = "
+    code += "nn.Sequential(net.norm, nn.Dropout(0.5))\n    return net\n"
+    found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
+    assert found["passed"] is None
+    assert "only the module draws at norm.1" in found["detail"]
+
+
+def test_a_loop_that_fails_is_no_difference(bundle: Path, tmp_path: Path) -> None:
+    code = "def lr_scale(step):\n    raise RuntimeError('no scale')\n"
+    found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
+    assert found["passed"] is None
+    assert "RuntimeError: no scale (looped.py:" in found["detail"]
+
+
+# --------------------------------------------------------------------------- what passes
+
+FROZEN = """
+class Frozen(Net):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(16)
+        for block in self.blocks[:2]:
+            block.requires_grad_(False)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.blocks[:2].eval()
+        self.bn.eval()
+        return self
+
+    def forward(self, letters):
+        x = self.bn(self.embed(letters).transpose(1, 2)).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def model():
+    return Frozen()
+"""
+DICE = """
+from torch.utils.checkpoint import checkpoint
+
+autocast = "bfloat16"
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + 0.1 * torch.rand_like(x) * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+noisy = Noisy.apply
+
+
+class Drawing(Net):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(16)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def block(self, x, block):
+        return block(F.dropout(x, 0.1, self.training))
+
+    def forward(self, letters):
+        x = F.dropout(F.dropout(self.embed(letters), 0.0, True), 0.2, self.training)
+        with torch.no_grad():
+            x = x + 0.1 * torch.rand_like(x) + 0.1 * torch.randn_like(x)
+        for reentrant in (False, True):
+            for block in self.blocks[:2]:
+                x = checkpoint(self.block, x, block, use_reentrant=reentrant)
+        x = noisy(x)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().float().mean((0, 1))
+        x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+        x = self.bn(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(self.norm(x - self.mean))
+
+
+def model():
+    return Drawing()
+"""
+PARTS = """
+class Both:
+    def __init__(self, *parts):
+        self.parts = parts
+
+    @property
+    def param_groups(self):
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self):
+        return {key: value for part in self.parts for key, value in part.state.items()}
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none=True):
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+def optimizer(named):
+    named = list(named)
+    bias = [p for n, p in named if n.endswith("bias")]
+    rest = [p for n, p in named if not n.endswith("bias") and "up" not in n]
+    return Both(
+        torch.optim.Muon([p for n, p in named if n.endswith("up.weight")], lr=0.02),
+        torch.optim.AdamW(
+            [{"params": bias, "weight_decay": 0.0}, {"params": rest, "weight_decay": 0.1}], lr=3e-3
+        ),
+    )
+"""
+
+
+@pytest.mark.parametrize("code", [FROZEN, DICE, PARTS], ids=["frozen", "dice", "parts"])
+def test_what_is_right_is_equal(code: str, tmp_path: Path) -> None:
+    """An own `train()`; everything that draws, in bfloat16; a mix of optimizers with groups."""
+    bundle = split(model_file(tmp_path, code), 3)
+    found = verify(bundle, steps=2, time_limit_s=LIMIT_S)
+    assert found.passed, str(found)
+    assert first(found).word == "equal"
+    assert "2 steps of train(), loss.backward(), optimizer.step()" in first(found).detail
+
+
+def test_the_command_names_it_first(bundle: Path) -> None:
+    done = call("verify", bundle, "--steps", "1", "--json")
+    assert done.objects[0]["checks"][0]["name"] == "plain PyTorch = captured graph"
+
+
+# --------------------------------------------------------------------------- what is not run
+
+
+def test_a_model_larger_than_the_host_is_not_run(bundle: Path) -> None:
+    plan = read_plan(bundle)
+    assert lacking(plan) == ""
+    reason = lacking(plan, available=100_000)
+    assert "GiB of memory" in reason
+    check = Check(**not_run(reason))  # type: ignore[arg-type]
+    found = Verification((check, Check("weights = your model's", True, "all")))
+    assert str(found).startswith(f"not run  {NAME}: it needs")
+    assert "equal" not in str(found).splitlines()[0]
+    found.require_passed()
+
+
+VARYING = """
+def batches(seed):
+    for step in itertools.count():
+        rows = torch.randint(27, (8, 6 + {more}), generator=torch.Generator().manual_seed(step))
+        yield {{"letters": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}}
+        if step == {last}:
+            return
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "last", "what", "help_"),
+    [
+        ("step", 99, "step 1: batch entry 'letters' is int64", "pad to one length"),
+        ("0", 0, "ended before step 1", "use fewer --steps"),
+    ],
+)
+def test_data_that_do_not_fit_are_an_error(
+    more: str, last: int, what: str, help_: str, tmp_path: Path
+) -> None:
+    bundle = split(model_file(tmp_path, VARYING.format(more=more, last=last)))
+    with pytest.raises(InputError, match=what) as error:
+        verify(bundle, steps=2, time_limit_s=LIMIT_S)
+    assert error.value.at == "letters.py: batches"
+    assert help_ in str(error.value.help)
+    if last == 0:
+        assert verify(bundle, steps=1, time_limit_s=LIMIT_S).passed  # the remedy
+
+
+def test_an_edit_that_fails_is_an_error(tmp_path: Path) -> None:
+    bundle = split_small(tmp_path)
+    training = bundle / "training.py"
+    training.write_text(training.read_text().replace("return 1.0 /", "return nothing /"))
+    with pytest.raises(InputError, match="NameError: name 'nothing' is not defined") as error:
+        verify(bundle, steps=1, time_limit_s=LIMIT_S)
+    assert str(error.value.at).startswith("training.py:")
+    assert "train.py --in-process --steps 1" in str(error.value.help)
+
+
+def test_the_loop_knows_no_graph() -> None:
+    """It imports nothing that traces, runs a graph, or is our own reference."""
+    allowed = {
+        *("ModelFile", "load_model_file", "take_apart", "where"),  # the model file and its batch
+        *("Route", "Step", "route", "settle"),  # how a batch reaches forward
+        "reseed",  # how a key becomes a seed
+        "KeyedDice",
+    }
+    folder = Path(eager.__file__).parent
+    trees = [ast.parse((folder / name).read_text()) for name in ("eager.py", "dice.py")]
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    ours = [node for node in nodes if (node.module or "").startswith("bigbrain_fx")]
+    assert {alias.name for node in ours for alias in node.names} <= allowed
+
+
+def test_an_optimizer_may_write_into_gradients(tmp_path: Path) -> None:
+    """Clamping in step(), the remedy for hooks that clamp: gradients are compared after it."""
+    code = (
+        "class Clamped(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        for group in self.param_groups:\n"
+        "            torch.nn.utils.clip_grad_value_(group['params'], 1e-3)\n"
+        "        return super().step(closure)\n\n\n"
+        "def optimizer(named_params):\n"
+        "    return Clamped(named_params, lr=0.1)\n"
+    )
+    found = verify(split(model_file(tmp_path, code)), steps=2)
+    assert found.passed, str(found)

@@ -1,0 +1,230 @@
+"""Replicas have the bits of one process: in-process bundles against a reference that adds alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture, load_model_file
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, replica_cut, updating
+from bigbrain_fx.verification.bundle.child import run_bundle, same_training
+from bigbrain_fx.verification.bundle.reference import Trace
+from tests.support.bundles import MODEL
+from tools.matrix import Bench, imported, other_bytes
+
+STEPS = 3
+ROWS = """class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Net("""
+BATCH_NORM = MODEL.replace("class Net(", ROWS).replace("nn.LayerNorm(16)", "Rows()")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model has several buckets, too."""
+    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 2048)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench_of(tmp_path_factory.mktemp("model") / "net.py", MODEL)
+
+
+def bench_of(path: Path, text: str) -> Bench:
+    path.write_text(text)
+    file = load_model_file(path)
+    return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), STEPS)
+
+
+def cluster(*speeds: int, replicas: tuple[tuple[str, ...], ...] = ()) -> Cluster:
+    made = (Device(f"d{i}", "h", "cpu", 2**33, s * 1e9, 12e9, 1e-6) for i, s in enumerate(speeds))
+    return Cluster(tuple(made), Link(50e-6, 1e9), replicas=replicas)
+
+
+def planned(bench: Bench, where: Cluster, **choices: object) -> Plan:
+    file = bench.file
+    source = Source(
+        str(file.path), True, False, True, file.lr_scale is not None, file.clip_norm, ""
+    )
+    given = {"partitioner": "naive", "micro_batches": 8, **choices}
+    options = Options(**given)  # type: ignore[arg-type]  # fields of Options
+    return make_plan(bench.captured.graph, where, source, options)
+
+
+def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
+    """Train a bundle and its reference; return what the bundle made, and what differs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_bundle(plan, bench, Path(scratch, "bundle"))
+        with imported(folder, force_adamw=False) as bundle:
+            expected = bench.reference(plan, folder, bundle)
+            actual = run_bundle(bundle, plan, STEPS, plan.seed)
+    failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
+    found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
+    return actual, found or other_bytes(expected, actual)
+
+
+@pytest.mark.parametrize(
+    ("devices", "replicas", "zero", "order"),
+    [
+        (4, 2, 0, "replica"),
+        (4, 2, 1, "micro"),
+        (4, 2, 1, "tree"),
+        (3, 3, 0, "micro"),
+        (3, 3, 1, "replica"),
+        (4, 2, 2, "micro"),
+        (3, 3, 2, "tree"),
+        (1, 1, 0, "tree"),
+    ],
+)
+def test_a_bundle_has_the_bits_of_one_process(
+    bench: Bench, devices: int, replicas: int, zero: int, order: str
+) -> None:
+    where = cluster(*[1] * devices)
+    plan = planned(bench, where, replicas=replicas, zero_stage=zero, sum_order=order)
+    assert plan.stages.replicas == replicas
+    assert len(plan.stages.stages) == devices
+    assert len(plan.stages.buckets) > devices // replicas
+    assert trained(bench, plan)[1] == ""
+
+
+def same(a: Trace, b: Trace) -> bool:
+    return a.losses == b.losses and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
+
+
+def test_a_tree_has_the_same_bits_for_any_replicas_and_shares(bench: Bench) -> None:
+    whole, _ = trained(bench, planned(bench, cluster(1), sum_order="tree"))
+    ways = ((2, (6, 2), 2), (2, (5, 3), 1), (3, (3, 3, 2), 0), (4, (), 0))
+    for count, shares, zero in ways:
+        options = {"replicas": count, "replica_shares": shares, "sum_order": "tree"}
+        options["zero_stage"] = zero
+        found, fault = trained(bench, planned(bench, cluster(*[1] * count), **options))
+        assert fault == ""
+        assert same(whole, found)
+    other, _ = trained(bench, planned(bench, cluster(1)))
+    assert not same(whole, other)  # else nothing was shown
+
+
+def test_by_number_has_the_bits_of_a_bundle_without_replicas(bench: Bench) -> None:
+    whole, _ = trained(bench, planned(bench, cluster(1)))
+    shares = {"replicas": 2, "replica_shares": (3, 1), "sum_order": "micro"}
+    plan = planned(bench, cluster(1, 1), **shares)
+    assert [len(own) for own in plan.stages.micros] == [6, 2]
+    assert same(whole, trained(bench, plan)[0])
+
+
+def test_zero_divides_the_state_of_the_optimizer(bench: Bench) -> None:
+    plan = planned(bench, cluster(1, 1), replicas=2, zero_stage=1)
+    alone = planned(bench, cluster(1, 1), replicas=2)
+    whole = [entry.optimizer_bytes for entry in alone.forecast.devices]
+    halves = [entry.optimizer_bytes for entry in plan.forecast.devices]
+    assert sum(halves) * 2 == sum(whole)
+    assert max(halves) < 0.6 * max(whole)
+    divided = planned(bench, cluster(1, 1), replicas=2, zero_stage=2, sum_order="micro")
+    assert max(e.gradients_bytes for e in divided.forecast.devices) < max(
+        e.gradients_bytes for e in plan.forecast.devices
+    )
+    assert set(updating(plan.graph, plan.stages).values()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("choices", "said", "help_"),
+    [
+        ({"zero_stage": 1}, "--zero 1 shares among replicas, and this plan has one", "--replicas"),
+        ({"replicas": 2, "zero_stage": 2}, "--zero 2 keeps no replica's own sum", "micro"),
+        ({"replicas": 2, "zero_stage": 3}, "--zero 3 is not there yet", "--zero 2"),
+        ({"replicas": 3}, "3 replicas need as many devices at least", "--replicas 2"),
+        (
+            {"replicas": 2, "replica_shares": (2, 1)},
+            "8 micro-batches cannot be shared 2:1",
+            "use shares whose sum divides 8",
+        ),
+        ({"replicas": 2, "replica_shares": (1, 1, 1)}, "3 shares for 2 replicas", "--replicas 3"),
+        ({"replicas": 2, "micro_batches": 1}, "2 replicas need a micro-batch each", "2 or more"),
+    ],
+)
+def test_what_replicas_cannot_do_is_refused(
+    bench: Bench, choices: dict[str, object], said: str, help_: str
+) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        planned(bench, cluster(1, 1), **choices)
+    assert help_ in (caught.value.help or "")
+
+
+def test_replicas_that_are_cut_unlike_make_a_tied_weights_gradients_apart(bench: Bench) -> None:
+    where = cluster(2, 1, 1, replicas=(("d0",), ("d1", "d2")))
+    plan = planned(bench, where, sum_order="micro", replica_shares=(5, 3))
+    assert [stage.device for stage in plan.stages.stages] == ["d0", "d0", "d1", "d2"]
+    assert trained(bench, plan)[1] == ""
+
+
+MAYBE = """class Maybe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else x
+
+
+class Net("""
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_code_that_leaves_a_weight_out_in_some_replica(tmp_path: Path, zero: int) -> None:
+    """The others' gradients reach it there, too: else replicas would drift apart."""
+    norm, head = "nn.LayerNorm(16)", "\n        self.head"
+    text = MODEL.replace("class Net(", MAYBE).replace(norm + head, "Maybe()" + head)
+    path = tmp_path / "net.py"
+    path.write_text(text)
+    file = load_model_file(path)
+    captured = capture(file.model, file.example_batch, file.loss, name="net", leaves=("Maybe",))
+    found = Bench(file, captured, STEPS)
+    plan = planned(found, cluster(1, 1), replicas=2, micro_batches=4, zero_stage=zero)
+    assert [bucket.marks > 0 for bucket in plan.stages.buckets].count(True) == 1
+    assert trained(found, plan)[1] == ""
+
+
+def test_a_cpu_and_a_gpu_do_not_update_alike(bench: Bench) -> None:
+    cpu, other = cluster(1, 1).devices
+    where = Cluster((cpu, replace(other, kind="cuda")), Link(50e-6, 1e9))
+    with pytest.raises(InputError, match="do not update them to the same bits"):
+        planned(bench, where, replicas=2)
+    assert planned(bench, where, replicas=2, zero_stage=1).stages.replicas == 2
+
+
+def test_recompute_numbers_are_the_whole_plans(bench: Bench) -> None:
+    where = cluster(1, 1, 1, 1)
+    plan = planned(bench, where, replicas=2, recompute=(2,))
+    assert plan.stages.recompute == (2,)
+    assert planned(bench, where, replicas=2, recompute="all").stages.recompute == (0, 1, 2, 3)
+    assert trained(bench, plan)[1] == ""
+
+
+def test_buffers_that_are_written_are_refused(tmp_path: Path) -> None:
+    found = bench_of(tmp_path / "net.py", BATCH_NORM)
+    with pytest.raises(InputError, match=r"the forward writes into 'blocks.0.norm.norm") as caught:
+        planned(found, cluster(1, 1), replicas=2, micro_batches=4)
+    assert "LayerNorm" in (caught.value.help or "")

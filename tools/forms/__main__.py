@@ -1,0 +1,112 @@
+"""Forms of training code, each judged against a plain loop, as a table.
+
+    python -m tools.forms [NAME ...] [--family F] [--resume rows.jsonl] [--write docs/coverage.md]
+
+Exit code 1 where a form is not what its file says: right, refused or stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from tools.coverage import warm
+from tools.forms import Form, find, forms
+from tools.forms.judge import Outcome, judge
+
+HEADING = "## Forms of training code"
+_OPENING = """{heading}
+
+Small model files as users write them (`tools/forms`), each split over two devices with half of its
+parameters on each, and judged against an untouched training loop in plain PyTorch
+(`tools/forms/loop.py`, which imports nothing of ours): losses and weights after {steps} steps.
+
+- **right**: every link of `verify` holds, none is left out, and the bundle trains as the loop does
+- **refused**: `split` writes nothing, names what it is and what to do
+- **stopped**: `split` cannot see it; `verify` and every run stop before the step, with what to do
+
+What is refused or stopped names a form that follows the advice; that form is right. {summary}
+
+| form | what it is | outcome | remedy that was tried |
+|---|---|---|---|
+"""
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--family", "families", multiple=True, help="This family only.")
+@click.option("--resume", type=click.Path(path_type=Path), help="Skip its forms; add to it.")
+@click.option("--write", type=click.Path(path_type=Path), help="Write the table of all forms here.")
+def main(
+    names: tuple[str, ...], families: tuple[str, ...], resume: Path | None, write: Path | None
+) -> None:
+    """Judge the forms, or those named."""
+    known = _former(resume)
+    wanted = [find(name) for name in names] or [
+        form for form in forms() if not families or form.family in families
+    ]
+    if any(form.name not in known for form in wanted):
+        warm()
+    found = [_said(form, known.get(form.name) or _judged(form, resume)) for form in wanted]
+    click.echo(summary(found))
+    if write is not None:
+        write.write_text(section(write.read_text() if write.exists() else "", found))
+    sys.exit(any(outcome.status != form.expected for form, outcome in found))
+
+
+def _former(path: Path | None) -> dict[str, Outcome]:
+    if path is None or not path.is_file():
+        return {}
+    lines = path.read_text().splitlines()
+    return {row.form: row for row in (Outcome(**json.loads(line)) for line in lines)}
+
+
+def _judged(form: Form, path: Path | None) -> Outcome:
+    outcome = judge(form)
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+    return outcome
+
+
+def _said(form: Form, outcome: Outcome) -> tuple[Form, Outcome]:
+    mark = "" if outcome.status == form.expected else f"  (expected: {form.expected})"
+    first = (outcome.detail.splitlines() or [""])[0]
+    seconds = f"{outcome.seconds:5.1f} s"
+    click.echo(f"{form.name:28} {outcome.status:8} {seconds}  {first[:110]}{mark}")
+    return form, outcome
+
+
+def summary(found: Sequence[tuple[Form, Outcome]]) -> str:
+    """Say how many forms do what."""
+    counts = Counter(outcome.status for _, outcome in found)
+    parts = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return f"{len(found)} forms: {parts}."
+
+
+def section(text: str, found: Sequence[tuple[Form, Outcome]]) -> str:
+    """Put the table into a page, in the place of its former one."""
+    from tools.forms.loop import STEPS
+
+    opening = _OPENING.format(heading=HEADING, steps=STEPS, summary=summary(found))
+    before, _, rest = text.partition(HEADING)
+    _, mark, after = rest.partition("\n## ")
+    page = before or "# Coverage\n\nWritten by `make coverage`.\n\n"
+    rows = "\n".join(_rows(found))
+    return f"{page}{opening}{rows}\n" + (f"{mark}{after}" if mark else "")
+
+
+def _rows(found: Sequence[tuple[Form, Outcome]]) -> Iterator[str]:
+    for form, outcome in found:
+        title = form.title.replace("|", "\\|")
+        yield f"| {form.name} | {title} | {outcome.status} | {form.remedy} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""One form, judged: split over two devices, verified, run, and compared with the plain loop.
+
+Every part runs in a fork of a process that has imported torch. Outcomes:
+
+    right     `verify` passes with no link left out, and the bundle trains as the loop does
+    refused   before anything is written, with what to do
+    stopped   split, and stopped with what to do where the data are not such as the example
+    late      split, and found to be different by `verify` only
+    wrong     split, verified, and other numbers than the loop
+    useless   refused without a line or without a remedy
+    crash     a traceback, of whichever part
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import bigbrain_fx as bb
+import partitioners
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend import session
+from bigbrain_fx.frontend.child import _Service
+from bigbrain_fx.frontend.client import Message, Task
+from bigbrain_fx.plan import read_plan
+from tools.forms import Form
+from tools.forms.halves import Halves
+from tools.forms.loop import STEPS, train
+
+DEADLINE_S = 120.0
+LOSS = 2e-5  # of the loss: float32 over some steps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a form. `detail` says why, or how near it is; `help` is the remedy."""
+
+    form: str
+    status: str
+    detail: str = ""
+    help: str = ""
+    seconds: float = 0.0
+
+
+def judge(form: Form) -> Outcome:
+    """Split, verify, run and compare one form."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix=f"form-{form.name}-") as scratch:
+        folder = Path(scratch)
+        path = folder / "model.py"
+        path.write_text(form.source)
+        found = dict(_judged(form, path, folder))
+    return Outcome(form.name, seconds=round(time.perf_counter() - start, 1), **found)
+
+
+def _judged(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
+    loop = {} if form.expected != "right" else _apart(lambda: _loop(form, path, folder), folder)
+    if "status" in loop:
+        return {**loop, "status": "crash", "detail": f"the loop itself: {loop['detail']}"}
+    made = _apart(lambda: _split(form, path, folder), folder)
+    if "status" in made:
+        if (folder / "bundle").exists():
+            return {**made, "status": "crash", "detail": f"left a bundle: {made['detail']}"}
+        return made
+    if form.expected != "right":
+        _apart(lambda: _loop(form, path, folder), folder)
+    for part in (_verify, _train):
+        found = _apart(partial(part, form, path, folder), folder)
+        if "status" in found:
+            return {**found, "status": "stopped"} if found["status"] == "refused" else found
+    return {"status": "right", "detail": "; ".join(filter(None, (made["said"], found["said"])))}
+
+
+def _loop(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
+    torch.save(train(path, form.micro_batches), folder / "loop.pt")
+    return {}
+
+
+def _split(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
+    options = bb.Options("halves", micro_batches=form.micro_batches, leaves=form.leaves)
+    ways = {**partitioners.TABLE, Halves.name: Halves}
+    with mock.patch.object(session, "Child", _Here), mock.patch.object(partitioners, "TABLE", ways):
+        made = bb.split(path, cluster(), folder / "bundle", options)
+    return {"said": "; ".join(made.warnings)}
+
+
+def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
+    from bigbrain_fx.verification.bundle.child import verify_here
+    from bigbrain_fx.verification.bundle.failures import error_of
+
+    wanted = {"bundle": str(folder / "bundle"), "model": None, "steps": 3, "processes": None}
+    try:
+        checks = verify_here(wanted)
+    except Exception as error:
+        known = error_of(error, folder / "bundle", path)
+        raise known or error from error
+    wrong = [c for c in checks if c["passed"] is not True]
+    if not wrong:
+        return {}
+    said = "; ".join(f"{c['name']}: {c['detail']}" for c in wrong)
+    return {"status": "late" if wrong[0]["passed"] is False else "unseen", "detail": said}
+
+
+def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
+    """Train with the bundle's own programs; compare with the loop, which draws otherwise."""
+    from bigbrain_fx.verification.bundle.child import import_bundle, run_bundle
+
+    if form.dice:
+        return {"said": ""}
+    done = run_bundle(import_bundle(folder / "bundle"), read_plan(folder / "bundle"), STEPS, seed=0)
+    losses, tensors = torch.load(folder / "loop.pt")
+    ours = [float(loss) for loss in done.losses]
+    off = max(abs(a - b) / (abs(b) or 1.0) for a, b in zip(ours, losses, strict=True))
+    names = list(_apart_from(tensors, done.tensors))
+    if not off <= LOSS or names:
+        said = f"losses {off:.1e} off; {', '.join(names[:4])}"
+        return {"status": "wrong", "detail": said}
+    return {"said": ""}
+
+
+def _apart_from(want: Mapping[str, Tensor], have: Mapping[str, Tensor]) -> Iterator[str]:
+    for name, tensor in have.items():
+        if name not in want:
+            continue
+        theirs = want[name].to(torch.complex128 if tensor.is_complex() else torch.float64)
+        error = float((tensor.to(theirs.dtype) - theirs).abs().max()) if tensor.numel() else 0.0
+        scale = float(theirs.abs().max()) if tensor.numel() else 0.0
+        unit = 1e-2 if tensor.dtype in (torch.bfloat16, torch.float16) else 1e-5
+        if not error <= unit * max(scale, 1e-3):
+            yield f"{name} {error / (scale or 1.0):.1e} off"
+
+
+class _Here:
+    """A capture session's child in this process, itself a fork."""
+
+    def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
+        self._service = _Service(wanted)
+
+    def answer(self) -> Message:
+        return _plain(self._service.report())
+
+    def ask(self, request: Mapping[str, object]) -> Message:
+        return _plain(self._service.serve(request))
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _plain(message: Mapping[str, object]) -> Message:
+    """Return what would come over a pipe."""
+    found: Message = json.loads(json.dumps(message))
+    return found
+
+
+def cluster() -> Cluster:
+    """Return two unlike CPU devices whose link costs nothing: tiny models are cut, too."""
+    speeds = (60e9, 30e9)
+    made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(speeds))
+    return Cluster(tuple(made), Link(1e-8, 1e12))
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def _apart(work: Callable[[], Mapping[str, str]], folder: Path) -> Mapping[str, str]:
+    """Run in a copy of this process, under a deadline; an error becomes a status."""
+    answer = folder / "answer.json"
+    answer.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        _answer(work, answer, folder / "said")
+    status = _waited(pid)
+    if not answer.exists():
+        return {"status": "crash", "detail": f"its process ended with {status}"}
+    found: Mapping[str, str] = json.loads(answer.read_text())
+    return found
+
+
+def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> None:
+    """Be the process, to its end."""
+    os.setsid()
+    signal.alarm(int(DEADLINE_S))
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    try:
+        found = work()
+    except BigBrainError as error:
+        found = _refused(error)
+    except BaseException as error:
+        first = (str(error).splitlines() or [""])[0]
+        where = "".join(traceback.format_tb(error.__traceback__)[-2:])
+        found = {"status": "crash", "detail": f"{type(error).__name__}: {first}\n{where}"}
+    answer.write_text(json.dumps(dict(found)))
+    os._exit(0)
+
+
+def _refused(error: BigBrainError) -> Mapping[str, str]:
+    detail = f"{error.what} ({error.at})" + "".join(f"\n  note: {note}" for note in error.notes)
+    status = "refused" if error.help else "useless"
+    return {"status": status, "detail": detail, "help": error.help or ""}
+
+
+def _waited(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # what the model file may have started
+    return os.waitstatus_to_exitcode(status)

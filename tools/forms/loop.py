@@ -1,0 +1,150 @@
+"""The training loop that any user would write, in plain PyTorch; it imports nothing of ours.
+
+    python -m tools.forms.loop model.py FOLDER
+
+What it leaves there is the measure of a bundle: losses, and tensors by name after the last step.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 4
+
+
+def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Train a model file's model; return the loss of each step, and all tensors at the end."""
+    code = _run(path)
+    torch.manual_seed(0)
+    model = code.model()
+    torch.manual_seed(0)
+    example = code.example_batch()
+    model.train()
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    made = code.optimizer(named)
+    base = [group["lr"] for group in made.param_groups]
+    losses = []
+    for step, batch in enumerate(itertools.islice(_batches(code, example), STEPS)):
+        losses.append(_backward(code, model, _parts(batch, example, micro_batches)))
+        _update(code, model, made, base, step)
+    return losses, {n: t.detach() for n, t in model.state_dict().items()}
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = code
+    sys.path.insert(0, str(path.parent))
+    torch.manual_seed(0)
+    spec.loader.exec_module(code)
+    return code
+
+
+def _batches(code: ModuleType, example: object) -> Iterator[object]:
+    """Draw the data with dice of their own, as a loader's worker does."""
+    if not hasattr(code, "batches"):
+        return itertools.repeat(example)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return iter(list(itertools.islice(code.batches(0), STEPS)))
+
+
+def _backward(code: ModuleType, model: nn.Module, parts: list[Any]) -> float:
+    total = 0.0
+    for part in parts:
+        with _autocast(code):
+            output = _call(code, model, part)
+            loss = code.loss(output, part) if code.loss else _own(output)
+        (loss / len(parts)).backward()
+        total += float(loss.detach().double()) / len(parts)
+    return total
+
+
+def _autocast(code: ModuleType) -> torch.autocast:
+    kind = getattr(code, "autocast", None)
+    dtype = getattr(torch, kind) if kind else torch.bfloat16
+    return torch.autocast("cpu", dtype=dtype, enabled=kind is not None)
+
+
+def _own(output: Any) -> Tensor:  # noqa: ANN401  # of any model
+    found = output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", output)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _update(
+    code: ModuleType, model: nn.Module, made: torch.optim.Optimizer, base: list[float], step: int
+) -> None:
+    if hasattr(code, "clip_norm"):
+        nn.utils.clip_grad_norm_(model.parameters(), code.clip_norm)
+    if hasattr(code, "lr_scale"):
+        for group, lr in zip(made.param_groups, base, strict=True):
+            group["lr"] = lr * code.lr_scale(step)
+    made.step()
+    model.zero_grad(set_to_none=True)
+
+
+def _call(code: ModuleType, model: nn.Module, batch: Any) -> object:  # noqa: ANN401  # of any form
+    """Give forward what it takes of a batch; a form that says how itself defines `_call`."""
+    if hasattr(code, "_call"):
+        return code._call(model, batch)
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(batch, Mapping):
+        wild = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return model(**{k: v for k, v in batch.items() if wild or k in parameters})
+    count = min(len(parameters), len(batch) - bool(code.loss))
+    return model(*batch[:count])
+
+
+def _parts(batch: Any, example: Any, count: int) -> list[Any]:  # noqa: ANN401
+    """Cut every tensor that has the batch's rows into equal parts."""
+    rows = next(t for t in _tensors(example) if t.dim()).shape[0]
+
+    def part(tensor: Tensor, number: int) -> Tensor:
+        whole = not tensor.dim() or tensor.shape[0] != rows
+        return tensor.clone() if whole else tensor.chunk(count)[number].clone()
+
+    return [_mapped(batch, partial(part, number=m)) for m in range(count)]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(value)
+
+
+def _mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: _mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        made = [_mapped(value, change) for value in batch]
+        return made if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(made)
+    return batch
+
+
+def main() -> None:
+    """Train, and leave the outcome in a folder."""
+    path, folder, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    torch.save(train(path, count), folder / "loop.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -40,6 +40,7 @@ def source_of(facts: ModelFacts) -> Source:
         facts.module,
         facts.optimizer_state,
         facts.optimizer_temporaries,
+        facts.has_scheduler,
     )
 
 

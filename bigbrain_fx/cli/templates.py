@@ -104,6 +104,9 @@ def optimizer(named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.O
 # def lr_scale(step: int) -> float:      # a factor on every learning rate
 #     return min(1.0, (step + 1) / 100)
 #
+# def scheduler(optimizer):              # or a scheduler, stepped after every training step
+#     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+#
 # clip_norm = 1.0                        # limit of the gradient's norm over all devices
 # autocast = "bfloat16"                  # compute in this type where torch deems it safe
 '''

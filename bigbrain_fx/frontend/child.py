@@ -81,6 +81,7 @@ class _Service:
             "has_batches": file.batches is not None,
             "has_optimizer": file.optimizer is not None,
             "has_lr_scale": file.lr_scale is not None,
+            "has_scheduler": file.scheduler is not None,
             "clip_norm": file.clip_norm,
             "autocast": file.autocast,
             "parameters": sum(p.numel() for p in parameters.values()),
@@ -133,11 +134,15 @@ class _Service:
         return {name: (str(stored.file), stored.key) for name, stored in found.items()}
 
     def try_optimizer(self, held: Mapping[str, list[str]], here: bool) -> str | None:
-        """Require that the optimizer can be made once per device."""
+        """Require that the optimizer and its scheduler can be made once per device."""
         from bigbrain_fx.frontend.tracing.parted import require_parted
+        from bigbrain_fx.frontend.tracing.scheduled import require_scheduled
 
-        own = self.file.optimizer
-        return None if own is None else require_parted(self.file.model, own, held, here=here)
+        model, own, scheduler = self.file.model, self.file.optimizer, self.file.scheduler
+        note = None if own is None else require_parted(model, own, held, here=here)
+        if scheduler is not None and not note:
+            require_scheduled(model, own, scheduler, held)
+        return note
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ class ModelFile:
     batches: Callable[[int], Iterator[object]] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     lr_scale: Callable[[int], float] | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     clip_norm: float | None = None
     autocast: str | None = None
     leaves: tuple[str, ...] = ()
@@ -325,7 +326,7 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
 def _functions(module: ModuleType, path: Path) -> dict[str, object]:
     """Collect the optional functions of the contract."""
     found: dict[str, object] = {}
-    for name in ("loss", "batches", "optimizer", "lr_scale"):
+    for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler"):
         value = getattr(module, name, None)
         if value is not None and not callable(value):
             raise InputError(
@@ -334,6 +335,13 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
                 help=f"see the model file contract: def {name}(...)",
             )
         found[name] = value
+    if found["lr_scale"] is not None and found["scheduler"] is not None:
+        raise InputError(
+            "the file has both `lr_scale` and `scheduler`, and each sets the learning rates",
+            at=_definition(found["scheduler"], path),
+            help="leave one out; torch.optim.lr_scheduler.LambdaLR(optimizer, lr_scale) is a "
+            "scheduler that does what lr_scale does",
+        )
     return found
 
 

@@ -41,6 +41,7 @@ class ModelFacts:
     has_batches: bool
     has_optimizer: bool
     has_lr_scale: bool
+    has_scheduler: bool
     clip_norm: float | None
     autocast: str | None
     parameters: int
@@ -116,7 +117,7 @@ class CaptureSession:
         Raises:
             InputError: it fails there, or updates otherwise than with all parameters.
         """
-        if not self.facts.has_optimizer:
+        if not (self.facts.has_optimizer or self.facts.has_scheduler):
             return ()
         names = {device: list(held) for device, held in held.items()}
         answer = self._child.ask({"do": "optimizer", "held": names, "here": here})

@@ -82,6 +82,7 @@ class Source:
     module: str = ""
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0
+    has_scheduler: bool = False
 
 
 @dataclass(frozen=True)

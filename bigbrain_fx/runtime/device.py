@@ -25,6 +25,7 @@ from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .modules import Stage, active, set_parameter
+from .rates import LrScale, MakeScheduler, Rates
 from .recompute import Read, Twice
 from .replicas import Listed, Replicas, buckets_of
 from .transport import Transport
@@ -40,8 +41,9 @@ class Training:
     """What the user's file says about training; see `training.py` of the bundle."""
 
     optimizer: Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
-    lr_scale: Callable[[int], float] | None = None
+    lr_scale: LrScale | None = None
     clip_norm: float | None = None
+    scheduler: MakeScheduler | None = None
 
 
 @dataclass
@@ -185,8 +187,7 @@ class Device:
         self.updated = {n: p for n, p in self.parameters.items() if self._updates(n)}
         named = list(self.updated.items())
         self.optimizer = training.optimizer(named) if named else None
-        groups = self.optimizer.param_groups if self.optimizer else []
-        self._base_lr = [group["lr"] for group in groups]
+        self.rates = Rates(self.optimizer, training.lr_scale, training.scheduler)
 
     def _updates(self, name: str) -> bool:
         """Whether this device's optimizer updates a parameter: with ZeRO one replica's does."""
@@ -442,11 +443,12 @@ class Device:
         Raises:
             NotFiniteError: a loss or a gradient is not finite, and the policy is to stop.
         """
-        if not self._may_update():
-            self._now.gradients.clear()
-            return
-        if self.optimizer is None:
-            return
+        if self._may_update() and self.optimizer is not None:
+            self._update(self.optimizer)
+        self._now.gradients.clear()
+        self.rates.advance()
+
+    def _update(self, optimizer: Optimizer) -> None:
         found = self._summed()
         if self.training.clip_norm is not None:
             found = clipped(found, self._norms(), self.training.clip_norm)
@@ -454,13 +456,9 @@ class Device:
             self.first_gradients = found
         for name, parameter in self.updated.items():
             parameter.grad = found.get(name)
-        if self.training.lr_scale is not None:
-            scale = self.training.lr_scale(self.step)
-            for group, base in zip(self.optimizer.param_groups, self._base_lr, strict=True):
-                group["lr"] = base * scale
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._now.gradients.clear()
+        self.rates.set(self.step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""

@@ -155,7 +155,7 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
         "optimizer": None,
     }
     if device.optimizer is not None:
-        facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device._base_lr)
+        facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
         tensors.update(optimizer_tensors(device.optimizer, device.updated))
     return State(device.finished, tensors, facts)
 
@@ -170,9 +170,10 @@ def restore(device: Device, state: State) -> None:
     with torch.no_grad():
         for name, tensor in _held(device):
             tensor.copy_(state.tensors[name])
+    device.rates.rewind(state.step)
     if device.optimizer is not None:
         restore_optimizer(
-            device.optimizer, device.updated, device._base_lr, state.tensors, state.facts
+            device.optimizer, device.updated, device.rates.base, state.tensors, state.facts
         )
     device.finished, device.step = state.step, max(0, state.step - 1)
     device.stream.rewind(state.step)

@@ -34,10 +34,13 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     made = code.optimizer(named)
     base = [group["lr"] for group in made.param_groups]
+    scheduler = code.scheduler(made) if hasattr(code, "scheduler") else None
     losses = []
     for step, batch in enumerate(itertools.islice(_batches(code, example), STEPS)):
         losses.append(_backward(code, model, _parts(batch, example, micro_batches)))
         _update(code, model, made, base, step)
+        if scheduler is not None:
+            scheduler.step()
     return losses, {n: t.detach() for n, t in model.state_dict().items()}
 
 

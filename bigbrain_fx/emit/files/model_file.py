@@ -37,6 +37,7 @@ def training_slice(plan: Plan) -> SourceSlice:
         "batches": source.has_batches,
         "optimizer": source.has_optimizer and trains,
         "lr_scale": source.has_lr_scale and trains,
+        "scheduler": source.has_scheduler and trains,
     }
     wanted = [name for name, is_there in named.items() if is_there]
     return slice_file(source_file(plan), wanted) if wanted else EMPTY

@@ -20,7 +20,7 @@ from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.plan import Plan
 
-OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM")
+OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM", "SCHEDULER")
 FILES = (
     "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
     "bookkeeping; `launch.py` and `supervisor/`: replace processes that die"
@@ -87,6 +87,7 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
     ours.append(f"{constants['OPTIMIZER']} = {optimizer}")
     ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
     ours.append(f"{constants['CLIP_NORM']} = {source.clip_norm!r}")
+    ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
     return with_users_code(head, imports, taken, ours)
 
 
@@ -94,6 +95,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
     count = len(plan.stages.devices)
     modules = [f"device_{number}" for number in range(count)]
     how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
+    how += [f"scheduler=training.{constants['SCHEDULER']}"] * plan.source.has_scheduler
     data = data_fields("training", constants)
     specs = data.pop("specs")
     fields = [

@@ -125,9 +125,8 @@ def _keeps(what: str, make: Make) -> InputError:
         notes=("what is kept: state[p], for each parameter p, and the numbers of param_groups",),
         help="keep it there: self.state[p]['count'] for a counter; of a wrapper round others, in "
         "its __init__: for part in parts: part.state = self.state, and self.param_groups = [g for "
-        "part in parts for g in part.param_groups]; for a scheduler define lr_scale(step): make "
-        "one on torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), step it so "
-        "often, and return get_last_lr()[0]",
+        "part in parts for g in part.param_groups]; for a scheduler define "
+        "scheduler(optimizer) in the model file, which returns it",
     )
 
 
@@ -254,6 +253,13 @@ def _renewed(made: Any, make: Make, params: Mapping[str, nn.Parameter]) -> Any: 
 
 def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> None:  # noqa: ANN401
     kind = type(made).__name__
+    if not hasattr(made, "param_groups") or not hasattr(made, "step"):
+        raise InputError(
+            f"optimizer(named_params) must return an optimizer, found {kind}",
+            at=at,
+            help="return one, such as torch.optim.AdamW(named_params); its scheduler is returned "
+            "by scheduler(optimizer), a function of its own in the model file",
+        )
     needed = [
         p.name
         for p in inspect.signature(made.step).parameters.values()

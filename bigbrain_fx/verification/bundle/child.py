@@ -167,6 +167,7 @@ def chain(
         training.clip_norm,
         steps,
         plan.seed,
+        training.scheduler,
     )
     actual = trained or run_bundle(bundle, plan, steps, plan.seed)
     return [*checks, *same_training(plan, expected, actual)]

@@ -88,6 +88,8 @@ class TrainingLoop:
         self.optimizer = None if wanted.exact else self._optimizer()
         groups = self.optimizer.param_groups if self.optimizer is not None else []
         self.base_lr = [group["lr"] for group in groups]
+        make = self.file.scheduler
+        self.scheduler = make(self.optimizer) if make and self.optimizer else None
 
     def _settle_route(self) -> None:
         """Let a tuple's targets reach forward where the loss function has no loss without them."""
@@ -189,10 +191,13 @@ class TrainingLoop:
         assert self.optimizer is not None
         if self.file.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.file.clip_norm)
-        scale = self.file.lr_scale(self.step) if self.file.lr_scale is not None else 1.0
-        for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
-            group["lr"] = lr * scale if self.file.lr_scale is not None else lr
+        if self.file.lr_scale is not None:
+            scale = self.file.lr_scale(self.step)
+            for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
+                group["lr"] = lr * scale
         self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.model.zero_grad(set_to_none=True)  # an optimizer may have some of them only
 
     def state(self) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -213,11 +214,13 @@ def train_reference(
     clip_norm: float | None,
     steps: int,
     seed: int,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
 ) -> Trace:
     """Train in one process; `batches(step)` gives the step's micro-batches by input name."""
     trace = Trace()
     chosen = optimizer(list(reference.parameters.items()))
     base = [group["lr"] for group in chosen.param_groups]
+    rates = scheduler(chosen) if scheduler else None
     for step in range(steps):
         loss, gradients = reference.gradients(batches(step), seed, step)
         trace.losses.append(loss.double())  # a bundle tells its loss as a number
@@ -229,9 +232,12 @@ def train_reference(
             trace.gradients.update(
                 {n: p.grad for n, p in reference.parameters.items() if p.grad is not None}
             )
-        for group, lr in zip(chosen.param_groups, base, strict=True):
-            group["lr"] = lr * lr_scale(step) if lr_scale else lr
+        if lr_scale is not None:
+            for group, lr in zip(chosen.param_groups, base, strict=True):
+                group["lr"] = lr * lr_scale(step)
         chosen.step()
+        if rates is not None:
+            rates.step()
         chosen.zero_grad(set_to_none=True)
     trace.tensors.update({name: p.detach() for name, p in reference.parameters.items()})
     trace.tensors.update(reference.buffers)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
-from bigbrain_fx.runtime import clipped, norm
+from bigbrain_fx.runtime import Rates, clipped, norm
 from bigbrain_fx.verification.bundle import eager
 from bigbrain_fx.verification.bundle.module import equal
 
@@ -119,7 +119,7 @@ class _Parts:
         ]
         make = file.optimizer or torch.optim.AdamW
         self.optimizers = [make(list(part.items())) for part in self.params if part]
-        self.base = [[group["lr"] for group in made.param_groups] for made in self.optimizers]
+        self.rates = [Rates(made, file.lr_scale, file.scheduler) for made in self.optimizers]
 
     def step(self, step: int, before: Tensors | None, given: Tensors) -> None:
         """Update, from other numbers if they are given."""
@@ -129,10 +129,10 @@ class _Parts:
                 if before is not None:
                     parameter.data.copy_(before[name])
                 parameter.grad = gradients[name].clone() if name in gradients else None
-        for made, base in zip(self.optimizers, self.base, strict=True):
-            for group, lr in zip(made.param_groups, base, strict=True):
-                group["lr"] = lr * self.file.lr_scale(step) if self.file.lr_scale else lr
+        for made, rates in zip(self.optimizers, self.rates, strict=True):
+            rates.set(step)
             made.step()
+            rates.advance()
 
     def _clipped(self, given: Tensors) -> Tensors:
         """Clip as a bundle does: each parameter's norm, then the norm of the norms."""

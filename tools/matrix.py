@@ -210,13 +210,10 @@ class Bench:
         key = f"{self.steps} {plan.stages} {optimizer.__module__}.{optimizer.__qualname__}"
         if key not in self.references:
             functions = self.captured.functions
-            training = bundle.BUNDLE.training
             self.references[key] = train_reference(
                 Reference(plan.graph, plan.stages, weights_of(folder, plan), functions),
                 batches_of(bundle, plan),
-                training.optimizer,
-                training.lr_scale,
-                training.clip_norm,
+                bundle.BUNDLE.training,
                 self.steps,
                 plan.seed,
             )

@@ -41,6 +41,7 @@ def source_of(facts: ModelFacts) -> Source:
         facts.optimizer_state,
         facts.optimizer_temporaries,
         facts.has_scheduler,
+        facts.grad_scaler,
     )
 
 

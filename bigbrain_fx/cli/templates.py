@@ -108,7 +108,9 @@ def optimizer(named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.O
 #     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
 #
 # clip_norm = 1.0                        # limit of the gradient's norm over all devices
-# autocast = "bfloat16"                  # compute in this type where torch deems it safe
+# autocast = "bfloat16"                  # compute in this type where torch deems it safe; or
+# autocast = "float16"                   # on GPUs without bfloat16, with
+# grad_scaler = True                     # torch.amp.GradScaler, over all devices
 '''
 
 CLUSTER = """\

@@ -83,6 +83,7 @@ class _Service:
             "has_lr_scale": file.lr_scale is not None,
             "has_scheduler": file.scheduler is not None,
             "clip_norm": file.clip_norm,
+            "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),

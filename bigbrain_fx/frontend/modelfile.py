@@ -54,6 +54,7 @@ class ModelFile:
     lr_scale: Callable[[int], float] | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     clip_norm: float | None = None
+    grad_scaler: dict[str, int | float] | None = None
     autocast: str | None = None
     leaves: tuple[str, ...] = ()
     location: str = ""
@@ -98,6 +99,7 @@ def load_model_file(
         batch,
         **cast("Mapping[str, None]", _functions(module, path)),
         clip_norm=_clip_norm(module, path),
+        grad_scaler=_grad_scaler(module, path, model),
         autocast=_autocast(module, path),
         leaves=_leaves(module, path),
         location=str(path) if name == "model" else f"{path}:{name}",
@@ -356,6 +358,48 @@ def _clip_norm(module: ModuleType, path: Path) -> float | None:
             help="clip_norm = 1.0",
         )
     return float(value)
+
+
+_SCALING: dict[str, tuple[float, Callable[[float], bool]]] = {
+    "init_scale": (65536.0, lambda v: v > 0),
+    "growth_factor": (2.0, lambda v: v > 1),
+    "backoff_factor": (0.5, lambda v: 0 < v < 1),
+    "growth_interval": (2000, lambda v: v >= 1 and v == int(v)),
+}
+_SCALER_HELP = "grad_scaler = True, or arguments of torch.amp.GradScaler: {'init_scale': 1024.0}"
+
+
+def _grad_scaler(module: ModuleType, path: Path, model: nn.Module) -> dict[str, int | float] | None:
+    """Return the arguments of a dynamic loss scale."""
+    value = getattr(module, "grad_scaler", None)
+    if value is None or value is False:
+        return None
+    given = {} if value is True else value
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"`grad_scaler` must be True or a dict, found {type(value).__name__}",
+            at=path.name,
+            help=_SCALER_HELP,
+        )
+    for name, number in given.items():
+        if name not in _SCALING or not _is_number(number) or not _SCALING[name][1](number):
+            raise InputError(
+                f"`grad_scaler` has {name!r}: {number!r}", at=path.name, help=_SCALER_HELP
+            )
+    halves = [n for n, p in model.named_parameters() if p.requires_grad and p.dtype == torch.half]
+    if halves:
+        raise InputError(
+            f"`grad_scaler` with trained parameters in float16 ({halves[0]}): their gradients "
+            "cannot be unscaled, as torch.amp.GradScaler says, too",
+            at=path.name,
+            help='keep the weights in float32 and compute in float16: autocast = "float16"',
+        )
+    found = {name: given.get(name, default) for name, (default, _) in _SCALING.items()}
+    return {**found, "growth_interval": int(found["growth_interval"])}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _autocast(module: ModuleType, path: Path) -> str | None:

@@ -43,6 +43,7 @@ class ModelFacts:
     has_lr_scale: bool
     has_scheduler: bool
     clip_norm: float | None
+    grad_scaler: dict[str, int | float] | None
     autocast: str | None
     parameters: int
     functions: tuple[str, ...] = ()

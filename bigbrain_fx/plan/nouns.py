@@ -83,6 +83,7 @@ class Source:
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0
     has_scheduler: bool = False
+    grad_scaler: dict[str, int | float] | None = None
 
 
 @dataclass(frozen=True)

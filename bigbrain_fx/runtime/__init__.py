@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         part_of as part_of,
     )
     from .local import Hub as Hub, LocalTransport as LocalTransport
+    from .loss_scale import are_finite as are_finite, unscaled as unscaled
     from .malloc import keep_freed_memory as keep_freed_memory
     from .modules import (
         Region as Region,
@@ -102,6 +103,7 @@ _HOMES = {
     "records": "read_records",
     "replicas": "bucket_channels",
     "rendezvous": "join leave_together own_device",
+    "loss_scale": "are_finite unscaled",
     "rates": "Rates",
     "rows": "RowStream",
     "train": "example_batches main run_in_process",

@@ -24,6 +24,7 @@ from .data import Stream
 from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
+from .loss_scale import LEAST, LossScale, are_finite, unscaled
 from .modules import Stage, active, set_parameter
 from .rates import LrScale, MakeScheduler, Rates
 from .recompute import Read, Twice
@@ -44,6 +45,7 @@ class Training:
     lr_scale: LrScale | None = None
     clip_norm: float | None = None
     scheduler: MakeScheduler | None = None
+    grad_scaler: Mapping[str, Any] | None = None  # arguments of `LossScale`
 
 
 @dataclass
@@ -62,6 +64,8 @@ class _Step:
     gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
     norms: dict[str, Tensor] = field(default_factory=dict)
+    unscaled: dict[str, Tensor] | None = None  # with a loss scale: the gradients as they are used
+    finite: bool = True  # before that
 
 
 class Device:
@@ -123,6 +127,7 @@ class Device:
         self.replicas: Replicas | None = None
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
+        self.loss_scale: LossScale | None = None
 
     # ------------------------------------------------------------------ set-up
 
@@ -187,6 +192,8 @@ class Device:
         self.updated = {n: p for n, p in self.parameters.items() if self._updates(n)}
         named = list(self.updated.items())
         self.optimizer = training.optimizer(named) if named else None
+        scaling = training.grad_scaler
+        self.loss_scale = None if scaling is None else LossScale(**scaling)
         self.rates = Rates(self.optimizer, training.lr_scale, training.scheduler)
 
     def _updates(self, name: str) -> bool:
@@ -301,7 +308,8 @@ class Device:
                     self._saved[stage, micro] = saved
         if self.loss is not None and self.loss[0] == stage:
             self._now.losses[micro] = self._named(stage, result)[self.loss[1]].detach()
-            if self.on_nan == "stop" and self.device.type == "cpu":  # a GPU would be waited for
+            checks = self.on_nan == "stop" and self.loss_scale is None
+            if checks and self.device.type == "cpu":  # a GPU would be waited for
                 self._require_finite()
         return result
 
@@ -336,7 +344,7 @@ class Device:
         roots, seeds = [], []
         if self.loss is not None and self.loss[0] == stage:
             roots.append(saved.outputs[self.loss[1]])
-            seeds.append(torch.full_like(roots[0], 1.0 / self.micro_batches))
+            seeds.append(self._seed(roots[0]))
         for name, gradient in sent.items():
             root = saved.outputs.get(name, saved.leaves.get(name))
             if root is not None:  # None: planned to want a gradient, but the forward detached it
@@ -347,6 +355,11 @@ class Device:
         found = gradients(roots, inputs, seeds)
         relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
+
+    def _seed(self, loss: Tensor) -> Tensor:
+        if self.loss_scale is not None:
+            return self.loss_scale.seed(loss, self.micro_batches)
+        return torch.full_like(loss, 1.0 / self.micro_batches)
 
     def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
         """Run a stage forward from what it received, with the same draws as the first time."""
@@ -446,6 +459,7 @@ class Device:
         if self._may_update() and self.optimizer is not None:
             self._update(self.optimizer)
         self._now.gradients.clear()
+        self._now.unscaled = None
         self.rates.advance()
 
     def _update(self, optimizer: Optimizer) -> None:
@@ -462,12 +476,26 @@ class Device:
 
     def _may_update(self) -> bool:
         """Whether all numbers of this step are finite, or nobody minds."""
+        if self.loss_scale is not None:
+            return self._may_update_scaled(self.loss_scale)
         if self.on_nan == "skip":
             fine = self._not_finite(self._now.gradients) is None
             return self.transport.vote(self.step, self.name, fine, self.names)
         if self.on_nan == "stop":
             self._require_finite(self._now.gradients)
         return True
+
+    def _may_update_scaled(self, scale: LossScale) -> bool:
+        """Whether all devices have finite gradients; else the scale falls."""
+        self._summed()
+        fine = self.transport.vote(self.step, self.name, self._now.finite, self.names)
+        scale.update(fine)
+        if scale.scale < LEAST and self.on_nan == "stop":
+            raise NotFiniteError(
+                f"step {self.step}: the loss or a gradient is not finite, and the loss scale has "
+                f"fallen to {scale.scale:g} for it (device {self.name})"
+            )
+        return fine
 
     def _require_finite(self, parts: Parts = _NOTHING) -> None:
         found = self._not_finite(parts)
@@ -480,8 +508,16 @@ class Device:
 
     def _summed(self) -> dict[str, Tensor]:
         """Return this device's gradients; tied ones with what other devices have sent."""
+        now = self._now
+        if now.unscaled is not None:
+            return now.unscaled
         stages_of = {name: self._stages_of(name) for name in self.parameters}
-        return summed(self._now.gradients, stages_of)
+        found = summed(now.gradients, stages_of)
+        if self.loss_scale is not None:
+            now.finite = are_finite(found.values())
+            now.gradients.clear()
+            now.unscaled = found = unscaled(found, self.loss_scale.scale)
+        return found
 
     def _stages_of(self, name: str) -> list[int]:
         """Return the stages that hold a parameter, on any device, last first."""

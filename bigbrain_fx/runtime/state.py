@@ -154,6 +154,8 @@ def state_of(device: Device, about: Mapping[str, Any] | None = None) -> State:
         "aliases": dict(device.aliases),
         "optimizer": None,
     }
+    if device.loss_scale is not None:
+        facts["loss_scale"] = device.loss_scale.facts()
     if device.optimizer is not None:
         facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
         tensors.update(optimizer_tensors(device.optimizer, device.updated))
@@ -171,6 +173,8 @@ def restore(device: Device, state: State) -> None:
         for name, tensor in _held(device):
             tensor.copy_(state.tensors[name])
     device.rates.rewind(state.step)
+    if device.loss_scale is not None:
+        device.loss_scale.restore(state.facts.get("loss_scale"))
     if device.optimizer is not None:
         restore_optimizer(
             device.optimizer, device.updated, device.rates.base, state.tensors, state.facts

@@ -80,7 +80,7 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
         folder = write_bundle(plan, bench, Path(scratch, "bundle"))
         with imported(folder, force_adamw=False) as bundle:
             expected = bench.reference(plan, folder, bundle)
-            actual = run_bundle(bundle, plan, STEPS, plan.seed)
+            actual = run_bundle(bundle, plan, bench.steps, plan.seed)
     failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
     found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
     return actual, found or other_bytes(expected, actual)

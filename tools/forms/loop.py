@@ -35,10 +35,12 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     made = code.optimizer(named)
     base = [group["lr"] for group in made.param_groups]
     scheduler = code.scheduler(made) if hasattr(code, "scheduler") else None
+    scaling = getattr(code, "grad_scaler", None) or {"enabled": False}
+    scaler = torch.amp.GradScaler("cpu", **scaling)
     losses = []
     for step, batch in enumerate(itertools.islice(_batches(code, example), STEPS)):
-        losses.append(_backward(code, model, _parts(batch, example, micro_batches)))
-        _update(code, model, made, base, step)
+        losses.append(_backward(code, model, _parts(batch, example, micro_batches), scaler))
+        _update(code, model, made, base, step, scaler)
         if scheduler is not None:
             scheduler.step()
     return losses, {n: t.detach() for n, t in model.state_dict().items()}
@@ -65,13 +67,15 @@ def _batches(code: ModuleType, example: object) -> Iterator[object]:
         return iter(list(itertools.islice(code.batches(0), STEPS)))
 
 
-def _backward(code: ModuleType, model: nn.Module, parts: list[Any]) -> float:
+def _backward(
+    code: ModuleType, model: nn.Module, parts: list[Any], scaler: torch.amp.GradScaler
+) -> float:
     total = 0.0
     for part in parts:
         with _autocast(code):
             output = _call(code, model, part)
             loss = code.loss(output, part) if code.loss else _own(output)
-        (loss / len(parts)).backward()
+        scaler.scale(loss / len(parts)).backward()
         total += float(loss.detach().double()) / len(parts)
     return total
 
@@ -89,14 +93,22 @@ def _own(output: Any) -> Tensor:  # noqa: ANN401  # of any model
 
 
 def _update(
-    code: ModuleType, model: nn.Module, made: torch.optim.Optimizer, base: list[float], step: int
+    code: ModuleType,
+    model: nn.Module,
+    made: torch.optim.Optimizer,
+    base: list[float],
+    step: int,
+    scaler: torch.amp.GradScaler,
 ) -> None:
+    if scaler.is_enabled():
+        scaler.unscale_(made)
     if hasattr(code, "clip_norm"):
         nn.utils.clip_grad_norm_(model.parameters(), code.clip_norm)
     if hasattr(code, "lr_scale"):
         for group, lr in zip(made.param_groups, base, strict=True):
             group["lr"] = lr * code.lr_scale(step)
-    made.step()
+    scaler.step(made)
+    scaler.update()
     model.zero_grad(set_to_none=True)
 
 

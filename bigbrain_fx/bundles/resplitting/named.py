@@ -24,7 +24,7 @@ from bigbrain_fx.runtime import (
     warn_of_others,
 )
 
-SAME = ("seed", "micro_batches", "inputs", "torch")
+SAME = ("seed", "micro_batches", "inputs", "torch", "loss_scale")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,16 @@ from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.plan import Plan
 
-OURS = ("INPUTS", "SPECS", "WHOLE", "OPTIMIZER", "LR_SCALE", "CLIP_NORM", "SCHEDULER")
+OURS = (
+    "INPUTS",
+    "SPECS",
+    "WHOLE",
+    "OPTIMIZER",
+    "LR_SCALE",
+    "CLIP_NORM",
+    "SCHEDULER",
+    "GRAD_SCALER",
+)
 FILES = (
     "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
     "bookkeeping; `launch.py` and `supervisor/`: replace processes that die"
@@ -88,6 +97,8 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
     ours.append(f"{constants['LR_SCALE']} = {'lr_scale' if source.has_lr_scale else None}")
     ours.append(f"{constants['CLIP_NORM']} = {source.clip_norm!r}")
     ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
+    if source.grad_scaler is not None:
+        ours.append(f"{constants['GRAD_SCALER']} = {source.grad_scaler!r}")
     return with_users_code(head, imports, taken, ours)
 
 
@@ -96,6 +107,8 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
     modules = [f"device_{number}" for number in range(count)]
     how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
     how += [f"scheduler=training.{constants['SCHEDULER']}"] * plan.source.has_scheduler
+    if plan.source.grad_scaler is not None:
+        how.append(f"grad_scaler=training.{constants['GRAD_SCALER']}")
     data = data_fields("training", constants)
     specs = data.pop("specs")
     fields = [

@@ -126,7 +126,8 @@ def _keeps(what: str, make: Make) -> InputError:
         help="keep it there: self.state[p]['count'] for a counter; of a wrapper round others, in "
         "its __init__: for part in parts: part.state = self.state, and self.param_groups = [g for "
         "part in parts for g in part.param_groups]; for a scheduler define "
-        "scheduler(optimizer) in the model file, which returns it",
+        "scheduler(optimizer) in the model file, which returns it; for a GradScaler write "
+        "grad_scaler = True there",
     )
 
 

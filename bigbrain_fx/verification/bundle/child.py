@@ -158,16 +158,12 @@ def chain(
     stream = batches_of(bundle, plan)
     whole = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
     checks.append(_same_grouping(reference, whole, stream(0), plan.seed))
-    training = bundle.BUNDLE.training
     expected = train_reference(
         Reference(plan.graph, plan.stages, weights, captured.functions),
         stream,
-        training.optimizer,
-        training.lr_scale,
-        training.clip_norm,
+        bundle.BUNDLE.training,
         steps,
         plan.seed,
-        training.scheduler,
     )
     actual = trained or run_bundle(bundle, plan, steps, plan.seed)
     return [*checks, *same_training(plan, expected, actual)]

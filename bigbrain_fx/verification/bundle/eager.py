@@ -90,6 +90,7 @@ class TrainingLoop:
         self.base_lr = [group["lr"] for group in groups]
         make = self.file.scheduler
         self.scheduler = make(self.optimizer) if make and self.optimizer else None
+        self.scaler = _scaler(self.file) if self.optimizer else _scaler(None)
 
     def _settle_route(self) -> None:
         """Let a tuple's targets reach forward where the loss function has no loss without them."""
@@ -115,7 +116,7 @@ class TrainingLoop:
         """Run one training step; leave what it did in a folder.
 
         `state` holds all tensors before it, `inputs` its micro-batches, `gradients` what the hooks
-        have left of them, before clipping, `after` all tensors at the end.
+        have left of them, before clipping and times the loss scale, `after` all tensors at the end.
         """
         assert self.optimizer is not None
         save(self.state(), folder / "state")
@@ -123,9 +124,10 @@ class TrainingLoop:
         save(_inputs(batches), folder / "inputs")
         losses, places = self.forward_and_backward(batches)
         save(self.gradients(), folder / "gradients")
+        scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         self._update()
         save(self.state(), folder / "after")
-        return {"losses": losses, "places": places}
+        return {"losses": losses, "places": places, "scale": scale}
 
     def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
         """Leave the gradients of one step in float64, from the given tensors."""
@@ -151,7 +153,7 @@ class TrainingLoop:
             key = self.wanted.seed, self.step, micro
             with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
                 loss = self._loss(batch)
-                (loss / len(batches)).backward()
+                self.scaler.scale(loss / len(batches)).backward()
             losses.append(loss.detach())
             if self.dice is not None and not micro:
                 places = list(self.dice.places)
@@ -189,13 +191,16 @@ class TrainingLoop:
 
     def _update(self) -> None:
         assert self.optimizer is not None
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
         if self.file.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.file.clip_norm)
         if self.file.lr_scale is not None:
             scale = self.file.lr_scale(self.step)
             for group, lr in zip(self.optimizer.param_groups, self.base_lr, strict=True):
                 group["lr"] = lr * scale
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.scheduler is not None:
             self.scheduler.step()
         self.model.zero_grad(set_to_none=True)  # an optimizer may have some of them only
@@ -211,6 +216,12 @@ class TrainingLoop:
 
 
 LOSS = "loss"  # among the modules that are kept whole: the loss function
+
+
+def _scaler(file: ModelFile | None) -> torch.amp.GradScaler:
+    """Return torch's own; where the file has none it does nothing."""
+    given: Any = (file.grad_scaler if file else None) or {"enabled": False}
+    return torch.amp.GradScaler("cpu", **given)
 
 
 def put(model: nn.Module, numbers: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from bigbrain_fx.frontend import (
     unit_of,
 )
 from bigbrain_fx.plan import Plan
+from bigbrain_fx.runtime import are_finite, unscaled
 from bigbrain_fx.verification.bundle import eager
 from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
 from bigbrain_fx.verification.bundle.module import equal, link
@@ -34,6 +36,7 @@ from bigbrain_fx.verification.bundle.updates import Updates
 
 NAME = "plain PyTorch = captured graph"
 STEPS = 3
+_MOST = 40  # steps, until a loss scale has fallen far enough for an update
 _CLOSE = 1e-6  # of a gradient's largest entry: beyond it float64 decides
 _NOISE = 1e-7  # of the largest entry of all gradients: what rounding leaves of a zero
 _NOTHING = 1e-12  # of it, in float64: such a gradient is zero
@@ -68,6 +71,7 @@ class _Comparison:
     worst: float = 0.0
     gradients: int = 0
     steps: int = 0
+    updated: int = 0  # of them: a loss scale that is too large leaves some out
 
     def __post_init__(self) -> None:
         param, stages = self.plan.graph.param, self.plan.stages
@@ -82,8 +86,8 @@ class _Comparison:
     def compare(self, steps: int) -> str:
         """Compare the steps that there are data for; return why the loop could not be run."""
         try:
-            for step in range(steps):
-                self.compare_step(step)
+            while self.steps < steps or (not self.updated and self.steps < _MOST):
+                self.compare_step(self.steps)
                 self.steps += 1
         except DataEndedError as reason:
             if not self.steps:
@@ -104,16 +108,28 @@ class _Comparison:
         if not step:
             self._require_places(reference, made["places"])
         batches = [self._inputs(inputs, m) for m in range(self.plan.micro_batches)]
-        loss, have = reference.gradients(batches, self.plan.seed, step)
+        scale = 1.0 if made["scale"] is None else float(made["scale"])
+        loss, have = reference.gradients(batches, self.plan.seed, step, scale)
         theirs, ours = made["losses"][0], float(loss)
         if theirs != ours and not (math.isnan(theirs) and math.isnan(ours)):
             self.lines.append(f"loss of step {step}: {theirs:.9g} and {ours:.9g}")
-        exact = partial(self.loop.exact, step, folder / "state")
-        self._compare_gradients(step, want, have, exact)
         self._compare_buffers(step, state, after, reference)
-        self.updates.take(step, state, _fed(reference, want, have), after, folder)
+        given: dict[str, Tensor] | None = None  # the loop leaves out an update
+        fine, same = are_finite([*want.values()]), are_finite([*have.values()])
+        if made["scale"] is None or (fine and same):
+            exact = partial(self._exact, step, folder / "state", scale)
+            self._compare_gradients(step, want, have, exact)
+            given = unscaled(_fed(reference, want, have), scale)
+            self.updated += 1
+        elif fine or same:
+            self.lines.append(f"step {step}: loop or graph alone has gradients that are not finite")
+        self.updates.take(step, state, given, after, folder)
         for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
             (folder / name).unlink(missing_ok=True)
+
+    def _exact(self, step: int, state: Path, scale: float) -> Gradients | None:
+        found = self.loop.exact(step, state)
+        return None if found is None else {name: g * scale for name, g in found.items()}
 
     def _reference(self, state: Mapping[str, Tensor]) -> Reference:
         """Return the graph with the loop's tensors; a parameter has one leaf, as there."""
@@ -189,10 +205,12 @@ class _Comparison:
     def said(self) -> str:
         """Say what was compared, where nothing differs."""
         gradients = f"to {self.worst:.0e} of a tensor's largest" if self.worst else "bitwise"
+        left_out = self.steps - self.updated
+        scaled = f" ({left_out} left out by the loss scale)" if left_out else ""
         return (
-            f"{self.steps} steps of train(), loss.backward(), optimizer.step(): losses and buffers "
-            f"bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} from "
-            "the same gradients"
+            f"{self.steps} steps of train(), loss.backward(), optimizer.step(){scaled}: losses and "
+            f"buffers bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} "
+            "from the same gradients"
         )
 
 

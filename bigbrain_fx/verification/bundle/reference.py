@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Op, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
-from bigbrain_fx.runtime import reseed
+from bigbrain_fx.runtime import Training, are_finite, reseed
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -137,13 +137,16 @@ class Reference:
         }
 
     def gradients(
-        self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int
+        self, micro_inputs: list[Mapping[str, Tensor]], seed: int, step: int, scale: float = 1.0
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean loss of a step's micro-batches and the gradient of every parameter."""
+        """Return the mean loss of a step's micro-batches and the gradient of every parameter.
+
+        Gradients are those of the loss times `scale`.
+        """
         losses: dict[int, Tensor] = {}
 
         def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), 1.0 / len(micro_inputs)
+            key, share = (seed, step, micro), (scale, len(micro_inputs))
             losses[micro], found = self._micro_batch(micro_inputs[micro], key, share)
             return found
 
@@ -165,7 +168,7 @@ class Reference:
         return _added(map(made, range(count)))
 
     def _micro_batch(
-        self, inputs: Mapping[str, Tensor], key: Key, share: float
+        self, inputs: Mapping[str, Tensor], key: Key, share: tuple[float, int]
     ) -> tuple[Tensor, Gradients]:
         leaves: dict[Leaf, Tensor] = {}
         cut = next((c for c in self.cuts if key[2] in c.micros), self.cuts[0])
@@ -192,7 +195,7 @@ class Reference:
         )
         loss = found[self.graph.loss]
         assert isinstance(loss, Tensor)
-        seed = torch.full_like(loss, share)
+        seed = torch.full_like(loss, share[0]) / share[1]
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
             loss, list(leaves.values()), seed, allow_unused=True
         )
@@ -209,36 +212,71 @@ class Reference:
 def train_reference(
     reference: Reference,
     batches: Callable[[int], list[Mapping[str, Tensor]]],
-    optimizer: Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer],
-    lr_scale: Callable[[int], float] | None,
-    clip_norm: float | None,
+    training: Training,
     steps: int,
     seed: int,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
 ) -> Trace:
-    """Train in one process; `batches(step)` gives the step's micro-batches by input name."""
-    trace = Trace()
-    chosen = optimizer(list(reference.parameters.items()))
-    base = [group["lr"] for group in chosen.param_groups]
-    rates = scheduler(chosen) if scheduler else None
+    """Train in one process, by torch's own loss scale and schedulers.
+
+    Args:
+        reference: the model.
+        batches: step -> its micro-batches, by input name.
+        training: of the bundle, which may be an older one.
+        steps: how many.
+        seed: of all draws.
+    """
+    loop = _Loop(reference, training)
     for step in range(steps):
-        loss, gradients = reference.gradients(batches(step), seed, step)
-        trace.losses.append(loss.double())  # a bundle tells its loss as a number
-        for name, parameter in reference.parameters.items():
+        loop.run(step, batches(step), seed)
+    loop.trace.tensors.update({name: p.detach() for name, p in reference.parameters.items()})
+    loop.trace.tensors.update(reference.buffers)
+    return loop.trace
+
+
+class _Loop:
+    """A reference with its optimizer."""
+
+    def __init__(self, reference: Reference, training: Training) -> None:
+        self.reference = reference
+        self.parameters = reference.parameters
+        self.training = training
+        self.trace = Trace()
+        self.optimizer = training.optimizer(list(self.parameters.items()))
+        self.base = [group["lr"] for group in self.optimizer.param_groups]
+        make = getattr(training, "scheduler", None)
+        self.scheduler = make(self.optimizer) if make else None
+        scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
+        self.scaler = torch.amp.GradScaler("cpu", **scaling)
+
+    def run(self, step: int, batches: list[Mapping[str, Tensor]], seed: int) -> None:
+        self.scaler.scale(torch.zeros(()))  # it makes its scale with the first
+        found = self.reference.gradients(batches, seed, step, self.scaler.get_scale())
+        loss, gradients = found
+        self.trace.losses.append(loss.double())  # a bundle tells its loss as a number
+        for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(reference.parameters.values()), clip_norm)
-        if step == 0:  # the optimizer may write into them: a bundle's are looked at after its step
-            trace.gradients.update(
-                {n: p.grad for n, p in reference.parameters.items() if p.grad is not None}
-            )
-        if lr_scale is not None:
-            for group, lr in zip(chosen.param_groups, base, strict=True):
-                group["lr"] = lr * lr_scale(step)
-        chosen.step()
-        if rates is not None:
-            rates.step()
-        chosen.zero_grad(set_to_none=True)
-    trace.tensors.update({name: p.detach() for name, p in reference.parameters.items()})
-    trace.tensors.update(reference.buffers)
-    return trace
+        self._clip()
+        if step == 0 and (not self.scaler.is_enabled() or are_finite(gradients.values())):
+            self._keep_gradients()
+        self._update(step)
+
+    def _clip(self) -> None:
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        if self.training.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([*self.parameters.values()], self.training.clip_norm)
+
+    def _keep_gradients(self) -> None:
+        """The optimizer may write into them: a bundle's are looked at after its step."""
+        made = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        self.trace.gradients.update(made)
+
+    def _update(self, step: int) -> None:
+        if self.training.lr_scale is not None:
+            for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
+                group["lr"] = lr * self.training.lr_scale(step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)

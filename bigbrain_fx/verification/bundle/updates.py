@@ -45,20 +45,21 @@ class Updates:
         return "to rounding" if self._rounded else "bitwise"
 
     def take(
-        self, step: int, before: Tensors, given: Tensors, after: Tensors, folder: Path
+        self, step: int, before: Tensors, given: Tensors | None, after: Tensors, folder: Path
     ) -> None:
         """Update the tensors `before`, and compare with those `after` the loop's own update.
 
         Args:
             step: of training.
             before: all tensors before the step.
-            given: the gradients; a parameter without one is left out.
+            given: the gradients; a parameter without one is left out. None: nothing is updated.
             after: all tensors after it.
             folder: where gradients are kept for another look.
         """
         if self.lines:
             return
-        eager.save(given, folder / "given")
+        if given is not None:
+            eager.save(given, folder / "given")
         self._steps.append(folder)
         try:
             self._parts = self._parts or _Parts(self.file, self._names(before), before)
@@ -95,7 +96,8 @@ class Updates:
         whole = _Parts(self.file, [list(dict.fromkeys(n for part in parts for n in part))], wide)
         each = _Parts(self.file, parts, wide)
         for step, folder in enumerate(self._steps):
-            given = {n: g.double() for n, g in eager.read(folder / "given").items()}
+            file = folder / "given"
+            given = {n: g.double() for n, g in eager.read(file).items()} if file.exists() else None
             for way in (whole, each):
                 way.step(step, None, given)
         want = dict(whole.numbers())
@@ -121,17 +123,18 @@ class _Parts:
         self.optimizers = [make(list(part.items())) for part in self.params if part]
         self.rates = [Rates(made, file.lr_scale, file.scheduler) for made in self.optimizers]
 
-    def step(self, step: int, before: Tensors | None, given: Tensors) -> None:
-        """Update, from other numbers if they are given."""
-        gradients = self._clipped(given)
+    def step(self, step: int, before: Tensors | None, given: Tensors | None) -> None:
+        """Update, from other numbers if they are given; without gradients let the step pass."""
+        gradients = {} if given is None else self._clipped(given)
         for part in self.params:
             for name, parameter in part.items():
                 if before is not None:
                     parameter.data.copy_(before[name])
                 parameter.grad = gradients[name].clone() if name in gradients else None
         for made, rates in zip(self.optimizers, self.rates, strict=True):
-            rates.set(step)
-            made.step()
+            if given is not None:
+                rates.set(step)
+                made.step()
             rates.advance()
 
     def _clipped(self, given: Tensors) -> Tensors:

@@ -1,0 +1,85 @@
+"""A loss scale that finds itself: `torch.amp.GradScaler` over all devices.
+
+    loss x scale ──▶ backward ──▶ gradients / scale ──▶ clip, update
+                                        │ one is not finite, on any device:
+                                        ▼
+                           no device updates; the scale falls
+
+float16 has no numbers below 6e-8: small gradients would be zero. Every device has the scale, and
+all change it alike, because they vote on each step.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+LEAST = 2.0**-16  # a scale below it: the numbers are not finite at any scale
+
+
+class LossScale:
+    """The scale of this step's loss, and how it changes.
+
+    Args:
+        init_scale, growth_factor, backoff_factor, growth_interval: as of `torch.amp.GradScaler`.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:
+        self.scale = _single(init_scale)
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
+        self.healthy = 0  # steps since the scale changed
+
+    def seed(self, loss: Tensor, micro_batches: int) -> Tensor:
+        """Return the gradient that a micro-batch's loss starts its backward pass with."""
+        return torch.full_like(loss, self.scale) / micro_batches
+
+    def update(self, all_finite: bool) -> None:
+        """Change the scale after a step: it falls at once, and grows after many good steps."""
+        self.healthy = self.healthy + 1 if all_finite else 0
+        if not all_finite:
+            self.scale = _single(self.scale * self.backoff_factor)
+        elif self.healthy == self.growth_interval:
+            grown = _single(self.scale * self.growth_factor)
+            self.scale = grown if math.isfinite(grown) else self.scale
+            self.healthy = 0
+
+    def facts(self) -> list[float]:
+        """Return what a commit keeps."""
+        return [self.scale, self.healthy]
+
+    def restore(self, facts: Iterable[float] | None) -> None:
+        """Go on from what a commit kept; without it, as it was made."""
+        if facts is not None:
+            scale, healthy = facts
+            self.scale, self.healthy = float(scale), int(healthy)
+
+
+def unscaled(gradients: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return gradients of the loss itself; `gradients` is emptied, so that memory is free."""
+    factor = _single(1.0 / scale)
+    return {name: gradients.pop(name) * factor for name in list(gradients)}
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether every number is finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _single(value: float) -> float:
+    """Round to float32, which torch keeps the scale in."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.inf

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
+from bigbrain_fx.emit.files.copied import runtime_files
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
@@ -126,6 +127,18 @@ def _copied(plan: Plan) -> tuple[str, ...]:
     return ("runtime", "supervisor") if plan.mode == "train" else ("runtime",)
 
 
+def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
+    """Copy the supervisor, and what the bundle's files need of the runtime."""
+    own = [text for name, text in texts.items() if name.endswith(".py")]
+    asked = ("pipelining",) if plan.mode == "train" and plan.stages.is_chain else ()
+    wanted = runtime_files(ROOMS / "runtime", own, asked)
+    for room in _copied(plan):
+        (folder / room).mkdir()
+        for file in sorted((ROOMS / room).glob("*.py")):
+            if room != "runtime" or file.name in wanted:
+                shutil.copyfile(file, folder / room / file.name)
+
+
 def _fill(
     folder: Path,
     plan: Plan,
@@ -144,8 +157,7 @@ def _fill(
         (folder / "buckets.json").write_text(buckets_json(plan), encoding="utf-8")
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     (folder / "report.html").write_text(report(plan), encoding="utf-8")
-    for room in _copied(plan):
-        shutil.copytree(ROOMS / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    _copy_rooms(folder, plan, texts)
     for path in shipped:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))

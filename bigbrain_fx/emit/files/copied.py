@@ -1,0 +1,70 @@
+"""Which files of the runtime a bundle takes along: those that its own files lead to.
+
+It reads import lines, of the bundle's files and of the runtime's own; it knows no plan.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOM = "runtime"
+
+
+def runtime_files(runtime: Path, texts: Iterable[str], asked: Iterable[str] = ()) -> frozenset[str]:
+    """Return the names of the files that a bundle needs of the runtime.
+
+    Args:
+        runtime: the folder.
+        texts: the bundle's own Python.
+        asked: files that are wanted though nothing of the bundle imports them: "pipelining".
+    """
+    homes = _homes(runtime)
+    names = {name for text in texts for name in _imported(text)}
+    waiting = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
+    found = {"__init__"}
+    while waiting:
+        stem = waiting.pop()
+        if stem not in found:
+            found.add(stem)
+            waiting += _neighbours(runtime / f"{stem}.py")
+    return frozenset(f"{stem}.py" for stem in found)
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Yield the names that a file of the bundle takes from the runtime."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == ROOM:
+            yield from (alias.name for alias in node.names)
+
+
+@cache
+def _homes(runtime: Path) -> Mapping[str, str]:
+    """Return name -> file, as the door of the runtime says it."""
+    tree = ast.parse((runtime / "__init__.py").read_text())
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            found |= {alias.name: node.module for alias in node.names}
+    return found
+
+
+@cache
+def _neighbours(file: Path) -> tuple[str, ...]:
+    """Return the files that one imports, those that only a type checker reads left out."""
+    return tuple(
+        node.module
+        for node in _run(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+    )
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk what runs, inside functions too; not what stands under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from _run(node)

@@ -1,0 +1,40 @@
+"""A bundle takes along of the runtime what its own files lead to, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bigbrain_fx
+from bigbrain_fx.emit.files.copied import runtime_files
+
+RUNTIME = Path(bigbrain_fx.__file__).parent / "runtime"
+TRAIN = "from runtime import Bundle, Hooks, Training, main\n"
+
+
+def test_training_takes_no_inference_along() -> None:
+    found = runtime_files(RUNTIME, [TRAIN, "from .runtime import Device, Stage\n"])
+    assert {"__init__.py", "train.py", "device.py", "replay.py", "supervised_commits.py"} <= found
+    assert not {"infer.py", "rows.py", "pipelining.py", "kept.py"} & found
+
+
+def test_inference_takes_no_training_along() -> None:
+    found = runtime_files(RUNTIME, ["from runtime import InferenceDevice, Stage, infer_main\n"])
+    assert {"infer.py", "rows.py", "device.py"} <= found
+    assert not {"train.py", "commits.py", "replay.py", "member.py"} & found
+
+
+def test_what_is_asked_for_comes_along() -> None:
+    assert "pipelining.py" in runtime_files(RUNTIME, [TRAIN], ["pipelining"])
+
+
+def test_no_file_imports_one_that_is_left_out() -> None:
+    """Each file alone, with all that it leads to: what it imports when it runs is there."""
+    for file in RUNTIME.glob("*.py"):
+        found = runtime_files(RUNTIME, [], [file.stem])
+        for name in found:
+            asked = runtime_files(RUNTIME, [], [name.removesuffix(".py")])
+            assert asked <= found
+
+
+def test_names_that_are_not_the_runtimes_lead_nowhere() -> None:
+    assert runtime_files(RUNTIME, ["from torch import nn\nimport math\n"]) == {"__init__.py"}

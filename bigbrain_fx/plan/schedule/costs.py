@@ -32,17 +32,23 @@ class StageTimes:
     backward_s: tuple[float, ...]
     optimizer_s: Mapping[str, float]
     cluster: Cluster
+    weight_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * len(self.forward_s))
 
 
 @dataclass(frozen=True)
 class StageCosts:
     """What each stage costs on its own device, for one micro-batch, and what each device holds.
 
-    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again.
+    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again,
+    and leaves out `weight_s`: what its BackwardWeight takes, 0 for a stage that defers nothing.
     `saved_bytes` stay from forward to backward; `workspace_bytes`
     are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
-    one leaf per (parameter, stage); `working` has what is held op by op, and stands for the two
-    where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters, buffers
+    one leaf per (parameter, stage), `deferred_bytes` those of them that wait; `working` has what is
+    held op by op, and stands for the two where there is nothing finer.
+    Mappings are by device: `weights_bytes` counts parameters, buffers
     and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
@@ -66,9 +72,13 @@ class StageCosts:
     alone: StageTimes | None = None
     early_s: Mapping[Edge, float] = field(default_factory=dict)
     library_bytes: Mapping[str, int] = field(default_factory=dict)
+    weight_s: tuple[float, ...] = ()
+    deferred_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
+        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
+        object.__setattr__(self, "deferred_bytes", self.deferred_bytes or (0,) * count)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
 
@@ -83,13 +93,22 @@ class StageCosts:
             workspace_bytes=self.workspace_bytes[cut],
             gradient_bytes=self.gradient_bytes[cut],
             working=self.working[cut],
+            weight_s=self.weight_s[cut],
+            deferred_bytes=self.deferred_bytes[cut],
             alone=self.alone
             and replace(
                 self.alone,
                 forward_s=self.alone.forward_s[cut],
                 backward_s=self.alone.backward_s[cut],
+                weight_s=self.alone.weight_s[cut],
             ),
         )
+
+    @property
+    def whole(self) -> StageCosts:
+        """The same costs, with the seconds of every BackwardWeight in its Backward."""
+        both = zip(self.backward_s, self.weight_s, strict=True)
+        return replace(self, backward_s=tuple(map(sum, both)), weight_s=())
 
     def working_of(self, stage: int) -> Working:
         """Return what a stage holds while it runs; the most it can, where only sums are known.

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bigbrain_fx.core import Backward, Forward, Stages
+from bigbrain_fx.core import Backward, Compute, Forward, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.chain import require_chain
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.messages import Compute, Orders
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)

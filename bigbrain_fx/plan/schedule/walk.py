@@ -36,11 +36,18 @@ class Working:
             later one runs, on top of what is saved and of the gradients that it sends; the first's
             on top of the stage's own parameter gradients, too. Negative where what is saved is
             gone before the most is there.
+        waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
+            received ones included, and gradients of their outputs.
+        weight_bytes: the most while the backward of weights runs, on top of what waits, of the
+            first micro-batch, the second and any later one; the first's on top of the deferred
+            parameters' own gradients, too.
     """
 
     saved_bytes: int
     forward_bytes: int
     backward_bytes: tuple[int, int, int]
+    waiting_bytes: int = 0
+    weight_bytes: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,11 @@ def _copied(plan: Plan) -> tuple[str, ...]:
     return ("runtime", "supervisor") if plan.mode == "train" else ("runtime",)
 
 
+def _left_out(plan: Plan) -> tuple[str, ...]:
+    """Return what of a room no file of the bundle needs."""
+    return ("__pycache__", *(() if plan.stages.deferring else ("deferred.py",)))
+
+
 def _fill(
     folder: Path,
     plan: Plan,
@@ -145,7 +150,9 @@ def _fill(
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     (folder / "report.html").write_text(report(plan), encoding="utf-8")
     for room in _copied(plan):
-        shutil.copytree(ROOMS / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOMS / room, folder / room, ignore=shutil.ignore_patterns(*_left_out(plan))
+        )
     for path in shipped:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))

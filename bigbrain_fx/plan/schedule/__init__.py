@@ -40,9 +40,11 @@ from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
 from bigbrain_fx.plan.schedule.parts import nodes, parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
 from bigbrain_fx.plan.schedule.table import table
+from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
 
 __all__ = [
     "SCHEDULES",
+    "SPLIT",
     "BackwardBeforeForward",
     "Deadlock",
     "DuplicateMessage",
@@ -64,6 +66,7 @@ __all__ = [
     "UnmatchedRecv",
     "UnmatchedSend",
     "WeightBeforeBackward",
+    "ZeroBubbleH1",
     "build",
     "check",
     "fixed_bytes",
@@ -107,9 +110,13 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     GPipe.name: GPipe,
     OneForwardOneBackward.name: OneForwardOneBackward,
     ListScheduler.name: ListScheduler,
+    ZeroBubbleH1.name: ZeroBubbleH1,
     ForwardOnly.name: ForwardOnly,
 }
 """Every schedule by its name; each takes `in_flight`. All but "forward" train."""
+
+SPLIT = frozenset({ZeroBubbleH1.name})
+"""Schedules that are made for split backwards: with them all stages defer unless one says which."""
 
 
 def build(
@@ -124,7 +131,7 @@ def build(
 
     Args:
         name: one of `SCHEDULES`.
-        stages: the cut graph; `gpipe` and `1f1b` need one stage per device.
+        stages: the cut graph; `gpipe`, `1f1b` and `zb-h1` need one stage per device.
         micro_batches: how many a step has, at least 1.
         costs: of the same stages; only the list scheduler looks at them.
         trained: indices of the stages that have a Backward; empty for inference: then there are

@@ -20,6 +20,7 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.plan.cut import updating
+from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
 from bigbrain_fx.plan.schedule.walk import Part, Working, walk
 
@@ -138,7 +139,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         costs: one entry per op and device that `stages` uses.
     """
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
-    measured = measured or bool(stages.recompute)  # sums do not say what a second run holds
+    measured = measured or bool(stages.recompute or stages.deferring)  # sums do not say that
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
     kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
@@ -163,20 +164,38 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
         library_bytes={d: _library_bytes(graph, stages, costs, d) for d in stages.devices},
         early_s=dict(_early_s(graph, stages, costs)),
+        weight_s=times.weight_s,
+        deferred_bytes=tuple(
+            _bytes(_deferred(graph, stage), kinds[stage.device]) for stage in stages.stages
+        ),
     )
+
+
+def _deferred(graph: Graph, stage: Stage) -> tuple[Param, ...]:
+    return tuple(p for p in _trainable(graph, (stage,)) if p.canonical in stage.deferred)
 
 
 def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
     forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
-    backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    weight_s = tuple(_weight_s(graph, stage, costs) for stage in stages.stages)
+    whole_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    backward_s = (whole - later for whole, later in zip(whole_s, weight_s, strict=True))
     again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
     return StageTimes(
         forward_s,
         tuple(map(sum, zip(backward_s, again_s, strict=True))),
         {d: _optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
+        weight_s,
     )
+
+
+def _weight_s(graph: Graph, stage: Stage, costs: Costs) -> float:
+    """Return what a stage's BackwardWeight takes: of ops that wait, all but gradients of inputs."""
+    waiting = waiting_ops(graph, stage) if stage.deferred else ()
+    found = (costs.op_cost(name, stage.device) for name in stage.ops if name in waiting)
+    return sum((cost.backward_s - cost.backward_input_s for cost in found), 0.0)
 
 
 def _saved_bytes(stage: Stage, costs: Costs) -> int:

@@ -45,7 +45,7 @@ class OneForwardOneBackward:
         require_chain(self.name, stages)
         count = len(stages.stages)
         in_flight = self.in_flight or tuple(range(count, 0, -1))
-        _require_falling(in_flight, trained)
+        require_falling(in_flight, trained)
         return {
             stage.device: _alternate(stage.index, micro_batches, in_flight[stage.index])
             if stage.index in trained
@@ -65,7 +65,7 @@ def _alternate(stage: int, micro_batches: int, in_flight: int) -> tuple[Compute,
     return tuple(order)
 
 
-def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
+def require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
     """Raise when a stage would wait for more micro-batches than an earlier one lets out."""
     waiting = sorted(trained)
     for earlier, later in pairwise(waiting):

@@ -139,7 +139,7 @@ def _is_layer(graph: Graph, op: Op, calls: Counter[ModuleCall]) -> bool:
     The emitter writes such a layer as torch.nn's; anything else stays an op, whose gradients come
     with the backward.
     """
-    if op.target not in LAYERS or not op.modules or op.kwargs:
+    if op.target not in LAYERS or not op.modules or op.kwargs or op.mutates:
         return False
     call = op.modules[-1]
     name = call.type.removeprefix(_TORCH).rpartition(".")[2]

@@ -197,7 +197,7 @@ def units(count: int) -> StageCosts:
 
 @pytest.mark.parametrize(("micro_batches", "step_s"), [(1, 9), (4, 15), (8, 27), (16, 51)])
 def test_equal_stages_take_what_the_paper_says(micro_batches: int, step_s: float) -> None:
-    """p = 4, f = b = w = 1: M (f + b + w) + (p - 1) f, as soon as M reaches p - 1."""
+    """p = 4, f = b = w = 1: M (f + b + w) + (p - 1) f, as soon as M reaches p."""
     stages, costs = deferred(chain(4)), units(4)
     programs = build("zb-h1", stages, micro_batches, costs, all_of(stages))
     assert check(programs, stages, trained=all_of(stages)) == []

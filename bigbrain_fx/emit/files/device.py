@@ -403,11 +403,15 @@ def _far(edge: Edge, file: DeviceFile, word: str) -> str:
 
 
 def _step_once(file: DeviceFile) -> list[str]:
-    """Write the schedule; of a replica by places among its own micro-batches."""
-    places = {micro: place for place, micro in enumerate(_own_micros(file))}
+    return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
+
+
+def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()) -> list[str]:
+    """Write a schedule; of a replica by places among its own micro-batches."""
+    places = {micro: place for place, micro in enumerate(micros)}
     steps = [
         MicroAction(f"{_verb(i)}_{i.stage}", places.get(i.micro, i.micro))
-        for i in file.program.instructions
+        for i in program.instructions
         if isinstance(i, Compute)
     ]
     loops = roll(steps)
@@ -423,7 +427,7 @@ def _step_once(file: DeviceFile) -> list[str]:
             f"        for action, {'i' if places else 'm'} in self.order:",
             f"            getattr(self, action)({'own[i]' if places else 'm'})",
         ]
-    return [*lines, "        self.update()"] if file.graph.loss is not None else lines
+    return [*lines, "        self.update()"] if training else lines
 
 
 def _verb(compute: Compute) -> str:

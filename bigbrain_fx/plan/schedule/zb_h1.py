@@ -1,8 +1,8 @@
 """ZB-H1: 1F1B whose backwards are split; gradients of weights fill the gaps at a step's end.
 
     stage 0  F0 F1 F2 F3 .  .  .  B0 W0 F4 B1 W1 F5 B2 W2 ...    f = b = w, p = 4, M = 8: 27 units,
-    stage 1  .  F0 F1 F2 .  .  B0 F3 .  B1 W0 F4 B2 W1 F5 ...    where 1F1B takes 33 and 24 are work
-    stage 2  .  .  F0 F1 .  B0 F2 B1 .  F3 B2 W0 F4 B3 W1 ...
+    stage 1  .  F0 F1 F2 .  .  B0 F3 B1 W0 F4 B2 W1 F5 B3 ...    where 1F1B takes 33 and 24 are work
+    stage 2  .  .  F0 F1 .  B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 ...
     stage 3  .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 ...    in memory: p micro-batches at most
 
 Stage s has p - s micro-batches between forward and backward, as with 1F1B, and s more between

@@ -45,7 +45,8 @@ class Block(nn.Module):
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind()
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        fed: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + fed
 
 
 def stage_of(of: Any, blocks: int) -> type[Stage]:  # noqa: ANN401  # a module

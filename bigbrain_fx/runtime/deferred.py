@@ -430,7 +430,7 @@ class DeferringDevice(Device):
         if waiting is None:
             raise DeferredError(f"stage {stage}, micro-batch {micro}: no gradients of weights wait")
         names = {id(parameter): name for name, parameter in self.parameters.items()}
-        looks = self.on_nan == "stop" and self.device.type == "cpu"  # a GPU would be waited for
+        looks = self._looks_at_once()
         with torch.no_grad():
             for parameter, gradient in made(waiting):
                 name = names[id(parameter)]

@@ -308,10 +308,14 @@ class Device:
                     self._saved[stage, micro] = saved
         if self.loss is not None and self.loss[0] == stage:
             self._now.losses[micro] = self._named(stage, result)[self.loss[1]].detach()
-            checks = self.on_nan == "stop" and self.loss_scale is None
-            if checks and self.device.type == "cpu":  # a GPU would be waited for
+            if self._looks_at_once():
                 self._require_finite()
         return result
+
+    def _looks_at_once(self) -> bool:
+        """Whether a number that is not finite ends the run where it is made."""
+        stops = self.on_nan == "stop" and self.loss_scale is None
+        return stops and self.device.type == "cpu"  # a GPU would be waited for
 
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:

@@ -28,10 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from .data import Stream
 from .device import Device, Hook, _Saved
 from .finite import NotFiniteError
 from .gradients import gradients
 from .recompute import Read
+from .transport import Transport
 
 Make: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 """(input of a layer, gradient of its output) -> gradients of its weight and its bias."""
@@ -83,10 +85,15 @@ def tapping() -> Iterator[list[Tap]]:
 
 
 def _taps(layer: nn.Module) -> bool:
-    """Whether a layer's gradients wait for what it runs now."""
+    """Whether a layer's gradients wait for what it runs now.
+
+    Not those of a layer that torch.compile traces: its graph has no places to note, so they come
+    with the backward.
+    """
     weight = layer._parameters["weight"]
     assert weight is not None
-    return _now.taps is not None and torch.is_grad_enabled() and weight.requires_grad
+    asked = _now.taps is not None and torch.is_grad_enabled() and weight.requires_grad
+    return asked and not torch.compiler.is_compiling()
 
 
 def _alias(parameter: Tensor | None) -> Tensor | None:
@@ -364,8 +371,10 @@ class DeferringDevice(Device):
 
     deferring: tuple[int, ...] = ()
 
-    def __init__(self, *given: Any) -> None:  # noqa: ANN401  # as Device's
-        super().__init__(*given)
+    def __init__(
+        self, transport: Transport, stream: Stream, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(transport, stream, seed, device)
         self._taps: dict[tuple[int, int], list[Tap]] = {}
         self._waiting: dict[tuple[int, int], list[_Waits]] = {}
         self._tapped: frozenset[int] = frozenset()

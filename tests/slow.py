@@ -75,6 +75,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/measure/host/test_doctor.py": ("test_every_pair_of_devices_is_surveyed",),
     "tests/measure/host/test_gpu.py": ("test_unlike_kinds_are_measured_in_step",),
     "tests/supervisor/test_device_calls_fail.py": ("test_each_call_fails_once[2]",),
+    "tests/supervisor/test_replay_split.py": ("test_devices_that_die_with_gradients_waiting",),
     "tests/supervisor/test_replay_chaos.py": (
         "test_random_deaths_change_nothing[1]",
         "test_random_deaths_change_nothing[2]",

@@ -28,7 +28,7 @@ from tools.live_bytes import resident_bytes, tracked_bytes
 from tools.matrix import MODELS, Bench, Cell
 
 PARTITIONERS = ("naive", "analytical")
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 UNDER = -0.02
 OVER = 0.05
 

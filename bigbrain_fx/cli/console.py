@@ -134,7 +134,7 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    for text in filter(None, (found.replicas, found.recompute)):
+    for text in filter(None, (found.replicas, found.recompute, found.split)):
         _say(text)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
@@ -236,6 +236,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "estimator": plan.estimator,
         "schedule": plan.schedule,
         "recompute": plan.stages.recompute,
+        "deferring": plan.stages.deferring,
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

@@ -115,6 +115,12 @@ _OF_PLANNING = (
         "[default: none; `auto` chooses].",
     ),
     _option(
+        "--defer",
+        metavar="all|none|0,2",
+        help="Stages that make gradients of weights apart from those of inputs, which other "
+        "devices wait for [default: all with zb-h1, else none].",
+    ),
+    _option(
         "--replicas",
         metavar="N|auto",
         help="Copies of the model on devices of their own, which share the micro-batches "
@@ -294,7 +300,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         InputError: there is no such partitioner.
     """
     from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import Options, read_recompute
+    from bigbrain_fx.plan import Options, read_defer, read_recompute
     from bigbrain_fx.planning import preset
 
     partitioner, own = preset(choices["partitioner"])
@@ -308,6 +314,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         assume=tuple(read_answers(choices["assume"]).items()),
         leaves=tuple(choices["leaf"]),
         recompute=read_recompute(choices["recompute"]),
+        defer=read_defer(choices["defer"]),
         objective=choices["objective"],
         effort=choices["effort"],
         replicas=read_replicas(choices["replicas"]),

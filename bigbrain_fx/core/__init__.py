@@ -34,6 +34,8 @@ from bigbrain_fx.core.graph import (
 )
 from bigbrain_fx.core.programs import (
     Backward,
+    BackwardWeight,
+    Compute,
     DeviceForecast,
     Forecast,
     Forward,
@@ -69,9 +71,11 @@ __all__ = [
     "VERSION",
     "Arg",
     "Backward",
+    "BackwardWeight",
     "Bucket",
     "CallArguments",
     "Cluster",
+    "Compute",
     "Const",
     "Costs",
     "Device",

@@ -19,11 +19,26 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Run a stage's backward pass on one micro-batch: gradients of its inputs and parameters."""
+    """Run a stage's backward pass on one micro-batch: gradients of its inputs and parameters.
+
+    Those of the stage's deferred parameters are left to a BackwardWeight.
+    """
 
     stage: int
     micro: int
     do: Literal["backward"] = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardWeight:
+    """Make the gradients of a stage's deferred parameters for one micro-batch, after its Backward.
+
+    It has no message: whoever waits for gradients of inputs does not wait for it.
+    """
+
+    stage: int
+    micro: int
+    do: Literal["backward_weight"] = "backward_weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,10 @@ class OptimizerStep:
     do: Literal["optimizer_step"] = "optimizer_step"
 
 
-Instruction: TypeAlias = Forward | Backward | Send | Recv | OptimizerStep
+Compute: TypeAlias = Forward | Backward | BackwardWeight
+"""What a stage computes for one micro-batch."""
+
+Instruction: TypeAlias = Compute | Send | Recv | OptimizerStep
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,8 @@ class Stage:
         inputs: model inputs that it takes from its device's own data loader.
         receives: values of earlier stages that it reads. sends: its values that later stages read.
         runs_again: its forward keeps only what it received, and runs again before each backward.
+        deferred: parameters, by canonical name, whose gradients wait for its BackwardWeight; where
+            there are any, its Backward makes those of its inputs and of what does not wait.
         replica: of which it is a part; stages of one replica have consecutive numbers.
     """
 
@@ -135,6 +137,7 @@ class Stage:
     sends: tuple[str, ...] = ()
     runs_again: bool = False
     replica: int = 0
+    deferred: tuple[str, ...] = ()
 
 
 EdgeKind: TypeAlias = Literal["activation", "gradient", "reduce", "gather", "tied", "norm", "loss"]
@@ -221,9 +224,23 @@ class Stages:
         return tuple(stage.index for stage in self.stages if stage.runs_again)
 
     @property
+    def deferring(self) -> tuple[int, ...]:
+        """Numbers of the stages with a BackwardWeight: gradients of some parameters wait for it."""
+        return tuple(stage.index for stage in self.stages if stage.deferred)
+
+    @property
     def sums_each(self) -> bool:
         """Whether replicas sum each micro-batch's gradients by themselves, not all at last."""
         return sums_each(self.sum_order, self.zero_stage)
+
+    def waits_for(self, summed: str, stage: int) -> bool:
+        """Whether a stage's part of a sum is complete only after its BackwardWeight.
+
+        `summed` is a bucket's name, or a parameter's: what a "reduce" or a "tied" edge carries.
+        """
+        deferred = self.stages[stage].deferred
+        params = self.bucket[summed].params if summed in self.bucket else (summed,)
+        return not set(deferred).isdisjoint(params)
 
     @cached_property
     def bucket(self) -> Mapping[str, Bucket]:

@@ -9,6 +9,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 from __future__ import annotations
 
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
+from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
 from bigbrain_fx.plan.explain import Explanation, explain, measured_text, size_text
 from bigbrain_fx.plan.making import (
     costs_of,
@@ -42,6 +43,7 @@ from bigbrain_fx.plan.simulate import chrome_trace
 __all__ = [
     "AUTO",
     "FORMAT",
+    "LAYERS",
     "SCHEDULES",
     "Assumptions",
     "Candidate",
@@ -56,6 +58,7 @@ __all__ = [
     "chrome_trace",
     "closed_form",
     "costs_of",
+    "defer_text",
     "explain",
     "from_json",
     "holders",
@@ -69,6 +72,7 @@ __all__ = [
     "place_like",
     "plan_or_remedy",
     "plan_placed",
+    "read_defer",
     "read_plan",
     "read_recompute",
     "recompute_text",

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.recompute import recompute_text
@@ -68,7 +69,8 @@ class Explanation:
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others; `recompute` says which stages run their forward again before
-    each backward, `replicas` what copies of the model share. `measured` is the share of the ops'
+    each backward, `split` which make gradients of weights apart, `replicas` what copies of the
+    model share. `measured` is the share of the ops'
     time that was measured, None if the estimator does not measure. `recovery` is what a failure
     would cost, None where there is one device or no training.
     """
@@ -82,6 +84,7 @@ class Explanation:
     recovery: Recovery | None = None
     recompute: str = ""
     replicas: str = ""
+    split: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -97,7 +100,7 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
-        lines += [text for text in (self.replicas, self.recompute) if text]
+        lines += [text for text in (self.replicas, self.recompute, self.split) if text]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -134,6 +137,7 @@ def explain(plan: Plan) -> Explanation:
         recovery,
         recompute_text(plan.stages),
         replicas_text(plan.stages),
+        defer_text(plan.stages),
     )
 
 

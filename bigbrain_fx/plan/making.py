@@ -8,6 +8,7 @@ from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Judge
 from bigbrain_fx.plan.memory_check import with_data
@@ -15,7 +16,7 @@ from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, planned
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
-from bigbrain_fx.plan.schedule import stage_costs
+from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 
 
@@ -78,8 +79,14 @@ def plan_placed(
 def replan(plan: Plan, cluster: Cluster) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?
 
-    Where so many replicas cannot be made of it, as many as can.
+    Where so many replicas cannot be made of it, as many as can. A schedule of split backwards stays
+    where it can run the stages that come out.
     """
+    if plan.schedule in SPLIT:
+        try:
+            return _replan(plan, cluster, 1, plan.schedule)
+        except InputError:
+            return _replan(plan, cluster, 1)
     if plan.stages.replicas == 1:
         return _replan(plan, cluster, plan.stages.replicas)
     try:
@@ -88,14 +95,15 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
         return _replan(plan, cluster, 0)
 
 
-def _replan(plan: Plan, cluster: Cluster, replicas: int) -> Plan:
+def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = None) -> Plan:
     options = Options(
         plan.partitioner,
         plan.estimator,
-        None,
+        schedule,
         plan.micro_batches,
         plan.seed,
         recompute=_recompute_of(plan),
+        defer=_defer_of(plan),
         replicas=replicas,
         zero_stage=plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
@@ -113,6 +121,12 @@ def _recompute_of(plan: Plan) -> Wanted:
     if plan.stages.micros and plan.stages.recompute:
         return "all"
     return wanted_by(plan.stages, plan.trained)
+
+
+def _defer_of(plan: Plan) -> Defer:
+    """Return what defers, for another cut; where only some stages do, what the schedule is for."""
+    defer = defer_of(plan.stages, plan.trained)
+    return defer if defer == "all" or not defer else None
 
 
 def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
@@ -134,6 +148,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         plan.seed,
         plan.in_flight,
         recompute=wanted_by(plan.stages, plan.trained),
+        defer=defer_of(plan.stages, plan.trained),
     )
     return placed(
         plan.graph,

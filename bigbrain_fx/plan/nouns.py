@@ -19,6 +19,7 @@ from bigbrain_fx.core import (
     SumOrder,
     ZeroStage,
 )
+from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Effort, Objective, Search
@@ -37,7 +38,8 @@ class Options:
     None is "train", and "eval" for an ONNX file.
     `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
     value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
-    the stages (by number, or "all") that keep no activations and run forward again before backward.
+    the stages (by number, or "all") that keep no activations and run forward again before backward;
+    `defer` those that make gradients of weights apart from those of inputs.
     `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
@@ -56,6 +58,7 @@ class Options:
     assume: tuple[tuple[str, bool], ...] = ()
     leaves: tuple[str, ...] = ()
     recompute: Wanted = None
+    defer: Defer = None
     objective: Objective = "throughput"
     effort: Effort = "normal"
     replicas: int | None = None
@@ -136,6 +139,8 @@ class Plan:
         ]
         if self.stages.recompute:
             lines.append(f"  {recompute_text(self.stages)}")
+        if self.stages.deferring:
+            lines.append(f"  {defer_text(self.stages)}")
         if self.stages.micros:
             lines.append(f"  {replicas_text(self.stages)}")
         for entry in self.forecast.devices:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.cut import trained
+from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas
-from bigbrain_fx.plan.schedule import build, require_sound, stage_costs
+from bigbrain_fx.plan.schedule import SPLIT, build, require_sound, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import crowded, estimator, options_of, partitioner
 
@@ -175,6 +176,8 @@ def placed(
     schedule = options.schedule or (chain if stages.is_chain else "list")
     if not (keep_schedule or stages.is_chain):
         schedule = "list"
+    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
+    stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
     in_flight = options.in_flight
     if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
         in_flight = None

@@ -17,7 +17,12 @@ from bigbrain_fx.plan.nouns import Plan
 WIDTH = 1000  # of the drawing, in pixels
 ROW = 26
 LABEL = 90
-COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "optimizer": "#54a24b"}
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#f58518",
+    "weights": "#eeca3b",
+    "optimizer": "#54a24b",
+}
 PARTS = (
     ("weights", "weights_bytes", "#4c78a8"),
     ("gradients", "gradients_bytes", "#f58518"),
@@ -43,6 +48,7 @@ def report(plan: Plan) -> str:
         f"a step, {rows / forecast.step_s:.1f} rows a second"
     )
     head += f"; {found.recompute}" if found.recompute else ""
+    head += f"; {found.split}" if found.split else ""
     title = escape(plan.graph.name)
     return "\n".join(
         (
@@ -130,7 +136,8 @@ def _gantt(forecast: Forecast, plan: Plan) -> str:
     shapes = [_text(0, row * ROW, device) for row, device in enumerate(devices)]
     bars = [bar for bar in forecast.timeline if bar.device in devices]
     shapes += [_slice(bar, devices.index(bar.device) * ROW, scale) for bar in bars]
-    shown = [(n, c) for n, c in COLOURS.items() if plan.mode == "train" or n == "forward"]
+    kinds = dict.fromkeys(bar.what.split()[0] for bar in bars)
+    shown = [(name, colour) for name, colour in COLOURS.items() if name in kinds]
     key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in shown)
     return f'<p class="key">{key}</p>' + _svg(shapes, len(devices))
 

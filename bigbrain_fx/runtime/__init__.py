@@ -28,6 +28,18 @@ if TYPE_CHECKING:
         write_shard as write_shard,
     )
     from .data import Stream as Stream
+    from .deferred import (
+        Conv1d as Conv1d,
+        Conv2d as Conv2d,
+        Conv3d as Conv3d,
+        ConvTranspose1d as ConvTranspose1d,
+        ConvTranspose2d as ConvTranspose2d,
+        ConvTranspose3d as ConvTranspose3d,
+        DeferredError as DeferredError,
+        DeferringDevice as DeferringDevice,
+        Embedding as Embedding,
+        Linear as Linear,
+    )
     from .device import Device as Device, Training as Training, adamw as adamw
     from .disk import Disk as Disk
     from .gradients import clipped as clipped, norm as norm
@@ -89,6 +101,8 @@ _HOMES = {
     "commits": "BrokenError CommitError Loaded Record about_of committed first_loadable "
     "graph_hash load_shard open_generation warn_of_others write_record write_shard",
     "data": "Stream",
+    "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
+    "DeferredError DeferringDevice Embedding Linear",
     "device": "Device Training adamw",
     "disk": "Disk",
     "hooks": "Hooks",

@@ -308,10 +308,14 @@ class Device:
                     self._saved[stage, micro] = saved
         if self.loss is not None and self.loss[0] == stage:
             self._now.losses[micro] = self._named(stage, result)[self.loss[1]].detach()
-            checks = self.on_nan == "stop" and self.loss_scale is None
-            if checks and self.device.type == "cpu":  # a GPU would be waited for
+            if self._looks_at_once():
                 self._require_finite()
         return result
+
+    def _looks_at_once(self) -> bool:
+        """Whether a number that is not finite ends the run where it is made."""
+        stops = self.on_nan == "stop" and self.loss_scale is None
+        return stops and self.device.type == "cpu"  # a GPU would be waited for
 
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:
@@ -352,7 +356,7 @@ class Device:
                 seeds.append(gradient)
         self._backward_of, self._micro = stage, micro
         inputs = [*saved.leaves.values(), *(self.parameters[name] for name in self.held[stage])]
-        found = gradients(roots, inputs, seeds)
+        found = self._gradients(stage, micro, roots, inputs, seeds)
         relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 
@@ -360,6 +364,11 @@ class Device:
         if self.loss_scale is not None:
             return self.loss_scale.seed(loss, self.micro_batches)
         return torch.full_like(loss, 1.0 / self.micro_batches)
+
+    def _gradients(
+        self, stage: int, micro: int, roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        return gradients(roots, inputs, seeds)
 
     def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
         """Run a stage forward from what it received, with the same draws as the first time."""
@@ -380,20 +389,24 @@ class Device:
         def add(gradient: Tensor | None) -> Tensor | None:
             if gradient is None:
                 return None
-            key, now = (name, self._backward_of), self._now
-            if self.replicas is not None and self.replicas.add(*key, self._micro, gradient):
-                return nothing
-            count = now.counts.get(key, 0)
-            if count == 0:
-                now.gradients[key] = gradient
-            elif count == 1:
-                now.gradients[key] = now.gradients[key] + gradient
-            else:
-                now.gradients[key].add_(gradient)
-            now.counts[key] = count + 1
+            self._add(name, self._backward_of, self._micro, gradient)
             return nothing
 
         return add
+
+    def _add(self, name: str, stage: int, micro: int, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient of a parameter, to its bucket or to the sum here."""
+        key, now = (name, stage), self._now
+        if self.replicas is not None and self.replicas.add(name, stage, micro, gradient):
+            return
+        count = now.counts.get(key, 0)
+        if count == 0:
+            now.gradients[key] = gradient
+        elif count == 1:
+            now.gradients[key] = now.gradients[key] + gradient
+        else:
+            now.gradients[key].add_(gradient)
+        now.counts[key] = count + 1
 
     # ------------------------------------------------------------------ replicas
 

@@ -6,23 +6,26 @@ Sums are taken in the order of an unsplit backward pass, so that the numbers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 Parts = Mapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 
 
 def gradients(
-    roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
+    roots: Sequence[Tensor], inputs: Sequence[Tensor | GradientEdge], seeds: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each input; None for one that nothing depends on.
+    """Return the gradient of each input, a tensor or its place in the graph; None: none reaches it.
 
     Those of parameters are what their hooks leave of them: see `Device._adder`.
     """
     if not roots or not inputs:
         return (None,) * len(inputs)
-    return torch.autograd.grad(roots, inputs, seeds, allow_unused=True)
+    both = cast(Sequence[Tensor], inputs)  # torch takes them mixed, too
+    return torch.autograd.grad(roots, both, seeds, allow_unused=True)
 
 
 def or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from dataclasses import replace
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Placement
+from bigbrain_fx.core import (
+    Backward,
+    BackwardWeight,
+    Cluster,
+    Forward,
+    OptimizerStep,
+    Placement,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import (
     Options,
@@ -54,6 +62,26 @@ def test_a_plan_joins_the_rooms() -> None:
     trained = frozenset(plan.trained)
     assert check(plan.programs, plan.stages, trained=trained, costs=costs) == []
     assert plan.forecast.step_s > 0
+
+
+def test_a_plan_written_before_stages_could_defer_is_read_as_it_is() -> None:
+    text = to_json(plan_of()).replace(b',"deferred":[]', b"")
+    assert b"deferred" not in text
+    plan = from_json(text, "plan.json")
+    assert plan == plan_of()
+    assert plan.key == hashlib.sha256(text).hexdigest()[:16]
+
+
+def test_a_plan_with_weights_that_wait_comes_back_from_its_text() -> None:
+    plan = plan_of(devices=1)
+    (stage,), (program,) = plan.stages.stages, plan.programs
+    deferring = replace(plan.stages, stages=(replace(stage, deferred=stage.params[:1]),))
+    after = (Backward(0, 1), BackwardWeight(0, 0), BackwardWeight(0, 1), OptimizerStep())
+    instructions = (Forward(0, 0), Forward(0, 1), Backward(0, 0), *after)
+    changed = replace(
+        plan, stages=deferring, programs=(replace(program, instructions=instructions),)
+    )
+    assert from_json(to_json(changed), "plan.json") == changed
 
 
 def test_chains_get_1f1b_and_others_the_list_scheduler() -> None:

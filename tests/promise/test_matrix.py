@@ -24,7 +24,7 @@ from tools.matrix import MODELS, cells, other_bytes, over_gloo, parse_cell
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0
 STEPS = 3
-PER_MODEL = 2 * 3 * 3 + 3  # two chains × 2, 3, 4 devices × three schedules, and scattered by list
+PER_MODEL = 2 * 3 * 4 + 3  # two chains × 2, 3, 4 devices × four schedules, and scattered by list
 OVER_GLOO = (
     "gpt/analytical/2/1f1b/gloo",
     "gpt/scattered/3/list/gloo",

@@ -84,6 +84,10 @@ def counted(method, name):
 
 for name in INSTRUCTIONS:
     setattr(Device, name, counted(getattr(Device, name), name))
+if (FOLDER.parent / "runtime" / "deferred.py").exists():
+    from runtime.deferred import DeferringDevice
+
+    DeferringDevice.backward_weight = counted(DeferringDevice.backward_weight, "backward_weight")
 
 
 def at_begin(device, step):

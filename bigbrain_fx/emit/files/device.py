@@ -9,15 +9,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Backward, Dim, Edge, Forward, Graph, Program, Stages
+from bigbrain_fx.core import Backward, BackwardWeight, Compute, Dim, Edge, Graph, Program, Stages
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.emit.modules.taps import TAPPING
 from bigbrain_fx.plan import holders, norms_spec, owners
 
+_DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -37,10 +39,11 @@ class DeviceFile:
 
 def device_text(file: DeviceFile, classes: Classes) -> str:
     """Return the text of one device's file."""
-    own = [classes.stage_text(stage) for stage in file.stages.of(file.program.device)]
+    taps = classes.taps(file.stages.of(file.program.device))
+    own = [classes.stage_text(stage, taps) for stage in file.stages.of(file.program.device)]
     used = dict.fromkeys(key for text in own for key in text.classes)
     channels = _Channels(file, {text.stage.index: text for text in own})
-    blocks = [line for key in used for line in ("", "", *classes.block_lines(key))]
+    blocks = [line for key in used for line in ("", "", *classes.block_lines(key, taps))]
     bodies = [line for text in own for line in ("", "", *text.lines)]
     imports = _imports(file, own, [*blocks, *bodies, *channels.lines()])
     lines = [
@@ -54,7 +57,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
         *channels.lines(),
         "",
         "",
-        *_device_class(file, own, channels),
+        *_device_class(file, own, channels, _tapping([*blocks, *bodies])),
     ]
     return double_quoted("\n".join(lines) + "\n")
 
@@ -85,7 +88,15 @@ def _quiet(text: str) -> str:
 
 def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
     text = "\n".join(lines)
-    optional = ("Region", "Tensors", "bucket_channels", "buffer", "parameter", *kept.RUNTIME)
+    optional: Sequence[str] = (
+        "Region",
+        "Tensors",
+        "bucket_channels",
+        "buffer",
+        "parameter",
+        *kept.RUNTIME,
+    )
+    optional = [*optional, *sorted(TAPPING)] if file.stages.deferring else optional
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
     names = ["Channel", _base_class(file), "Stage", *wanted]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
@@ -197,29 +208,42 @@ def _value_hints(own: Iterable[StageText]) -> dict[str, str]:
 
 
 def _base_class(file: DeviceFile) -> str:
+    if any(stage.deferred for stage in file.stages.of(file.program.device)):
+        return "DeferringDevice"
     return "Device" if file.graph.training else "InferenceDevice"
 
 
-def _device_class(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
+def _tapping(lines: Sequence[str]) -> list[str]:
+    """Return the layers of the runtime that classes make."""
+    text = "\n".join(lines)
+    return [name for name in sorted(TAPPING) if re.search(rf"(?<![\w.]){name}\(", text)]
+
+
+def _device_class(
+    file: DeviceFile, own: Sequence[StageText], channels: _Channels, tapping: Sequence[str]
+) -> list[str]:
     device = file.program.device
     work = "in one step" if file.graph.training else "with one batch"
     lines = [
         f"class Device{file.stages.devices.index(device)}({_base_class(file)}):",
         f'    """What {identifier(device)} does {work}; `step_once` at the end is the schedule."""',
         "",
-        *_attributes(file, own, channels),
+        *_attributes(file, own, channels, tapping),
     ]
     trained = {i.stage for i in file.program.instructions if isinstance(i, Backward)}
     for text in own:
         lines += ["", *_forward(text, file, channels)]
         if text.stage.index in trained:
             lines += ["", *_backward(text, file, channels)]
+            lines += ["", *_weights(text)] if text.stage.deferred else []
     if file.graph.loss is not None:
         lines += ["", *_update(file, channels)]
     return [*lines, "", *_step_once(file)]
 
 
-def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels) -> list[str]:
+def _attributes(
+    file: DeviceFile, own: Sequence[StageText], channels: _Channels, tapping: Sequence[str]
+) -> list[str]:
     mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
     held = holders(file.graph, file.stages.of_replica(own[0].stage.replica))
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
@@ -229,6 +253,8 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
     loss = made.get(file.graph.loss) if file.graph.loss else None
     collects = any(collected(file.graph, file.stages, text.stage) for text in own)
     again = tuple(text.stage.index for text in own if text.stage.runs_again)
+    waits = tuple(text.stage.index for text in own if text.stage.deferred)
+    about = _DEFERRING.format(layers=", ".join(tapping))
     rows = [
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
@@ -236,6 +262,7 @@ def _attributes(file: DeviceFile, own: Sequence[StageText], channels: _Channels)
         *_replica_rows(file, own),
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
+        *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
         *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
@@ -308,7 +335,8 @@ def _result_names(text: StageText, received: Mapping[str, str]) -> dict[str, str
 
 def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
     stage, stages = text.stage, file.stages
-    lines = [f"    def backward_{stage.index}(self, m):"]
+    later = f"  # gradients of weights wait for weights_{stage.index}" if stage.deferred else ""
+    lines = [f"    def backward_{stage.index}(self, m):{later}"]
     public = {**text.arguments, **text.results}
     passed = []
     for edge in stages.into(stage.index, "gradient"):
@@ -327,6 +355,12 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
     if any(stage.index in bucket.stages for bucket in stages.buckets):
         lines.append(f"        self.reduce_gradients({stage.index}, m){_peers(stage.index, file)}")
     return lines
+
+
+def _weights(text: StageText) -> list[str]:
+    number = text.stage.index
+    call = f"        self.backward_weight({number}, m)"
+    return [f"    def weights_{number}(self, m):", call]
 
 
 def _peers(stage: int, file: DeviceFile) -> str:
@@ -369,12 +403,16 @@ def _far(edge: Edge, file: DeviceFile, word: str) -> str:
 
 
 def _step_once(file: DeviceFile) -> list[str]:
-    """Write the schedule; of a replica by places among its own micro-batches."""
-    places = {micro: place for place, micro in enumerate(_own_micros(file))}
+    return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
+
+
+def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()) -> list[str]:
+    """Write a schedule; of a replica by places among its own micro-batches."""
+    places = {micro: place for place, micro in enumerate(micros)}
     steps = [
-        MicroAction(f"{i.do}_{i.stage}", places.get(i.micro, i.micro))
-        for i in file.program.instructions
-        if isinstance(i, Forward | Backward)
+        MicroAction(f"{_verb(i)}_{i.stage}", places.get(i.micro, i.micro))
+        for i in program.instructions
+        if isinstance(i, Compute)
     ]
     loops = roll(steps)
     lines = ["    def step_once(self):"]
@@ -389,7 +427,11 @@ def _step_once(file: DeviceFile) -> list[str]:
             f"        for action, {'i' if places else 'm'} in self.order:",
             f"            getattr(self, action)({'own[i]' if places else 'm'})",
         ]
-    return [*lines, "        self.update()"] if file.graph.loss is not None else lines
+    return [*lines, "        self.update()"] if training else lines
+
+
+def _verb(compute: Compute) -> str:
+    return "weights" if isinstance(compute, BackwardWeight) else compute.do
 
 
 def _own_micros(file: DeviceFile) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bigbrain_fx.core import Stage
 from bigbrain_fx.emit.files import infer_texts, train_texts
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
-from bigbrain_fx.plan import Plan, recompute_text, replicas_text
+from bigbrain_fx.plan import Plan, defer_text, recompute_text, replicas_text
 
 
 def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
@@ -30,6 +30,7 @@ def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
         f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if plan.stages.recompute else []),
+        *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
         *_replicas(plan),
         "",
         "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",

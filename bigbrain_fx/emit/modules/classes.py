@@ -20,6 +20,7 @@ from bigbrain_fx.emit.modules.hints import hints, value_names
 from bigbrain_fx.emit.modules.layout import wrapped
 from bigbrain_fx.emit.modules.names import Names, identifier
 from bigbrain_fx.emit.modules.rolling import Roller
+from bigbrain_fx.emit.modules.taps import TAPPING, Taps, taps_of
 from bigbrain_fx.emit.modules.tidy import tidied
 from bigbrain_fx.emit.modules.tree import init_lines, tie_lines, ties
 from bigbrain_fx.emit.modules.writing import Writing
@@ -74,6 +75,8 @@ class Classes:
         self.blocks = find_blocks(self.graph, self.stages, self.results, self.places)
         self.parameters = {(a.path, a.call): a.names for a in self.graph.arguments}
         taken = Names(OURS)
+        if any(stage.deferred for stage in self.stages):
+            taken.taken |= {"DeferringDevice", *TAPPING}
         for stage in self.stages:  # as many as devices, or more
             taken.taken |= {f"Stage{stage.index}", f"Device{stage.index}"}
         names = {
@@ -85,8 +88,8 @@ class Classes:
 
     # ------------------------------------------------------------------ block classes
 
-    def block_lines(self, key: Signature) -> list[str]:
-        """Return the class definition of one block."""
+    def block_lines(self, key: Signature, taps: Taps | None = None) -> list[str]:
+        """Return the class definition of one block; `taps` says which layers wait."""
         template = self.blocks.templates[key]
         body = template.model.body
         varying = self.construct.names(template)
@@ -95,7 +98,7 @@ class Classes:
         takes = {value: arguments[value] for value in body.takes}
         nth = dict(self._nth(body, template))
         forward = self._forward(body, takes, outer, varying, nth).lines(8)
-        init = self._block_init(body, varying)
+        init = self._block_init(body, varying, taps, key)
         shared = template.is_shared and body.has_draws
         text = "\n".join([*init, *forward])
         owned = ("self.seeded(", "self.device", "self.call", "self[", "self.hold(")
@@ -110,8 +113,10 @@ class Classes:
             *forward,
         ]
 
-    def _block_init(self, body: Body, varying: Mapping[Where, str]) -> list[str]:
-        tree = self.construct.tree(body, body.params, varying)
+    def _block_init(
+        self, body: Body, varying: Mapping[Where, str], taps: Taps | None, key: Signature
+    ) -> list[str]:
+        tree = self.construct.tree(body, body.params, varying, taps, key)
         names = list(dict.fromkeys(varying.values()))
         full = self.blocks.keys.full(body)
         used = {
@@ -152,7 +157,11 @@ class Classes:
 
     # ------------------------------------------------------------------ stages
 
-    def stage_text(self, stage: Stage) -> StageText:
+    def taps(self, stages: Sequence[Stage]) -> Taps | None:
+        """Return the layers of these stages, of one device, whose weights' gradients wait."""
+        return taps_of(self.graph, stages, self.blocks.templates)
+
+    def stage_text(self, stage: Stage, taps: Taps | None = None) -> StageText:
         """Return one stage's class and how to call it."""
         results = self.results[stage.index]
         body = self.blocks.bodies[stage.index]
@@ -170,7 +179,7 @@ class Classes:
             f"    returns = ({returns})",
             "",
         ]
-        init = self._stage_init(stage, body)
+        init = self._stage_init(stage, body, taps if stage.deferred else None)
         signature = ", ".join(["self", *arguments.values()])
         start = wrapped(f"def forward({signature}):", 4)
         lines = [*head, *init, *start, *self._under_autocast(text)]
@@ -196,8 +205,8 @@ class Classes:
         span = f"{names[0]} to {names[-1]}" if len(names) > 1 else (names[0] if names else "values")
         return _plain(f"Stage {stage.index}, for device {stage.device}: {span}.")
 
-    def _stage_init(self, stage: Stage, body: Body) -> list[str]:
-        tree = self.construct.tree(body, body.params, {})
+    def _stage_init(self, stage: Stage, body: Body, taps: Taps | None) -> list[str]:
+        tree = self.construct.tree(body, body.params, {}, taps)
         wanted = set(body.params)
         found = ties([param for param in self.graph.params if param.name in wanted])
         lines = ["    def __init__(self):", *init_lines(tree, 8), *tie_lines(found, 8)]

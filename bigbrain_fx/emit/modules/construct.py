@@ -16,6 +16,7 @@ from bigbrain_fx.emit.modules.expressions import attribute, constant, dotted
 from bigbrain_fx.emit.modules.kept import leaf_module, leaf_path
 from bigbrain_fx.emit.modules.names import OWN, Names, identifier
 from bigbrain_fx.emit.modules.statements import argument_name
+from bigbrain_fx.emit.modules.taps import Taps
 from bigbrain_fx.emit.modules.tree import Tree, alike, put
 from bigbrain_fx.emit.ops.calls import FORMS
 from bigbrain_fx.emit.ops.items import (
@@ -37,6 +38,20 @@ CHANNELS = frozenset({"in_channels", "out_channels", "num_channels", "num_featur
 FEATURES = frozenset(
     {"in_features", "out_features", "normalized_shape", "embedding_dim", "features", "dim"}
 )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the text of one class or stage is made with; see `Construct.tree`."""
+
+    body: Body
+    varying: Mapping[Where, str]
+    tapping: Taps | None
+    key: Signature | None
+
+    def taps(self, layer: Layer) -> bool:
+        """Whether a layer's weights' gradients wait."""
+        return self.tapping is not None and self.tapping.taps(layer, self.body, self.key)
 
 
 @dataclass
@@ -63,14 +78,24 @@ class Construct:
         named = zip(self.parameters[template.key], template.varying, strict=True)
         return {where: name for name, places in named for where in places}
 
-    def tree(self, body: Body, params: Sequence[str], varying: Mapping[Where, str]) -> Tree:
+    def tree(
+        self,
+        body: Body,
+        params: Sequence[str],
+        varying: Mapping[Where, str],
+        taps: Taps | None = None,
+        key: Signature | None = None,
+    ) -> Tree:
         """Return a body's children and tensors, in the order of the model.
 
         Args:
             body: what uses them.
             params: all tensors that belong to it.
             varying: place of a number -> constructor argument that holds it.
+            taps: the layers whose weights' gradients wait.
+            key: of the class, if it is no stage.
         """
+        given = _Given(body, varying, taps, key)
         values = numbers(self.blocks.keys, body)
         made: dict[str, ast.expr] = {}
         held: dict[str, Sequence[str]] = {}
@@ -80,7 +105,7 @@ class Construct:
                     made.setdefault(path, leaf_module(path))
                     held[path] = [name for name in params if name.startswith(f"{path}.")]
             elif item.module.path not in made:
-                made[item.module.path] = self._module(item, (i,), varying, values)
+                made[item.module.path] = self._module(item, (i,), given, values)
                 held[item.module.path] = item.params
         rank = {name: i for i, name in enumerate(self.rank(params))}
         order = {
@@ -108,26 +133,28 @@ class Construct:
         self,
         item: Call,
         place: Where,
-        varying: Mapping[Where, str],
+        given: _Given,
         values: Mapping[Where, Number],
     ) -> ast.expr:
         match item:
             case LayerCall():
-                return self._layer(item.layer, place, varying)
+                return self._layer(item.layer, place, given)
             case BlockCall():
-                return self._block(item, place, varying, values)
+                return self._block(item, place, given.varying, values)
         steps = [
-            self._module(step, (*place, i), varying, values) for i, step in enumerate(item.steps)
+            self._module(step, (*place, i), given, values) for i, step in enumerate(item.steps)
         ]
         return ast.Call(dotted("nn.Sequential"), alike(steps), [])
 
-    def _layer(self, layer: Layer, place: Where, varying: Mapping[Where, str]) -> ast.expr:
-        args = [_argument(arg, (*place, name), varying) for name, arg in layer.args]
+    def _layer(self, layer: Layer, place: Where, given: _Given) -> ast.expr:
+        args = [_argument(arg, (*place, name), given.varying) for name, arg in layer.args]
         options = [
-            ast.keyword(name, _argument(arg, (*place, name), varying))
+            ast.keyword(name, _argument(arg, (*place, name), given.varying))
             for name, arg in layer.options
         ]
-        made = ast.Call(dotted(f"nn.{layer.name}"), args, options)
+        made = ast.Call(
+            dotted(layer.name if given.taps(layer) else f"nn.{layer.name}"), args, options
+        )
         if not layer.frozen:
             return made
         return ast.Call(attribute(made, "requires_grad_"), [ast.Constant(False)], [])

@@ -7,10 +7,10 @@ them. This room imports no torch and knows nothing of how programs are written a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
-from bigbrain_fx.core import Program, Stages
+from bigbrain_fx.core import Backward, BackwardWeight, Compute, Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
 from bigbrain_fx.plan.schedule.check import check, require_sound
 from bigbrain_fx.plan.schedule.costs import StageCosts, StageTimes, stage_costs
@@ -24,9 +24,11 @@ from bigbrain_fx.plan.schedule.faults import (
     Misplaced,
     MissingCompute,
     MissingInput,
+    NothingDeferred,
     OutOfMemory,
     UnmatchedRecv,
     UnmatchedSend,
+    WeightBeforeBackward,
 )
 from bigbrain_fx.plan.schedule.forward import ForwardOnly
 from bigbrain_fx.plan.schedule.gpipe import GPipe
@@ -38,9 +40,11 @@ from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
 from bigbrain_fx.plan.schedule.parts import nodes, parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
 from bigbrain_fx.plan.schedule.table import table
+from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
 
 __all__ = [
     "SCHEDULES",
+    "SPLIT",
     "BackwardBeforeForward",
     "Deadlock",
     "DuplicateMessage",
@@ -53,6 +57,7 @@ __all__ = [
     "Misplaced",
     "MissingCompute",
     "MissingInput",
+    "NothingDeferred",
     "OneForwardOneBackward",
     "OutOfMemory",
     "Schedule",
@@ -60,6 +65,8 @@ __all__ = [
     "StageTimes",
     "UnmatchedRecv",
     "UnmatchedSend",
+    "WeightBeforeBackward",
+    "ZeroBubbleH1",
     "build",
     "check",
     "fixed_bytes",
@@ -83,7 +90,8 @@ class Schedule(Protocol):
     """Decide in which order every device runs forwards and backwards.
 
     Contract: every stage runs its micro-batches in ascending order, forward and backward; stages
-    that are not in `trained` have no backward; the programs pass `check`.
+    that are not in `trained` have no backward; the programs pass `check`. A schedule that does not
+    place the BackwardWeights of a stage that defers gets each right after its Backward.
     """
 
     @property
@@ -102,9 +110,13 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     GPipe.name: GPipe,
     OneForwardOneBackward.name: OneForwardOneBackward,
     ListScheduler.name: ListScheduler,
+    ZeroBubbleH1.name: ZeroBubbleH1,
     ForwardOnly.name: ForwardOnly,
 }
 """Every schedule by its name; each takes `in_flight`. All but "forward" train."""
+
+SPLIT = frozenset({ZeroBubbleH1.name})
+"""Schedules that are made for split backwards: with them all stages defer unless one says which."""
 
 
 def build(
@@ -119,7 +131,7 @@ def build(
 
     Args:
         name: one of `SCHEDULES`.
-        stages: the cut graph; `gpipe` and `1f1b` need one stage per device.
+        stages: the cut graph; `gpipe`, `1f1b` and `zb-h1` need one stage per device.
         micro_batches: how many a step has, at least 1.
         costs: of the same stages; only the list scheduler looks at them.
         trained: indices of the stages that have a Backward; empty for inference: then there are
@@ -143,7 +155,7 @@ def build(
     _require_gradients_between(stages, trained)
     if not stages.micros:
         orders = SCHEDULES[name](in_flight=in_flight).order(stages, micro_batches, costs, trained)
-        return with_messages(stages, orders, trained)
+        return with_messages(stages, with_weights(stages, orders), trained)
 
     def order(
         part: Stages, count: int, own: StageCosts, has: frozenset[int], most: InFlight
@@ -151,7 +163,24 @@ def build(
         return SCHEDULES[name](in_flight=most).order(part, count, own, has)
 
     orders = order_replicas(order, stages, costs, trained, in_flight)
-    return with_messages(stages, orders, trained)
+    return with_messages(stages, with_weights(stages, orders), trained)
+
+
+def with_weights(stages: Stages, orders: Orders) -> Orders:
+    """Put each BackwardWeight that an order leaves out right after its Backward.
+
+    What waits is not held for long; gradients of inputs leave before those of weights are made.
+    """
+    return {device: tuple(_weighted(stages, order)) for device, order in orders.items()}
+
+
+def _weighted(stages: Stages, order: tuple[Compute, ...]) -> Iterator[Compute]:
+    placed = {compute.stage for compute in order if isinstance(compute, BackwardWeight)}
+    for compute in order:
+        yield compute
+        left_out = compute.stage not in placed and stages.stages[compute.stage].deferred
+        if isinstance(compute, Backward) and left_out:
+            yield BackwardWeight(compute.stage, compute.micro)
 
 
 def _require_in_flight(stages: Stages, in_flight: tuple[int, ...] | None) -> None:

@@ -7,9 +7,12 @@ whoever wrote them; it knows nothing of schedules and of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
+    Compute,
     Edge,
     Forward,
     Instruction,
@@ -30,9 +33,11 @@ from bigbrain_fx.plan.schedule.faults import (
     Misplaced,
     MissingCompute,
     MissingInput,
+    NothingDeferred,
     OutOfMemory,
     UnmatchedRecv,
     UnmatchedSend,
+    WeightBeforeBackward,
 )
 from bigbrain_fx.plan.schedule.memory import fixed_bytes, held
 from bigbrain_fx.plan.schedule.messages import ONCE
@@ -116,7 +121,7 @@ def _cells(programs: Sequence[Program]) -> Iterator[tuple[str, int, Instruction]
 def _home(stages: Stages, instruction: Instruction) -> str | None:
     """Return the device that an instruction belongs to; None when any may run it."""
     match instruction:
-        case Forward(stage) | Backward(stage):
+        case Forward(stage) | Backward(stage) | BackwardWeight(stage):
             return stages.stages[stage].device
         case Send(edge):
             return stages.stages[edge.source].device
@@ -162,10 +167,7 @@ def _order(
     for device, position, instruction in _cells(programs):
         if isinstance(instruction, OptimizerStep) or instruction.micro is None:
             continue
-        if isinstance(instruction, Backward):
-            forward = Forward(instruction.stage, instruction.micro)
-            if forward not in seen:
-                yield BackwardBeforeForward(device, position, forward.stage, forward.micro)
+        yield from _too_early(stages, device, position, instruction, seen)
         what = instruction.edge if isinstance(instruction, Send | Recv) else instruction.stage
         channel = instruction.do, what
         if instruction.micro <= last.get(channel, -1):
@@ -178,14 +180,29 @@ def _order(
             yield MissingCompute(program.device, OptimizerStep())
 
 
+def _too_early(
+    stages: Stages, device: str, position: int, instruction: Instruction, seen: set[Instruction]
+) -> Iterator[Finding]:
+    """Find a backward before its forward, and one of weights before its backward or for none."""
+    match instruction:
+        case Backward(stage, micro) if Forward(stage, micro) not in seen:
+            yield BackwardBeforeForward(device, position, stage, micro)
+        case BackwardWeight(stage, micro) if not stages.stages[stage].deferred:
+            yield NothingDeferred(device, position, stage, micro)
+        case BackwardWeight(stage, micro) if Backward(stage, micro) not in seen:
+            yield WeightBeforeBackward(device, position, stage, micro)
+
+
 def _missing(
     seen: set[Instruction], stages: Stages, trained: frozenset[int]
 ) -> Iterator[MissingCompute]:
-    count = 1 + max((i.micro for i in seen if isinstance(i, Forward | Backward)), default=0)
+    count = 1 + max((i.micro for i in seen if isinstance(i, Compute)), default=0)
     for stage in stages.stages:
         micros = stages.micros_of(stage.index, count)
-        wanted: list[Forward | Backward] = [Forward(stage.index, m) for m in micros]
+        wanted: list[Compute] = [Forward(stage.index, m) for m in micros]
         wanted += [Backward(stage.index, m) for m in micros if stage.index in trained]
+        if stage.deferred and stage.index in trained:
+            wanted += [BackwardWeight(stage.index, m) for m in micros]
         for compute in wanted:
             if compute not in seen:
                 yield MissingCompute(stage.device, compute)
@@ -195,7 +212,7 @@ def _inputs(programs: Sequence[Program], stages: Stages) -> Iterator[MissingInpu
     """Find instructions that come before what they need from their own program."""
     for program in programs:
         seen: set[Instruction] = set()
-        last_of = _last_backward(program)
+        last_of = _last_backwards(program)
         for position, instruction in enumerate(program.instructions):
             for need in _needs(instruction, program.device, stages, last_of):
                 if need not in seen:
@@ -203,12 +220,17 @@ def _inputs(programs: Sequence[Program], stages: Stages) -> Iterator[MissingInpu
             seen.add(instruction)
 
 
-def _last_backward(program: Program) -> Mapping[int, Backward]:
-    return {i.stage: i for i in program.instructions if isinstance(i, Backward)}
+_LastOf: TypeAlias = Mapping[tuple[int, bool], Backward | BackwardWeight]
+"""The last Backward of a stage, and (True) its last BackwardWeight."""
+
+
+def _last_backwards(program: Program) -> _LastOf:
+    found = (i for i in program.instructions if isinstance(i, Backward | BackwardWeight))
+    return {(i.stage, isinstance(i, BackwardWeight)): i for i in found}
 
 
 def _needs(
-    instruction: Instruction, device: str, stages: Stages, last_of: Mapping[int, Backward]
+    instruction: Instruction, device: str, stages: Stages, last_of: _LastOf
 ) -> Iterator[Instruction]:
     """Yield what must stand before an instruction in its own program."""
     needed = ONCE if stages.zero_stage else (*ONCE, "gather")
@@ -218,18 +240,29 @@ def _needs(
         case Backward(stage, micro):
             yield from _arrived(stages, stages.into(stage, "gradient"), micro, Backward)
         case Send(Edge(kind="reduce") as edge, micro):
-            yield last_of[edge.source] if micro is None else Backward(edge.source, micro)
+            yield from _complete(stages, edge, micro, last_of)
         case Send(edge, int(micro)):
             yield (Forward if edge.kind == "activation" else Backward)(edge.source, micro)
         case Send(edge, None):
-            if edge.kind == "tied" and edge.source in last_of:
-                yield last_of[edge.source]
+            if edge.kind == "tied":
+                yield from _complete(stages, edge, None, last_of)
         case OptimizerStep():
             yield from last_of.values()
             for edge in stages.edges:
                 once = edge.kind in needed and not stages.is_local(edge)
                 if once and stages.stages[edge.target].device == device:
                     yield Recv(edge, None)
+
+
+def _complete(
+    stages: Stages, edge: Edge, micro: int | None, last_of: _LastOf
+) -> Iterator[Instruction]:
+    """Yield what completes a stage's part of a sum: of one micro-batch, or of all."""
+    waits = stages.waits_for(edge.value, edge.source)
+    if micro is not None:
+        yield (BackwardWeight if waits else Backward)(edge.source, micro)
+    elif (edge.source, waits) in last_of:
+        yield last_of[edge.source, waits]
 
 
 def _arrived(

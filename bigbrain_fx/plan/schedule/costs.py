@@ -20,6 +20,7 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.plan.cut import updating
+from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
 from bigbrain_fx.plan.schedule.walk import Part, Working, walk
 
@@ -32,17 +33,23 @@ class StageTimes:
     backward_s: tuple[float, ...]
     optimizer_s: Mapping[str, float]
     cluster: Cluster
+    weight_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * len(self.forward_s))
 
 
 @dataclass(frozen=True)
 class StageCosts:
     """What each stage costs on its own device, for one micro-batch, and what each device holds.
 
-    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again.
+    Tuples have one entry per stage. `backward_s` includes the forward of a stage that runs again,
+    and leaves out `weight_s`: what its BackwardWeight takes, 0 for a stage that defers nothing.
     `saved_bytes` stay from forward to backward; `workspace_bytes`
     are there only while the stage runs; `gradient_bytes` are the stage's own parameter gradients,
-    one leaf per (parameter, stage); `working` has what is held op by op, and stands for the two
-    where there is nothing finer. Mappings are by device: `weights_bytes` counts parameters, buffers
+    one leaf per (parameter, stage), `deferred_bytes` those of them that wait; `working` has what is
+    held op by op, and stands for the two where there is nothing finer.
+    Mappings are by device: `weights_bytes` counts parameters, buffers
     and constants once per device; `optimizer_s` and `optimizer_bytes` are for trainable parameters,
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
@@ -66,9 +73,13 @@ class StageCosts:
     alone: StageTimes | None = None
     early_s: Mapping[Edge, float] = field(default_factory=dict)
     library_bytes: Mapping[str, int] = field(default_factory=dict)
+    weight_s: tuple[float, ...] = ()
+    deferred_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
+        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
+        object.__setattr__(self, "deferred_bytes", self.deferred_bytes or (0,) * count)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
 
@@ -83,13 +94,22 @@ class StageCosts:
             workspace_bytes=self.workspace_bytes[cut],
             gradient_bytes=self.gradient_bytes[cut],
             working=self.working[cut],
+            weight_s=self.weight_s[cut],
+            deferred_bytes=self.deferred_bytes[cut],
             alone=self.alone
             and replace(
                 self.alone,
                 forward_s=self.alone.forward_s[cut],
                 backward_s=self.alone.backward_s[cut],
+                weight_s=self.alone.weight_s[cut],
             ),
         )
+
+    @property
+    def whole(self) -> StageCosts:
+        """The same costs, with the seconds of every BackwardWeight in its Backward."""
+        both = zip(self.backward_s, self.weight_s, strict=True)
+        return replace(self, backward_s=tuple(map(sum, both)), weight_s=())
 
     def working_of(self, stage: int) -> Working:
         """Return what a stage holds while it runs; the most it can, where only sums are known.
@@ -119,7 +139,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         costs: one entry per op and device that `stages` uses.
     """
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
-    measured = measured or bool(stages.recompute)  # sums do not say what a second run holds
+    measured = measured or bool(stages.recompute or stages.deferring)  # sums do not say that
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
     kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
@@ -144,20 +164,38 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
         library_bytes={d: _library_bytes(graph, stages, costs, d) for d in stages.devices},
         early_s=dict(_early_s(graph, stages, costs)),
+        weight_s=times.weight_s,
+        deferred_bytes=tuple(
+            _bytes(_deferred(graph, stage), kinds[stage.device]) for stage in stages.stages
+        ),
     )
+
+
+def _deferred(graph: Graph, stage: Stage) -> tuple[Param, ...]:
+    return tuple(p for p in _trainable(graph, (stage,)) if p.canonical in stage.deferred)
 
 
 def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
     forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
-    backward_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    weight_s = tuple(_weight_s(graph, stage, costs) for stage in stages.stages)
+    whole_s = (sum(cost.backward_s for cost in ops) for ops in each)
+    backward_s = (whole - later for whole, later in zip(whole_s, weight_s, strict=True))
     again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
     return StageTimes(
         forward_s,
         tuple(map(sum, zip(backward_s, again_s, strict=True))),
         {d: _optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
+        weight_s,
     )
+
+
+def _weight_s(graph: Graph, stage: Stage, costs: Costs) -> float:
+    """Return what a stage's BackwardWeight takes: of ops that wait, all but gradients of inputs."""
+    waiting = waiting_ops(graph, stage) if stage.deferred else ()
+    found = (costs.op_cost(name, stage.device) for name in stage.ops if name in waiting)
+    return sum((cost.backward_s - cost.backward_input_s for cost in found), 0.0)
 
 
 def _saved_bytes(stage: Stage, costs: Costs) -> int:

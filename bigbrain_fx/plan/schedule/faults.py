@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bigbrain_fx.core import Backward, Edge, Forward, Instruction, OptimizerStep, Recv, Send
+from bigbrain_fx.core import (
+    Backward,
+    BackwardWeight,
+    Compute,
+    Edge,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    Recv,
+    Send,
+)
 
 Cell: TypeAlias = tuple[str, int]
 """A device, and a position in its program."""
@@ -16,6 +26,8 @@ def words(instruction: Instruction) -> str:
     match instruction:
         case Forward(stage, micro) | Backward(stage, micro):
             return f"{instruction.do} of stage {stage}, micro-batch {micro}"
+        case BackwardWeight(stage, micro):
+            return f"backward of the weights of stage {stage}, micro-batch {micro}"
         case Send(edge, micro) | Recv(edge, micro):
             which = "" if micro is None else f", micro-batch {micro}"
             return f"{instruction.do} of {edge}{which}"
@@ -146,6 +158,44 @@ class BackwardBeforeForward:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightBeforeBackward:
+    """Weights' gradients are made before the backward that they wait for, or without one."""
+
+    device: str
+    position: int
+    stage: int
+    micro: int
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The places to mark in the table."""
+        return ((self.device, self.position),)
+
+    def __str__(self) -> str:
+        what = words(BackwardWeight(self.stage, self.micro))
+        return f"device '{self.device}' runs {what} before its backward"
+
+
+@dataclass(frozen=True, slots=True)
+class NothingDeferred:
+    """A stage makes gradients of weights apart, though none of its parameters waits for that."""
+
+    device: str
+    position: int
+    stage: int
+    micro: int
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The places to mark in the table."""
+        return ((self.device, self.position),)
+
+    def __str__(self) -> str:
+        what = words(BackwardWeight(self.stage, self.micro))
+        return f"device '{self.device}' runs {what}, but no gradient of that stage waits for it"
+
+
+@dataclass(frozen=True, slots=True)
 class MicroOrder:
     """Micro-batches of one stage, or of one channel, are not strictly ascending."""
 
@@ -171,7 +221,7 @@ class MissingCompute:
     """A device never runs a forward, a backward or the optimizer step that it must run."""
 
     device: str
-    instruction: Forward | Backward | OptimizerStep
+    instruction: Compute | OptimizerStep
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -228,6 +278,8 @@ Finding: TypeAlias = (
     | OutOfMemory
     | BackwardBeforeForward
     | MicroOrder
+    | NothingDeferred
+    | WeightBeforeBackward
     | MissingCompute
     | MissingInput
     | Misplaced

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias
 
-from bigbrain_fx.core import Backward, Edge, Forward, Stages
+from bigbrain_fx.core import Backward, Compute, Edge, Forward, Stages
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.messages import Compute, Orders
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class ListScheduler:
     def order(
         self, stages: Stages, micro_batches: int, costs: StageCosts, trained: frozenset[int]
     ) -> Orders:
-        """Return what each device computes, in order."""
+        """Return what each device computes, in order; each Backward with its BackwardWeight."""
+        costs = costs.whole
         in_flight = self.in_flight or in_flight_to_fill(stages, micro_batches, costs, trained)
         limits = dict(zip(stages.devices, in_flight, strict=True))
         return play(stages, micro_batches, costs, trained, limits).orders

@@ -4,6 +4,8 @@ Weights and optimizer state are there all the time and not counted here. What co
 to when:
 
     saved activations       Forward .. end of Backward (none without Backward)
+    what waits for weights  end of Backward .. end of BackwardWeight: inputs of deferred layers,
+                            gradients of their outputs
     received activations    Recv .. end of Backward (without Backward: the last reader here); the
                             gaps that their strides leave count
     made outputs            Forward .. end of Backward (without Backward, or where the Backward runs
@@ -11,7 +13,8 @@ to when:
     received gradients      Recv .. end of Backward
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
-    parameter gradients     first Backward of the stage .. OptimizerStep
+    parameter gradients     first Backward of the stage, deferred ones its first BackwardWeight, ..
+                            OptimizerStep
     tied, norm, loss        Recv .. OptimizerStep
     parts of buckets        Recv only: they are added at once; Send .. left, where they are sums of
                             their own ("micro", "tree") and not the bucket
@@ -34,6 +37,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
     Edge,
     EdgeKind,
     Forward,
@@ -107,7 +111,7 @@ class _Ledger:
         self._uses: Counter[_Key] = Counter()
         self._once: list[Edge] = []
         self._sent: list[Message] = []
-        self._backwards: Counter[int] = Counter()
+        self._backwards: Counter[tuple[str, int]] = Counter()
         self._device = program.device
         self._kind = costs.cluster.device[program.device].kind
         self._libraries = costs.library_bytes.get(program.device, 0)
@@ -149,6 +153,8 @@ class _Ledger:
                 return self._forward(stage, micro)
             case Backward(stage, micro):
                 return self._backward(stage, micro)
+            case BackwardWeight(stage):
+                return self._backward_weight(stage)
         workspace = self.costs.optimizer_workspace_bytes.get(self._device, 0)
         now = self._now(workspace)  # the optimizer step lets go of all gradients
         self._drop(self._once, None)
@@ -191,18 +197,32 @@ class _Ledger:
 
     def _backward(self, stage: int, micro: int) -> Held:
         self._hold(self.stages.out_of(stage, "gradient"), micro)
-        working, before = self.costs.working_of(stage), self._backwards[stage]
-        flat = int(self._flat(stage) * self.costs.gradient_bytes[stage])
-        if before == 0:
-            self.gradients += int(self._sums(stage) * self.costs.gradient_bytes[stage])
-        now = self._now(working.backward_bytes[min(before, 2)] + flat)
-        self._backwards[stage] += 1
-        self.activations -= working.saved_bytes
+        working = self.costs.working_of(stage)
+        own_bytes = self.costs.gradient_bytes[stage] - self.costs.deferred_bytes[stage]
+        now = self._added("backward", stage, own_bytes, working.backward_bytes)
+        self.activations += working.waiting_bytes - working.saved_bytes
         self._drop(self.stages.into(stage, "activation"), micro)
         if not self.stages.stages[stage].runs_again:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _backward_weight(self, stage: int) -> Held:
+        working = self.costs.working_of(stage)
+        own_bytes = self.costs.deferred_bytes[stage]
+        now = self._added("weights", stage, own_bytes, working.weight_bytes)
+        self.activations -= working.waiting_bytes
+        return now
+
+    def _added(
+        self, which: str, stage: int, nbytes: int, working_bytes: tuple[int, int, int]
+    ) -> Held:
+        """Return what is held while `nbytes` of parameter gradients are made and added up."""
+        before = self._backwards[which, stage]
+        if before == 0:
+            self.gradients += int(self._sums(stage) * nbytes)
+        self._backwards[which, stage] += 1
+        return self._now(working_bytes[min(before, 2)] + int(self._flat(stage) * nbytes))
 
     def _sums(self, stage: int) -> float:
         """Return how many sums of a stage's gradients are kept: of a tree, one a level at most.

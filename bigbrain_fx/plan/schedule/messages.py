@@ -1,14 +1,16 @@
-"""Put the messages around what a device computes: orders of Forward and Backward become Programs.
+"""Put the messages around what a device computes: orders of computations become Programs.
 
 The order written here is the contract with the emitter, which writes the same order as text:
 
     Recv activations, Forward, Send activations        each in the order of `stages.into` / `out_of`
     Recv gradients,   Backward, Send gradients, Send parts of buckets that are there
+    BackwardWeight, Send parts of buckets that waited for it
     Recv parts of buckets, Send summed pieces, Recv them               once, after all micro-batches
     Send tied, Recv tied, Send norm, Recv norm, Send loss, Recv loss, OptimizerStep
 
 With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients.
-Where each micro-batch is summed by itself, others' with lower numbers are taken after a Backward.
+Where each micro-batch is summed by itself, others' with lower numbers are taken after the Backward,
+or the BackwardWeight, that sends its own part.
 
 Edges with both ends on one device have no instruction. It knows nothing of times or memory.
 """
@@ -20,6 +22,8 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
+    Compute,
     Edge,
     EdgeKind,
     Forward,
@@ -32,7 +36,6 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.plan.schedule.parts import parts
 
-Compute: TypeAlias = Forward | Backward
 Orders: TypeAlias = dict[str, tuple[Compute, ...]]
 """What each device computes, in order."""
 
@@ -51,12 +54,13 @@ def with_messages(stages: Stages, orders: Orders, trained: frozenset[int]) -> tu
 def _instructions(
     stages: Stages, device: str, order: tuple[Compute, ...], training: bool
 ) -> Iterator[Instruction]:
-    last = {compute.stage: compute for compute in order if isinstance(compute, Backward)}
+    last = {(type(compute), compute.stage): compute for compute in order}
     taken: set[Recv] = set()
     for compute in order:
         yield from _surrounded(stages, compute)
-        if isinstance(compute, Backward):
-            early = [*_parts_with(stages, compute, compute is last[compute.stage])]
+        if not isinstance(compute, Forward):
+            is_last = compute is last[type(compute), compute.stage]
+            early = [*_parts_with(stages, compute, is_last)]
             taken.update(each for each in early if isinstance(each, Recv))
             yield from early
     if training:
@@ -75,12 +79,16 @@ def _update(stages: Stages, device: str) -> Iterator[Instruction]:
         yield from pieces
 
 
-def _parts_with(stages: Stages, backward: Backward, is_last: bool) -> Iterator[Send | Recv]:
-    """Yield what follows a Backward: parts that are complete, and those of others that are due.
+def _parts_with(
+    stages: Stages, backward: Backward | BackwardWeight, is_last: bool
+) -> Iterator[Send | Recv]:
+    """Yield what follows a backward: parts that are complete, and those of others that are due.
 
     Due are parts of others with lower numbers: the sum takes them in the order of their numbers.
     """
+    waited = isinstance(backward, BackwardWeight)
     edges = stages.out_of(backward.stage, "reduce")
+    edges = tuple(e for e in edges if stages.waits_for(e.value, backward.stage) == waited)
     if stages.sums_each:
         yield from (Send(edge, backward.micro) for edge in edges)
         yield from _due(stages, backward)
@@ -88,12 +96,14 @@ def _parts_with(stages: Stages, backward: Backward, is_last: bool) -> Iterator[S
         yield from (Send(edge, part) for edge in edges for part in _parts(stages, edge))
 
 
-def _due(stages: Stages, backward: Backward) -> Iterator[Recv]:
+def _due(stages: Stages, backward: Backward | BackwardWeight) -> Iterator[Recv]:
     """Yield the parts of others between this micro-batch and the replica's one before it."""
+    waited = isinstance(backward, BackwardWeight)
     own = stages.micros_of(backward.stage, 0)
     before = max((m for m in own if m < backward.micro), default=-1)
     for recv in _of_stage(stages, backward.stage):
-        if recv.micro is not None and before < recv.micro < backward.micro:
+        due = recv.micro is not None and before < recv.micro < backward.micro
+        if due and stages.waits_for(recv.edge.value, backward.stage) == waited:
             yield recv
 
 
@@ -115,6 +125,9 @@ def _parts(stages: Stages, edge: Edge) -> tuple[int | None, ...]:
 
 
 def _surrounded(stages: Stages, compute: Compute) -> Iterator[Instruction]:
+    if isinstance(compute, BackwardWeight):
+        yield compute
+        return
     kind: EdgeKind = "activation" if isinstance(compute, Forward) else "gradient"
     for edge in stages.into(compute.stage, kind):
         if not stages.is_local(edge):

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bigbrain_fx.core import Backward, Forward, Stages
+from bigbrain_fx.core import Backward, Compute, Forward, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.chain import require_chain
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.messages import Compute, Orders
+from bigbrain_fx.plan.schedule.messages import Orders
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OneForwardOneBackward:
         require_chain(self.name, stages)
         count = len(stages.stages)
         in_flight = self.in_flight or tuple(range(count, 0, -1))
-        _require_falling(in_flight, trained)
+        require_falling(in_flight, trained)
         return {
             stage.device: _alternate(stage.index, micro_batches, in_flight[stage.index])
             if stage.index in trained
@@ -65,7 +65,7 @@ def _alternate(stage: int, micro_batches: int, in_flight: int) -> tuple[Compute,
     return tuple(order)
 
 
-def _require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
+def require_falling(in_flight: tuple[int, ...], trained: frozenset[int]) -> None:
     """Raise when a stage would wait for more micro-batches than an earlier one lets out."""
     waiting = sorted(trained)
     for earlier, later in pairwise(waiting):

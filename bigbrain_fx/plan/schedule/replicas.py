@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Backward, Edge, Forward, Stages
+from bigbrain_fx.core import Compute, Edge, Stages
 from bigbrain_fx.plan.schedule.costs import StageCosts
-from bigbrain_fx.plan.schedule.messages import Compute, Orders
+from bigbrain_fx.plan.schedule.messages import Orders
 
 OrderOne: TypeAlias = Callable[
     [Stages, int, StageCosts, frozenset[int], tuple[int, ...] | None], Orders
@@ -68,5 +68,4 @@ def _limits(
 
 
 def _numbered(compute: Compute, first: int, micros: tuple[int, ...]) -> Compute:
-    kind = Forward if isinstance(compute, Forward) else Backward
-    return kind(compute.stage + first, micros[compute.micro])
+    return type(compute)(compute.stage + first, micros[compute.micro])

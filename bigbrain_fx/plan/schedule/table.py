@@ -2,15 +2,25 @@
 
     d0  @0 |  F0.0   s0>1.0   F0.1   s0>1.1 [r1>0.0]  B0.0  ...
 
-F and B are forward and backward of stage.micro; s and r send and receive over an edge
-source>target; once-a-step messages have no micro. It knows nothing of what the faults mean.
+F, B and W are forward, backward and backward of weights of stage.micro; s and r send and receive
+over an edge source>target; once-a-step messages have no micro. It knows nothing of what the faults
+mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bigbrain_fx.core import Backward, Forward, Instruction, OptimizerStep, Program, Recv, Send
+from bigbrain_fx.core import (
+    Backward,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+)
 from bigbrain_fx.plan.schedule.faults import Finding
 
 WINDOW = 9  # cells of one row
@@ -57,6 +67,8 @@ def cell(instruction: Instruction) -> str:
             return f"F{stage}.{micro}"
         case Backward(stage, micro):
             return f"B{stage}.{micro}"
+        case BackwardWeight(stage, micro):
+            return f"W{stage}.{micro}"
         case Send(edge, micro) | Recv(edge, micro):
             which = "" if micro is None else f".{micro}"
             return f"{instruction.do[0]}{edge.source}>{edge.target}{which}"

@@ -4,6 +4,8 @@
     backward   the same ops in reverse: an op's gradients come, what only it kept goes
 
 A stage that runs again lets go of all at its forward's end, and its backward begins with another.
+Where a stage defers, what the gradients of its weights are made of is still held at the backward's
+end; the backward of weights lets go of it layer by layer, the last one first.
 
 It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
 that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
@@ -15,10 +17,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from bigbrain_fx.core import Costs, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+from bigbrain_fx.core import (
+    DTYPE_BYTES,
+    Costs,
+    Edge,
+    EdgeKind,
+    Graph,
+    ModuleCall,
+    Op,
+    Saves,
+    Stage,
+    Stages,
+)
+from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.cuda import rounded
 
 _ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
@@ -36,11 +50,18 @@ class Working:
             later one runs, on top of what is saved and of the gradients that it sends; the first's
             on top of the stage's own parameter gradients, too. Negative where what is saved is
             gone before the most is there.
+        waiting_bytes: stay from a backward to the backward of weights: inputs of deferred layers,
+            received ones included, and gradients of their outputs.
+        weight_bytes: the most while the backward of weights runs, on top of what waits, of the
+            first micro-batch, the second and any later one; the first's on top of the deferred
+            parameters' own gradients, too.
     """
 
     saved_bytes: int
     forward_bytes: int
     backward_bytes: tuple[int, int, int]
+    waiting_bytes: int = 0
+    weight_bytes: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -93,14 +114,63 @@ def walk(part: Part) -> Working:
     made = sum(map(part.rounded, sends.values()))
     back = sum(part.rounded(edge.nbytes) for edge in _edges(part, "gradient"))
     again = part.stage.runs_again
-    tops = [_Backward(part, forward, micro).run() for micro in range(3)]
+    backwards = [_Backward(part, forward, micro) for micro in range(3)]
+    tops = [backward.run() for backward in backwards]
     if again:
         tops = [max(forward.peak, forward.live + top) for top in tops]
     peaks = [top - back for top in tops]
-    first = peaks[0] - sum(map(part.rounded, trained_params(part.graph, part.stage).values()))
+    own = trained_params(part.graph, part.stage)
+    first = peaks[0] - sum(map(part.rounded, own_sizes(part.stage, own)))
     saved = _written_bytes(part) if again else max(0, forward.live - made)
     most = forward.peak - made + (saved if again else 0)
-    return Working(saved, max(saved, most), (first, peaks[1], peaks[2]))
+    working = Working(saved, max(saved, most), (first, peaks[1], peaks[2]))
+    if not part.stage.deferred:
+        return working
+    waiting = backwards[0].waiting
+    first, second, later = (_weights_top(part, waiting, micro) for micro in range(3))
+    total = sum(store.nbytes for store in _stores(waiting))
+    return replace(working, waiting_bytes=total, weight_bytes=(first, second, later))
+
+
+def own_sizes(stage: Stage, params: Mapping[str, int]) -> list[int]:
+    """Return the bytes of the parameters whose gradients a stage's Backward makes."""
+    return [nbytes for name, nbytes in params.items() if name not in stage.deferred]
+
+
+@dataclass
+class _Waits:
+    """What the gradients of one op's weights are made of: its input, its result's gradient."""
+
+    params: tuple[str, ...]
+    stores: tuple[_Store, ...]
+
+
+def _stores(waiting: list[_Waits]) -> list[_Store]:
+    """Return what is held until weights' gradients are made, each storage once."""
+    return list({id(store): store for waits in waiting for store in waits.stores}.values())
+
+
+def _weights_top(part: Part, waiting: list[_Waits], micro: int) -> int:
+    """Return the most during a backward of weights, on top of what waits; see `Working`."""
+    sizes = trained_params(part.graph, part.stage)
+    left = Counter(id(store) for waits in waiting for store in waits.stores)
+    uses = Counter(name for waits in waiting for name in waits.params)
+    live = top = 0
+    made: set[str] = set()
+    for waits in waiting:  # in the order of the backward: the last layer first
+        for name in waits.params:
+            nbytes = part.rounded(sizes[name])
+            top = max(top, live + nbytes * (1 + (name in made)))
+            live += 0 if name in made else nbytes
+            made.add(name)
+            uses[name] -= 1
+            if uses[name] == 0:
+                top = max(top, live + (nbytes if micro == 1 else 0))
+                live -= nbytes if micro else 0
+        for store in waits.stores:
+            left[id(store)] -= 1
+            live -= 0 if left[id(store)] else store.nbytes
+    return top - (0 if micro else sum(part.rounded(sizes[name]) for name in made))
 
 
 def _written_bytes(part: Part) -> int:
@@ -273,6 +343,9 @@ class _Backward:
         self.parts: dict[str, list[_Store]] = {}
         self._trained = trained_params(part.graph, part.stage)
         self._has: set[str] = set()
+        self._deferred = waiting_ops(part.graph, part.stage)
+        self._noted: dict[tuple[str, str], _Store] = {}  # inputs that wait, by storage and type
+        self.waiting: list[_Waits] = []
 
     def run(self) -> int:
         """Follow all ops in reverse; return the most that was alive."""
@@ -294,13 +367,48 @@ class _Backward:
             self.parts.setdefault(op.refs[0], []).extend(incoming)
             return
         saves = self.part.saves(op)
+        if op.name in self._deferred:
+            self._wait(op, incoming)
         self._see(self.part.rounded(_int(saves.backward_bytes)))
         self._forget(op, saves)
         for place, ref in enumerate(op.refs):
             self._hand(ref, incoming[0] if place in saves.passed else None)
-        self._weights(op)
+        if op.name not in self._deferred:
+            self._weights(op)
         for store in incoming:
             self._release(store)
+
+    def _wait(self, op: Op, incoming: list[_Store]) -> None:
+        """Keep an op's input, and its result's gradient, until its weights' gradients are made."""
+        for store in incoming:
+            store.users += 1
+            if not store.nbytes:  # received: the ledger of messages lets go of it
+                store.nbytes = self.part.result_bytes(op)
+        params = {self.part.graph.param[key].canonical: None for key in op.params}
+        self.waiting.append(_Waits((*params,), (*self._input(op), *incoming)))
+
+    def _input(self, op: Op) -> Iterator[_Store]:
+        """Yield the storage of an op's input; one of the batch is the data's own."""
+        graph, ref = self.part.graph, op.refs[0]
+        if ref not in graph.op:
+            return
+        spec, root = graph.op[ref].outputs[0], self.root.get(ref, ref)
+        is_cast = graph.autocast is not None and op.outputs[0].dtype != spec.dtype
+        key = root, op.outputs[0].dtype if is_cast else ""
+        if key not in self._noted:
+            nbytes = self.part.rounded(
+                spec.numel * DTYPE_BYTES[op.outputs[0].dtype] if is_cast else self._whole(root)
+            )
+            self._noted[key] = _Store(nbytes)
+            if is_cast:
+                self.live += nbytes
+            elif root in self.held:
+                self.kept_by.setdefault(root, set()).add("backward_weight")
+        yield self._noted[key]
+
+    def _whole(self, root: str) -> int:
+        maker = self.part.graph.op.get(root)
+        return sum(spec.nbytes for spec in maker.outputs) if maker is not None else 0
 
     def _incoming(self, op: Op) -> list[_Store]:
         found = self.parts.pop(op.name, [])

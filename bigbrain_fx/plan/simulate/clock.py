@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
     Forward,
     OptimizerStep,
     Program,
@@ -145,6 +146,8 @@ class _Execution:
                     now_s += self.costs.forward_s[stage] + own.instruction_s
                 case Backward(stage):
                     now_s += self.costs.backward_s[stage] + own.instruction_s
+                case BackwardWeight(stage):
+                    now_s += self.costs.weight_s[stage] + own.instruction_s
                 case OptimizerStep():
                     now_s += self.costs.optimizer_s.get(program.device, 0.0)
                 case Send(edge, micro):

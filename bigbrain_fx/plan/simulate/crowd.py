@@ -16,7 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from bigbrain_fx.core import Backward, Forward, OptimizerStep, Program, Recv, Send
+from bigbrain_fx.core import (
+    Backward,
+    BackwardWeight,
+    Compute,
+    Forward,
+    OptimizerStep,
+    Program,
+    Recv,
+    Send,
+)
 from bigbrain_fx.plan.schedule import StageCosts
 from bigbrain_fx.plan.simulate.messages import Message, Messages
 from bigbrain_fx.planning import Crowds
@@ -145,7 +154,7 @@ class _Crowded:
                     self._begin(other)
         self._begin(device)
 
-    def _work(self, device: str, computation: Forward | Backward | OptimizerStep) -> _Work:
+    def _work(self, device: str, computation: Compute | OptimizerStep) -> _Work:
         own_s = self.messages.overheads(device).instruction_s
         alone, crowded = self.alone, self.costs
         match computation:
@@ -153,5 +162,7 @@ class _Crowded:
                 return alone.forward_s[stage] + own_s, crowded.forward_s[stage] + own_s
             case Backward(stage):
                 return alone.backward_s[stage] + own_s, crowded.backward_s[stage] + own_s
+            case BackwardWeight(stage):
+                return alone.weight_s[stage] + own_s, crowded.weight_s[stage] + own_s
             case OptimizerStep():
                 return alone.optimizer_s.get(device, 0.0), crowded.optimizer_s.get(device, 0.0)

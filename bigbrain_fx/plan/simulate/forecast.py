@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
+    Compute,
     DeviceForecast,
     Edge,
     Forecast,
@@ -134,7 +136,7 @@ def _left(
 
 
 def _computes(instruction: Instruction) -> bool:
-    return isinstance(instruction, Forward | Backward | OptimizerStep)
+    return isinstance(instruction, Compute | OptimizerStep)
 
 
 def _bars(programs: Sequence[Program], stages: Stages, execution: Execution) -> Iterator[Slice]:
@@ -150,10 +152,15 @@ def _bars(programs: Sequence[Program], stages: Stages, execution: Execution) -> 
 
 
 def label(instruction: Instruction) -> str:
-    """Return the name of a bar: "forward 0 #3" (stage, micro-batch), "activation x 0->1 #3"."""
+    """Return the name of a bar: "forward 0 #3" (stage, micro-batch), "activation x 0->1 #3".
+
+    A BackwardWeight is "weights 0 #3".
+    """
     match instruction:
         case Forward(stage, micro) | Backward(stage, micro):
             return f"{instruction.do} {stage} #{micro}"
+        case BackwardWeight(stage, micro):
+            return f"weights {stage} #{micro}"
         case Send(edge, micro) | Recv(edge, micro):
             return f"{edge}" if micro is None else f"{edge} #{micro}"
         case OptimizerStep():

@@ -10,6 +10,7 @@ import pytest
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
     Forward,
     Instruction,
     OptimizerStep,
@@ -105,6 +106,9 @@ class Recorder:
         found = tuple(Token("gradient", value, micro) for value in received)
         return found[0] if len(found) == 1 else found
 
+    def backward_weight(self, stage: int, micro: int) -> None:
+        self.log.append(BackwardWeight(stage, micro))
+
     def send_tied(self, channel: Channel) -> None:
         self.log.append(Send(self.edge(channel), None))
 
@@ -142,6 +146,27 @@ def test_the_text_does_what_the_program_says(model: str, partitioner: str, sched
 def test_few_and_many_micro_batches(micro_batches: int) -> None:
     given = ("gpt", "naive", 4, "1f1b", micro_batches)
     assert_is_the_program(samples.plan(*given), samples.texts(*given))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 16])
+def test_split_backwards_are_written_as_the_program_says(micro_batches: int) -> None:
+    given = ("gpt", "naive", 4, "zb-h1", micro_batches)
+    assert_is_the_program(samples.plan(*given), samples.texts(*given))
+
+
+def test_only_a_device_that_defers_has_layers_that_wait() -> None:
+    found = samples.sample("gpt")
+    options = Options("naive", schedule="1f1b", micro_batches=4, defer=(1,))
+    plan = make_plan(found.captured.graph, samples.cluster(2), found.source, options)
+    texts = bundle_texts(plan)
+    assert_is_the_program(plan, texts)
+    first, second = texts["device_0.py"], texts["device_1.py"]
+    assert "nn.Linear(128, 384)" in first
+    assert "weights_0" not in first
+    assert "DeferringDevice" not in first
+    assert "nn.Linear" not in second
+    assert "self.qkv = Linear(128, 384)" in second
+    assert "    deferring = (1,)\n" in second
 
 
 @pytest.mark.parametrize("partitioner", ["naive", "scattered"])

@@ -6,6 +6,8 @@ import pytest
 
 from bigbrain_fx.core import (
     Backward,
+    BackwardWeight,
+    Bucket,
     Cluster,
     Device,
     Edge,
@@ -24,14 +26,17 @@ from bigbrain_fx.plan.schedule import (
     BackwardBeforeForward,
     Deadlock,
     DuplicateMessage,
+    Finding,
     MicroOrder,
     Misplaced,
     MissingCompute,
     MissingInput,
+    NothingDeferred,
     OutOfMemory,
     StageCosts,
     UnmatchedRecv,
     UnmatchedSend,
+    WeightBeforeBackward,
     check,
     require_sound,
     table,
@@ -165,6 +170,83 @@ def test_the_optimizer_waits_for_gradients_and_ties() -> None:
         MissingInput("d0", 1, Send(tie, None), Backward(0, 0)),
         MissingInput("d1", 2, OptimizerStep(), Recv(tie, None)),
     ]
+
+
+DEFERS = Stages((Stage(0, "d0", (), deferred=("w",)),), ())
+F, B, W = Forward(0, 0), Backward(0, 0), BackwardWeight(0, 0)
+
+
+def found_in(*instructions: Instruction, stages: Stages = DEFERS) -> list[Finding]:
+    return check((Program("d0", instructions),), stages)
+
+
+def test_weights_have_a_backward_of_their_own() -> None:
+    assert found_in(F, B, W, OptimizerStep()) == []
+
+
+def test_weights_before_their_backward() -> None:
+    assert found_in(F, W, B, OptimizerStep()) == [WeightBeforeBackward("d0", 1, 0, 0)]
+
+
+def test_weights_that_are_never_made() -> None:
+    assert found_in(F, B, OptimizerStep()) == [MissingCompute("d0", W)]
+    two = (F, B, W, Forward(0, 1), Backward(0, 1), OptimizerStep())
+    assert found_in(*two) == [MissingCompute("d0", BackwardWeight(0, 1))]
+
+
+def test_weights_that_are_made_twice() -> None:
+    assert found_in(F, B, W, W, OptimizerStep()) == [MicroOrder("d0", 3, W, 0)]
+
+
+def test_weights_in_another_order_than_micro_batches() -> None:
+    one = (Forward(0, 1), Backward(0, 1))
+    assert found_in(F, B, *one, BackwardWeight(0, 1), W, OptimizerStep()) == [
+        MicroOrder("d0", 5, W, 1)
+    ]
+
+
+def test_weights_after_the_optimizer_step() -> None:
+    assert found_in(F, B, OptimizerStep(), W) == [MissingInput("d0", 2, OptimizerStep(), W)]
+
+
+def test_weights_of_a_stage_that_defers_nothing() -> None:
+    plain = Stages((Stage(0, "d0", ()),), ())
+    assert found_in(F, B, W, OptimizerStep(), stages=plain) == [NothingDeferred("d0", 2, 0, 0)]
+
+
+def test_weights_on_a_device_that_has_no_part_in_them() -> None:
+    stages = Stages((*DEFERS.stages, Stage(1, "d1", ())), ())
+    programs = (
+        Program("d0", (F, B, OptimizerStep())),
+        Program("d1", (Forward(1, 0), Backward(1, 0), W, OptimizerStep())),
+    )
+    assert Misplaced("d1", 2, W) in check(programs, stages)
+
+
+def test_a_tied_gradient_waits_where_its_parameter_is_deferred() -> None:
+    tie = Edge("w", 0, 1, "tied")
+    stages = Stages((*DEFERS.stages, Stage(1, "d1", ())), (tie,))
+    programs = (
+        Program("d0", (F, B, Send(tie, None), W, OptimizerStep())),
+        Program("d1", (Forward(1, 0), Backward(1, 0), Recv(tie, None), OptimizerStep())),
+    )
+    assert check(programs, stages) == [MissingInput("d0", 2, Send(tie, None), W)]
+
+
+def test_a_bucket_leaves_after_the_weights_that_it_waits_for() -> None:
+    part = Edge("b", 0, 1, "reduce")
+    stages = Stages(
+        (*DEFERS.stages, Stage(1, "d1", (), replica=1, deferred=("w",))),
+        (part,),
+        micros=((0,), (0,)),
+        buckets=(Bucket("b", (0, 1), ("w",), (0, 1), "float32"),),
+    )
+    other = (Forward(1, 0), Backward(1, 0), BackwardWeight(1, 0), Recv(part, None))
+    early = Program("d0", (F, B, Send(part, None), W, OptimizerStep()))
+    late = Program("d0", (F, B, W, Send(part, None), OptimizerStep()))
+    end = Program("d1", (*other, OptimizerStep()))
+    assert check((late, end), stages) == []
+    assert check((early, end), stages) == [MissingInput("d0", 2, Send(part, None), W)]
 
 
 def test_misplaced() -> None:

@@ -1,0 +1,63 @@
+"""Which layers of a device's classes leave the gradients of their weights to a BackwardWeight.
+
+    nn.Linear(64, 256)      becomes      Linear(64, 256)      of the bundle's runtime
+
+A class is written once for all of a device's uses of it: a layer of it may tap where it waits in
+some use, and may never where it must not in any. It knows stages and layers; it writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bigbrain_fx.core import Graph, Stage
+from bigbrain_fx.emit.modules.blocks import Template
+from bigbrain_fx.emit.modules.kept import user_names
+from bigbrain_fx.emit.ops.items import Body, Layer, Signature
+from bigbrain_fx.plan import LAYERS
+
+TAPPING = frozenset(LAYERS.values())
+"""Layers of the runtime with the names of torch.nn's."""
+
+
+@dataclass
+class Taps:
+    """The layers that tap in one device's file.
+
+    Attributes:
+        kinds: layers that may: those whose name the user's own code does not take.
+        paths: by class, the modules that are its uses.
+        waits: tensors of the model whose gradients wait. must_not: others of stages that defer.
+    """
+
+    kinds: frozenset[str]
+    paths: Mapping[Signature, tuple[str, ...]]
+    waits: set[str] = field(default_factory=set)
+    must_not: set[str] = field(default_factory=set)
+
+    def taps(self, layer: Layer, body: Body, key: Signature | None) -> bool:
+        """Whether a layer in the text of a class, or of a stage (no key), taps."""
+        if layer.name not in self.kinds or not layer.params:
+            return False
+        relative = [body.relative(name) for name in layer.params]
+        paths = (body.path,) if key is None else self.paths[key]
+        uses = [{f"{path}.{name}" if path else name for name in relative} for path in paths]
+        return any(u <= self.waits for u in uses) and not any(u & self.must_not for u in uses)
+
+
+def taps_of(
+    graph: Graph, own: Sequence[Stage], templates: Mapping[Signature, Template]
+) -> Taps | None:
+    """Return the layers that tap in a device's stages; None where no stage defers."""
+    stages = [stage for stage in own if stage.deferred]
+    if not stages:
+        return None
+    users = user_names(graph, [name for stage in own for name in stage.ops])
+    paths = {key: tuple(u.body.path for u in t.uses) for key, t in templates.items()}
+    found = Taps(TAPPING - {name for _, name in users}, paths)
+    for stage in stages:
+        for name in stage.params:
+            waits = graph.param[name].canonical in stage.deferred
+            (found.waits if waits else found.must_not).add(name)
+    return found

@@ -1,0 +1,428 @@
+"""Gradients of weights that wait: the same bits as autograd's, for every layer, type and layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.runtime import Device, Stage, Training, adamw, deferred
+from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.deferred import DeferredError, DeferringDevice, made, tapping
+from bigbrain_fx.runtime.finite import NotFiniteError
+from bigbrain_fx.runtime.local import Hub, LocalTransport
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+Found = Sequence[Tensor | None]
+Graded = tuple[Tensor, Found, Mapping[str, Tensor]]
+
+
+def both(
+    make: Callable[[Any], nn.Module], dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, nn.Module]:
+    """Return a module of torch's layers and one of layers that tap, with the same numbers."""
+    torch.manual_seed(0)
+    plain, tapped = make(nn).to(dtype), make(deferred).to(dtype)
+    tapped.load_state_dict(plain.state_dict())
+    return plain, tapped
+
+
+def undivided(module: nn.Module, x: Tensor, g: Tensor, autocast: bool = False) -> Graded:
+    x = x.detach().requires_grad_(x.is_floating_point() and x.requires_grad)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = module(x)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    leaves = [x] if x.requires_grad else []
+    found: Found = torch.autograd.grad(y, [*leaves, *parameters], g.to(y.dtype), allow_unused=True)
+    kept = {n: t for n, t in zip(names, found[len(leaves) :], strict=True) if t is not None}
+    return y.detach(), found[: len(leaves)], kept
+
+
+def divided(module: nn.Module, x: Tensor, g: Tensor, autocast: bool = False) -> Graded:
+    """Make the gradients of inputs first, and those of weights when autograd's graph is gone."""
+    x = x.detach().requires_grad_(x.is_floating_point() and x.requires_grad)
+    with tapping() as taps, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = module(x)
+    names = {id(p): name for name, p in module.named_parameters()}
+    others = [p for p in module.parameters() if all(p is not t.weight for t in taps)]
+    leaves = [x] if x.requires_grad else []
+    inputs: list[Any] = [*leaves, *others, *(tap.edge for tap in taps)]
+    found: Found = torch.autograd.grad(y, inputs, g.to(y.dtype), allow_unused=True)
+    at = len(leaves) + len(others)
+    whole = zip(others, found[len(leaves) : at], strict=True)
+    kept = {names[id(p)]: t for p, t in whole if t is not None}
+    waiting = [*map(deferred._waiting, taps, found[at:])]
+    with torch.no_grad():
+        kept.update((names[id(p)], t) for p, t in made(waiting))
+    return y.detach(), found[: len(leaves)], kept
+
+
+def assert_same(a: Graded, b: Graded) -> None:
+    assert torch.equal(a[0], b[0])
+    assert all(map(_equal, a[1], b[1]))
+    assert a[2].keys() == b[2].keys()
+    for name, gradient in a[2].items():
+        assert gradient.dtype == b[2][name].dtype
+        assert torch.equal(gradient, b[2][name]), name
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return torch.equal(a, b) if a is not None and b is not None else a is b
+
+
+def strided(x: Tensor) -> Tensor:
+    """Return the same numbers in another order in memory."""
+    return x.transpose(0, -2).contiguous().transpose(0, -2)
+
+
+LINEAR = [
+    (shape, bias, x_strided, g_strided)
+    for shape in ((7, 32), (2, 20, 32), (2, 3, 20, 32), (32,), (1, 32), (0, 32))
+    for bias in (True, False)
+    for x_strided, g_strided in itertools.product((False, True), repeat=2)
+    if len(shape) > 1 or not (x_strided or g_strided)
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_linear_of_any_shape_and_layout(dtype: torch.dtype) -> None:
+    for shape, bias, x_strided, g_strided in LINEAR:
+        plain, tapped = both(lambda of: of.Linear(32, 24, bias=bias), dtype)  # noqa: B023
+        x = torch.randn(shape).to(dtype)
+        g = torch.randn(*shape[:-1], 24).to(dtype)
+        x = (strided(x) if x_strided else x).requires_grad_()
+        g = strided(g) if g_strided else g
+        assert_same(undivided(plain, x, g), divided(tapped, x, g))
+
+
+CONVOLUTIONS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("Conv1d", (4, 8, 20), {"padding": 1}),
+    ("Conv1d", (8, 20), {"bias": False}),
+    ("Conv2d", (4, 8, 14, 14), {"padding": 1}),
+    ("Conv2d", (4, 8, 14, 14), {"stride": 2, "bias": False}),
+    ("Conv2d", (4, 8, 14, 14), {"groups": 4}),
+    ("Conv2d", (4, 8, 14, 14), {"padding": 2, "dilation": 2}),
+    ("Conv2d", (8, 14, 14), {}),
+    ("Conv3d", (2, 8, 5, 6, 7), {"padding": (1, 0, 1)}),
+    ("ConvTranspose1d", (4, 8, 9), {"stride": 2, "output_padding": 1}),
+    ("ConvTranspose2d", (4, 8, 7, 7), {"stride": 2, "groups": 2}),
+    ("ConvTranspose3d", (2, 8, 4, 4, 4), {"bias": False, "dilation": 2}),
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("kind", "shape", "options"), CONVOLUTIONS)
+def test_a_convolution(
+    kind: str, shape: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    plain, tapped = both(lambda of: getattr(of, kind)(8, 16, 3, **options), dtype)
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    g = torch.randn_like(plain(x))
+    assert_same(undivided(plain, x, g), divided(tapped, x, g))
+    assert_same(undivided(plain, x.detach(), g), divided(tapped, x.detach(), g))
+
+
+def test_channels_last_images() -> None:
+    plain, tapped = both(lambda of: of.Conv2d(8, 16, 3, padding=1))
+    x = torch.randn(4, 8, 14, 14).to(memory_format=torch.channels_last).requires_grad_()
+    g = torch.randn(4, 16, 14, 14).to(memory_format=torch.channels_last)
+    assert_same(undivided(plain, x, g), divided(tapped, x, g))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}])
+def test_an_embedding(options: dict[str, Any], dtype: torch.dtype) -> None:
+    plain, tapped = both(lambda of: of.Embedding(50, 16, **options), dtype)
+    x = torch.randint(0, 50, (4, 30))
+    g = torch.randn(4, 30, 16).to(dtype)
+    assert_same(undivided(plain, x, g), divided(tapped, x, g))
+
+
+class Tied(nn.Module):
+    """One weight five times: as a table, and as the weight of four layers around a norm."""
+
+    def __init__(self, of: Any, width: int = 32) -> None:
+        super().__init__()
+        self.table = of.Embedding(width, width)
+        self.layers = nn.ModuleList(of.Linear(width, width) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        for layer in self.layers:
+            layer.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](torch.ones(x.shape[0], x.shape[1], 32, dtype=self.norm.weight.dtype))
+        y = self.table(x) + first
+        y = self.layers[1](torch.tanh(y)).relu_()
+        return self.layers[2](self.norm(y)) * self.layers[3](y)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_one_weight_used_five_times(dtype: torch.dtype) -> None:
+    plain, tapped = both(Tied, dtype)
+    x, g = torch.randint(0, 32, (3, 20)), torch.randn(3, 20, 32).to(dtype)
+    assert_same(undivided(plain, x, g), divided(tapped, x, g))
+
+
+def test_one_weight_used_five_times_under_autocast() -> None:
+    """Its uses are added in bfloat16 and cast back once, in place of the first; the table's not."""
+    plain, tapped = both(Tied)
+    x, g = torch.randint(0, 32, (3, 20)), torch.randn(3, 20, 32)
+    assert_same(undivided(plain, x, g, True), divided(tapped, x, g, True))
+
+
+class Mixed(nn.Module):
+    """Linear and convolution that read one leaf twice, and each other."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.a, self.b = of.Linear(16, 16), of.Linear(16, 16, bias=False)
+        self.c, self.norm = of.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.norm(self.c(x * 2))) + torch.tanh(self.a(x) * self.b(x))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_leaf_read_by_several_layers(autocast: bool, wants: bool) -> None:
+    plain, tapped = both(Mixed)
+    x, g = torch.randn(5, 4, 16).requires_grad_(wants), torch.randn(5, 4, 16)
+    assert_same(undivided(plain, x, g, autocast), divided(tapped, x, g, autocast))
+
+
+class Written(nn.Module):
+    """What layers give is written in place: whole, in part, and as the view that it may be."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.a, self.b = of.Linear(8, 8), of.Linear(8, 8, bias=False)
+        self.c, self.e = of.Conv1d(4, 4, 3, padding=1), of.Embedding(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(self.c(x)).mul_(3)
+        y[0].mul_(2)
+        z = self.b(y)
+        z.transpose(0, 1)[1].add_(1)
+        w = self.e(torch.arange(8)).mul_(3)
+        return self.a(z.sigmoid_()).tanh_() + w.sum(0)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 8), (4, 8)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_layers_give_may_be_written_in_place(shape: tuple[int, ...], autocast: bool) -> None:
+    plain, tapped = both(Written)
+    x, g = torch.randn(shape).requires_grad_(), torch.randn(shape)
+    assert_same(undivided(plain, x, g, autocast), divided(tapped, x, g, autocast))
+
+
+def test_a_layer_that_the_loss_does_not_depend_on_has_no_gradient() -> None:
+    class Unused(nn.Module):
+        def __init__(self, of: Any) -> None:
+            super().__init__()
+            self.used, self.unused = of.Linear(4, 4), of.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.unused(x)
+            return self.used(x)
+
+    plain, tapped = both(Unused)
+    x = torch.randn(3, 4)
+    assert_same(undivided(plain, x, x), divided(tapped, x, x))
+
+
+def test_where_nobody_asks_layers_are_torchs_own() -> None:
+    plain, tapped = both(Mixed)
+    x, g = torch.randn(5, 4, 16), torch.randn(5, 4, 16)
+    assert_same(undivided(plain, x, g), undivided(tapped, x, g))
+    with tapping() as taps, torch.no_grad():
+        tapped(x)
+    assert taps == []
+
+
+def test_frozen_layers_do_not_wait() -> None:
+    layer = deferred.Linear(4, 4).requires_grad_(False)
+    with tapping() as taps:
+        layer(torch.randn(2, 4, requires_grad=True))
+    assert taps == []
+
+
+def test_what_a_layer_read_and_was_written_since_is_found() -> None:
+    layer, x = deferred.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
+    h = x * 2
+    with tapping() as taps:
+        y = layer(h)
+    (g,) = torch.autograd.grad(y.sum(), [taps[0].edge])
+    waiting = [deferred._waiting(taps[0], g)]
+    with torch.no_grad():
+        h.mul_(2)
+    with pytest.raises(DeferredError, match="written in place after the layer read it"):
+        list(made(waiting))
+
+
+def test_a_gradient_that_was_written_since_is_found() -> None:
+    layer = deferred.Linear(4, 4)
+    with tapping() as taps:
+        y = layer(torch.randn(2, 4))
+    (g,) = torch.autograd.grad(y.square().sum(), [taps[0].edge])
+    waiting = [deferred._waiting(taps[0], g)]
+    g.add_(1)
+    with pytest.raises(DeferredError, match="written in place"):
+        list(made(waiting))
+
+
+# --------------------------------------------------------------------------- a device
+
+SIZE, MICRO_BATCHES = 16, 4
+
+
+class Net(Stage):
+    """Layers, a norm, dropout, one weight used twice."""
+
+    returns = ("loss",)
+    of: Any = nn
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = self.of.Linear(SIZE, 32), self.of.Linear(32, SIZE)
+        self.norm = nn.BatchNorm1d(SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            h = F.gelu(self.up(self.norm(x)))
+            with self.seeded("drop"):
+                x = x + F.dropout(self.down(h), 0.5)
+        return x.square().mean()
+
+
+class Tapped(Net):
+    of = deferred
+
+
+class Both(Tapped):
+    """Uses the weight of a layer that waits in another way, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.up.weight.square().mean()
+
+
+class Plain(Device):
+    name = "d0"
+    names = ("d0",)
+    micro_batches = MICRO_BATCHES
+    stages: Mapping[int, type[Stage]] = {0: Net}
+    loss = (0, "loss")
+
+    def step_once(self) -> None:
+        for m in range(MICRO_BATCHES):
+            self.forward(0, m, x=self.batch("x", m))
+        for m in range(MICRO_BATCHES):
+            self.backward(0, m)
+        self.optimizer_step()
+
+
+class Divided(DeferringDevice):
+    name = "d0"
+    names = ("d0",)
+    micro_batches = MICRO_BATCHES
+    stages: Mapping[int, type[Stage]] = {0: Tapped}
+    deferring = (0,)
+    loss = (0, "loss")
+    orders: Sequence[tuple[str, int]] = tuple(
+        (action, m)
+        for action in ("forward", "backward", "backward_weight")
+        for m in range(MICRO_BATCHES)
+    )
+
+    def step_once(self) -> None:
+        for action, m in self.orders:
+            if action == "forward":
+                self.forward(0, m, x=self.batch("x", m))
+            else:
+                getattr(self, action)(0, m)
+        self.optimizer_step()
+
+
+class InTurn(Divided):
+    orders = tuple(
+        (action, m)
+        for m in range(MICRO_BATCHES)
+        for action in ("forward", "backward", "backward_weight")
+    )
+
+
+class Again(Divided):
+    recompute = (0,)
+
+
+class AlsoUsed(Divided):
+    stages: Mapping[int, type[Stage]] = {0: Both}
+
+
+def batches(seed: int) -> Iterator[dict[str, Tensor]]:
+    for step in itertools.count():
+        dice = torch.Generator().manual_seed(seed + step)
+        yield {"x": torch.randn(8 * MICRO_BATCHES, SIZE, generator=dice)}
+
+
+def ready(cls: type[Device]) -> Device:
+    torch.manual_seed(0)
+    weights = Net().state_dict()
+    stream = Stream(batches, 0, {"x": ("x",)}, (), MICRO_BATCHES, torch.device("cpu"))
+    device = cls(LocalTransport(Hub()), stream, 0, torch.device("cpu"))
+    names = [name for name, _ in Net().named_parameters()]
+    device.load(weights, dict.fromkeys(names, "d0"))
+    device.train_with(Training(adamw))
+    return device
+
+
+@pytest.mark.parametrize("cls", [Divided, InTurn, Again])
+def test_a_device_trains_to_the_same_bits_whenever_weights_are_made(cls: type[Device]) -> None:
+    plain, split = ready(Plain), ready(cls)
+    for step in range(3):
+        one, two = plain.run_step(step), split.run_step(step)
+        assert one is not None
+        assert two is not None
+        assert torch.equal(one, two)
+    state = split.state()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in plain.state().items())
+
+
+def test_weights_of_nothing_are_refused() -> None:
+    device = ready(Divided)
+    with pytest.raises(DeferredError, match="micro-batch 2: no gradients of weights wait"):
+        device.backward_weight(0, 2)  # type: ignore[attr-defined]  # Divided's
+
+
+def test_the_optimizer_does_not_step_while_gradients_wait() -> None:
+    class Short(Divided):
+        orders = Divided.orders[:-1]
+
+    device = ready(Short)
+    before = {name: tensor.clone() for name, tensor in device.state().items()}
+    with pytest.raises(DeferredError, match="micro-batch 3: gradients of weights still wait"):
+        device.run_step(0)
+    after = device.state()
+    assert all(torch.equal(before[name], after[name]) for name in device.parameters)
+
+
+def test_a_weight_that_is_used_otherwise_too_is_refused() -> None:
+    with pytest.raises(DeferredError, match=r"stage 0: .* up\.weight waits, but something else"):
+        ready(AlsoUsed).run_step(0)
+
+
+def test_what_is_not_finite_is_named_by_stage_and_micro_batch() -> None:
+    device = ready(InTurn)
+    device.stream.advance(0)
+    device.forward(0, 1, x=device.batch("x", 1))
+    device.backward(0, 1)
+    waits = device._waiting[0, 1]  # type: ignore[attr-defined]  # Divided's
+    assert waits[-1].gradient is not None
+    with torch.no_grad():
+        waits[-1].gradient.data[3, 2] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"stage 0, micro-batch 1: .* down\.weight"):
+        device.backward_weight(0, 1)  # type: ignore[attr-defined]  # Divided's

@@ -1,0 +1,18 @@
+"""The pictures of docs/schedules.md are what the simulator and the emitter say today."""
+
+from __future__ import annotations
+
+from tools.gallery import DOC, SHOWN, picture, with_pictures
+
+
+def test_the_page_is_as_it_is_drawn() -> None:
+    text = DOC.read_text()
+    assert all(f"<!-- {schedule} -->" in text for schedule in SHOWN)
+    assert with_pictures(text) == text
+
+
+def test_a_picture_shows_every_unit() -> None:
+    lines = picture("zb-h1").splitlines()[1:5]
+    assert [line.split()[0] for line in lines] == ["d0", "d1", "d2", "d3"]
+    assert all(len(line.split()) == 1 + 27 for line in lines)
+    assert all(sum(cell != "." for cell in line.split()[1:]) == 24 for line in lines)

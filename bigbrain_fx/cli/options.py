@@ -35,10 +35,10 @@ class Listed(click.Option):
         return super().get_help_record(ctx)
 
 
-def _option(flag: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
+def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
     """Make an option that all commands take from one variable of the environment."""
     variable = f"BIGBRAIN_FX_{flag.removeprefix('--').replace('-', '_').upper()}"
-    return click.option(flag, envvar=variable, **settings)
+    return click.option(*others, flag, envvar=variable, **settings)
 
 
 def json_option(command: Command) -> Command:
@@ -49,8 +49,12 @@ def json_option(command: Command) -> Command:
 
 
 def bundle_argument(command: Command) -> Command:
-    """Add BUNDLE, a folder that `split` wrote."""
-    return click.argument("bundle", type=PATH)(command)
+    """Add BUNDLE, a folder that `split` wrote; its plan.json names it as well."""
+
+    def folder(_ctx: click.Context, _param: click.Parameter, given: Path) -> Path:
+        return given.parent if given.name == "plan.json" and given.is_file() else given
+
+    return click.argument("bundle", type=PATH, callback=folder)(command)
 
 
 def force_file_option(command: Command) -> Command:
@@ -168,7 +172,14 @@ _PARTITIONER = _option(
     cls=Listed,
     default="analytical",
     show_default=True,
-    help="One of {names}.",
+    help="One of {names}. Or mine.py:Class, a class of yours.",
+)
+_SETTINGS = _option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the partitioner; `plugins` lists them.",
 )
 _OF_THE_MODEL = (
     _option(
@@ -184,7 +195,7 @@ _OF_THE_MODEL = (
         metavar="NAME",
         help="Keep a module whole, by path or class name: it is neither traced nor cut.",
     ),
-    _option("--devices", type=PATH, help="The cluster.json."),
+    _option("--devices", "-d", type=PATH, help="The cluster.json."),
 )
 
 
@@ -211,7 +222,7 @@ def read_rows(text: str | None) -> tuple[int, ...]:
 
 def planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
-    for option in (*_OF_CAPTURE, *_OF_PLANNING, _PARTITIONER, *_OF_THE_MODEL):
+    for option in (*_OF_CAPTURE, *_OF_PLANNING, _SETTINGS, _PARTITIONER, *_OF_THE_MODEL):
         command = option(command)
     return command
 
@@ -295,7 +306,7 @@ def chosen(choices: dict[str, Any]) -> Options:
     """
     from bigbrain_fx.frontend import read_answers
     from bigbrain_fx.plan import Options, read_recompute
-    from bigbrain_fx.planning import preset
+    from bigbrain_fx.planning import preset, read_settings
 
     partitioner, own = preset(choices["partitioner"])
     return Options(
@@ -304,6 +315,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         choices["schedule"],
         choices["micro_batches"],
         choices["seed"],
+        partitioner_options=read_settings(partitioner, choices.get("settings", ())),
         mode=choices["mode"],
         assume=tuple(read_answers(choices["assume"]).items()),
         leaves=tuple(choices["leaf"]),

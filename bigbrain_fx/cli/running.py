@@ -166,7 +166,8 @@ def run(
         if elastic:
             done = run_elastic(bundle, options, show, _tell)
         else:
-            done = run_bundle(bundle, options, show, show, on_event=_tell)
+            tell = _tell if options.spares is not None else None  # one death is the error itself
+            done = run_bundle(bundle, options, show, show, on_event=tell)
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:

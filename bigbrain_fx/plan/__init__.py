@@ -20,7 +20,7 @@ from bigbrain_fx.plan.making import (
     with_placement,
 )
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, to_json
-from bigbrain_fx.plan.reading import from_json, read_plan
+from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
 from bigbrain_fx.plan.recompute import read_recompute, recompute_text
 from bigbrain_fx.plan.recovery import (
     Assumptions,
@@ -83,4 +83,5 @@ __all__ = [
     "tried",
     "updating",
     "with_placement",
+    "write_plan",
 ]

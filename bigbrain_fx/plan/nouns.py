@@ -22,6 +22,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Effort, Objective, Search
+from bigbrain_fx.planning import Choice, Given
 
 FORMAT = 2
 AUTO = "auto"
@@ -32,6 +33,8 @@ AUTO = "auto"
 class Options:
     """What a user may choose; None means: let the planner choose.
 
+    `partitioner` is a name, "mine.py:Class", or an object with `name` and `partition`;
+    `partitioner_options` are its fields, as `--set` gives them.
     `rows` of a micro-batch are for a model whose trace cannot leave the batch size free. `mode`
     "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
     None is "train", and "eval" for an ONNX file.
@@ -44,14 +47,14 @@ class Options:
     divide besides, and `sum_order` how gradients are added; see `core.Placement`.
     """
 
-    partitioner: str = "chain-dp"
+    partitioner: Given = "chain-dp"
     estimator: str = "analytical"
     schedule: str | None = None
     micro_batches: int | None = None
     seed: int = 0
     in_flight: tuple[int, ...] | None = None
     rows: int | None = None
-    partitioner_options: tuple[tuple[str, int], ...] = ()
+    partitioner_options: tuple[tuple[str, Choice], ...] = ()
     mode: Literal["train", "eval"] | None = None
     assume: tuple[tuple[str, bool], ...] = ()
     leaves: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from bigbrain_fx.bundles.launch.options import BatchLine, Line, Run, RunOptions,
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
-from bigbrain_fx.bundles.launch.supervised import require_supervised, run_supervised
+from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Rescue
@@ -30,7 +30,7 @@ def run(
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
-    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`; `rescue` gets
+    `on_event` hears what happens to the processes: see `supervisor.EventLog`; `rescue` gets
     the newest snapshots in memory before a DeviceLostError. All but `rescue` are called aside, in
     a thread: one that waits does not hold up the run, and one that raises OSError, as a print to a
     closed pipe does, is not called again; any other error ends the run.
@@ -57,7 +57,8 @@ def run(
     told = aside.of(on_step), aside.of(on_batch)
     try:
         if options.spares is None:
-            return _run_plain(plan, bundle, options, logs, _listener(*told), spawn)
+            hear = _listener(*told)
+            return _run_plain(plan, bundle, options, logs, hear, spawn, aside.of(on_event))
         require_supervised(plan, spawn)
         tell = aside.of(on_event)
         return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
@@ -81,11 +82,15 @@ def _run_plain(
     logs: Path,
     hear: Callable[[Line], None],
     spawn: Spawn | None,
+    tell: Callable[[Event], None] | None,
 ) -> Run:
     """Run a bundle of which no process is replaced."""
     port = options.port or free_port()
     require_free(port)
-    with processes(plan, bundle, options, port, logs, spawn or popen) as crew:
+    with (
+        event_log(options.events, tell) as events,
+        processes(plan, bundle, options, port, logs, spawn or popen, events) as crew,
+    ):
         lines = list(crew.watch(hear))
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))

@@ -144,6 +144,15 @@ def show_explanation(found: Explanation) -> None:
     _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
 
 
+def pace_text(plan: Plan, median_s: float) -> str:
+    """Return how fast a run was, beside its forecast; a faster device is no wrong forecast."""
+    forecast_s, what = plan.forecast.step_s, "step" if plan.mode == "train" else "batch"
+    return (
+        f"median {median_s:.4f} s a {what}, {plan.graph.batch / median_s:.1f} rows a second; "
+        f"forecast {forecast_s:.4f} s: it took {median_s / forecast_s:.2f} times as long"
+    )
+
+
 def show_verification(found: Verification) -> None:
     """Print each equality, and where it fails."""
     for check in found.checks:

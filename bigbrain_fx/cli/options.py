@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from bigbrain_fx.errors import InputError
 
@@ -25,14 +26,22 @@ class Listed(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Fill in the names when the help is shown, and not before: loading plug-ins takes time."""
+        self.help = (self.help or "").replace("{names}", ", ".join(self._names()))
+        return super().get_help_record(ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the names, also after a comma where several are taken."""
+        before, comma, begun = incomplete.rpartition(",")
+        offered = [f"{before}{comma}{name}" for name in self._names() if name.startswith(begun)]
+        return [CompletionItem(name) for name in offered] or super().shell_complete(ctx, incomplete)
+
+    def _names(self) -> tuple[str, ...]:
         from bigbrain_fx.plan import SCHEDULES
         from bigbrain_fx.planning import names
 
         listed = {"partitioner": names(), "estimator": names("estimator")}
         listed["partitioners"] = listed["partitioner"]
-        found = listed.get(self.name or "", tuple(sorted(SCHEDULES)))
-        self.help = (self.help or "").replace("{names}", ", ".join(found))
-        return super().get_help_record(ctx)
+        return listed.get(self.name or "", tuple(sorted(SCHEDULES)))
 
 
 def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
@@ -174,10 +183,25 @@ _PARTITIONER = _option(
     show_default=True,
     help="One of {names}. Or mine.py:Class, a class of yours.",
 )
+
+
+def _complete_setting(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from bigbrain_fx.planning import preset, settable
+
+    try:
+        known = settable(preset(str(ctx.params.get("partitioner") or "analytical"))[0])
+    except InputError:  # it is being typed
+        return []
+    return [CompletionItem(f"{name}=") for name in known if name.startswith(incomplete)]
+
+
 _SETTINGS = _option(
     "--set",
     "settings",
     multiple=True,
+    shell_complete=_complete_setting,
     metavar="NAME=VALUE",
     help="An option of the partitioner; `plugins` lists them.",
 )

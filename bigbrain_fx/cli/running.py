@@ -109,6 +109,21 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 )
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
+@click.option(
+    "--log-every",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Print one step (or batch) in so many, and the last.",
+)
+@click.option(
+    "--log-to",
+    type=PATH,
+    multiple=True,
+    metavar="PATH",
+    help="Write loss, seconds and rows a second of every step to name.csv, or into a folder for "
+    "TensorBoard; may be given several times.",
+)
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
 @json_option
 def run(
@@ -117,6 +132,7 @@ def run(
     no_replay: bool,
     mtbf: str | None,
     elastic: bool,
+    log_every: int,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
@@ -135,7 +151,7 @@ def run(
         run_elastic,
         secret_command,
     )
-    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.cli.console import json_line, pace_text
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(bundle)
@@ -154,6 +170,11 @@ def run(
                 "--elastic is for a run on one host, and this plan has several",
                 help="leave it out, or add --local to run all of it here",
             )
+        if options.log_to:
+            raise InputError(
+                "--log-to is for a run on one host, and this plan has several",
+                help="leave it out: `launch.py --json` on the first host prints each step",
+            )
         click.echo(_SEVERAL, err=True)
         if options.spares is not None:
             click.echo(_SECRET + secret_command(), err=True)
@@ -162,7 +183,7 @@ def run(
             click.echo(entry if as_json else f"{host}$ {command}")
         return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
-    with stepping(total, as_json) as show:
+    with stepping(total, as_json, log_every) as show:
         if elastic:
             done = run_elastic(bundle, options, show, _tell)
         else:
@@ -177,6 +198,8 @@ def run(
     if done.batches:
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
+    if done.median_s:
+        click.echo(pace_text(plan, done.median_s))
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
     click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")

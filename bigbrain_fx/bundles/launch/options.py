@@ -5,6 +5,7 @@ Only nouns: nothing here starts anything.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,12 @@ class Run:
     stopped_at: int | None = None
     max_allocated_bytes: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def median_s(self) -> float | None:
+        """Seconds of a step, or batch; the first does not count. None: there was no second one."""
+        taken = [line.step_s for line in self.steps] or [line.batch_s for line in self.batches]
+        return statistics.median(taken[1:]) if len(taken) > 1 else None
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -65,6 +72,9 @@ class RunOptions:
     steps lie between snapshots in memory (None: measured). What happens is appended to `events` as
     JSON lines. `log_mib` of sent messages are kept on each device; None: its share of half of the
     memory that is free.
+
+    `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
+    of each training step.
 
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
@@ -96,3 +106,4 @@ class RunOptions:
     rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
+    log_to: tuple[Path, ...] = ()

@@ -11,6 +11,7 @@ from bigbrain_fx.bundles.launch.options import BatchLine, Line, Run, RunOptions,
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
+from bigbrain_fx.bundles.launch.step_files import step_files
 from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
@@ -53,17 +54,34 @@ def run(
     _require_fitting(plan, options)
     if options.port:
         require_free(options.port)
-    logs, aside = _logs(options), Aside()
-    told = aside.of(on_step), aside.of(on_batch)
-    try:
-        if options.spares is None:
-            hear = _listener(*told)
-            return _run_plain(plan, bundle, options, logs, hear, spawn, aside.of(on_event))
-        require_supervised(plan, spawn)
-        tell = aside.of(on_event)
-        return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
-    finally:
-        aside.close()
+    with step_files(options.log_to, plan.graph.batch) as files:
+        logs, aside, written = _logs(options), Aside(), Aside()
+        writes = written.of(files.step) if options.log_to else None
+        told = both(aside.of(on_step), writes), aside.of(on_batch)
+        try:
+            if options.spares is None:
+                hear = _listener(*told)
+                return _run_plain(plan, bundle, options, logs, hear, spawn, aside.of(on_event))
+            require_supervised(plan, spawn)
+            tell = aside.of(on_event)
+            return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
+        finally:
+            written.close()
+            aside.close()
+
+
+def both(
+    first: Callable[[StepLine], None] | None, second: Callable[[StepLine], None] | None
+) -> Callable[[StepLine], None] | None:
+    """Return what tells two listeners, where there are two."""
+    if first is None or second is None:
+        return first or second
+
+    def tell(line: StepLine) -> None:
+        first(line)
+        second(line)
+
+    return tell
 
 
 def _logs(options: RunOptions) -> Path:
@@ -118,6 +136,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "first_gradients": options.first_gradients,
         "--commits": options.commits,
         "--on-nan": options.on_nan,
+        "--log-to": options.log_to or None,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
     wrong = inference if plan.mode == "train" else training

@@ -205,6 +205,11 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
         return plan_or_remedy(found.graph, cluster, found.source, options)
+    if options.pins or options.place:
+        raise InputError(
+            "--like places all ops, and so does the hand",
+            help="leave --like out, or --pin, --place",
+        )
     _require_one_replica(found.graph, options, followed)
     same = followed.micro_batches
     fits = found.graph.static_batch is None and found.graph.batch % same == 0

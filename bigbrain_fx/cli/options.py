@@ -205,6 +205,17 @@ _SETTINGS = _option(
     metavar="NAME=VALUE",
     help="An option of the partitioner; `plugins` lists them.",
 )
+_PIN = _option(
+    "--pin",
+    multiple=True,
+    metavar="MODULES=DEVICE",
+    help="Keep modules on a device, blocks.0-5=d0, say; the partitioner places the rest.",
+)
+_PLACE = _option(
+    "--place",
+    type=PATH,
+    help="Place all modules as this file says; `explain --placement` writes one to edit.",
+)
 _OF_THE_MODEL = (
     _option(
         "--assume",
@@ -246,7 +257,8 @@ def read_rows(text: str | None) -> tuple[int, ...]:
 
 def planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
-    for option in (*_OF_CAPTURE, *_OF_PLANNING, _SETTINGS, _PARTITIONER, *_OF_THE_MODEL):
+    by_hand = (_PLACE, _PIN)
+    for option in (*_OF_CAPTURE, *_OF_PLANNING, *by_hand, _SETTINGS, _PARTITIONER, *_OF_THE_MODEL):
         command = option(command)
     return command
 
@@ -329,7 +341,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         InputError: there is no such partitioner.
     """
     from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import Options, read_recompute
+    from bigbrain_fx.plan import Options, read_pins, read_recompute
     from bigbrain_fx.planning import preset, read_settings
 
     partitioner, own = preset(choices["partitioner"])
@@ -339,6 +351,8 @@ def chosen(choices: dict[str, Any]) -> Options:
         choices["schedule"],
         choices["micro_batches"],
         choices["seed"],
+        pins=read_pins(choices.get("pin", ())),
+        place=str(choices["place"]) if choices.get("place") else None,
         partitioner_options=read_settings(partitioner, choices.get("settings", ())),
         mode=choices["mode"],
         assume=tuple(read_answers(choices["assume"]).items()),

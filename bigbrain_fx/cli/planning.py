@@ -126,13 +126,20 @@ def estimate(
 
 @cli.command(short_help="Why each cut of a plan is where it is.")
 @click.argument("plan", type=PATH)
+@click.option(
+    "--placement", type=PATH, help="Write where each module goes to this file; `--place` reads it."
+)
+@force_file_option
 @json_option
-def explain(plan: Path, as_json: bool) -> None:
+def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> None:
     """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
     from bigbrain_fx.cli.console import json_line, search_json, show_explanation, show_search
-    from bigbrain_fx.plan import explain as explain_plan, read_plan
+    from bigbrain_fx.plan import explain as explain_plan, read_plan, write_placement
 
     known = read_plan(plan)
+    if placement is not None:
+        write_placement(known, placement, force)
+        click.echo(f"wrote {placement}: edit it and give it to split --place", err=True)
     found, searched = explain_plan(known), known.search
     if as_json:
         fields = dataclasses.asdict(found)

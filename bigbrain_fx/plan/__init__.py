@@ -8,6 +8,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.by_hand import read_pins, read_placement, write_placement
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
 from bigbrain_fx.plan.explain import Explanation, explain, measured_text, size_text
 from bigbrain_fx.plan.making import (
@@ -69,6 +70,8 @@ __all__ = [
     "place_like",
     "plan_or_remedy",
     "plan_placed",
+    "read_pins",
+    "read_placement",
     "read_plan",
     "read_recompute",
     "recompute_text",
@@ -83,5 +86,6 @@ __all__ = [
     "tried",
     "updating",
     "with_placement",
+    "write_placement",
     "write_plan",
 ]

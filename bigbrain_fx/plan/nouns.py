@@ -45,6 +45,8 @@ class Options:
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
     divide besides, and `sum_order` how gradients are added; see `core.Placement`.
+    `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
+    file that says where all modules go; see `plan.by_hand`.
     """
 
     partitioner: Given = "chain-dp"
@@ -65,6 +67,8 @@ class Options:
     replica_shares: tuple[int, ...] = ()
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
+    pins: tuple[tuple[str, str], ...] = ()
+    place: str | None = None
 
 
 @dataclass(frozen=True)

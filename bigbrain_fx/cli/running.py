@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.background import start_aside
 from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
@@ -100,6 +101,9 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
 )
 @click.option(
+    "--keep", type=click.IntRange(min=2), help="How many commits stay in --commits [default: 2]."
+)
+@click.option(
     "--mtbf",
     metavar="DURATION",
     help='Choose both intervals for this mean time between failures of the job, as "4h".',
@@ -124,6 +128,17 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     help="Write loss, seconds and rows a second of every step to name.csv, or into a folder for "
     "TensorBoard; may be given several times.",
 )
+@click.option(
+    "--metrics",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer Prometheus on this port of the loopback interface.",
+)
+@click.option(
+    "--background",
+    is_flag=True,
+    help="Start the run and return; `status BUNDLE` says how far it is.",
+)
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
 @json_option
 def run(
@@ -133,6 +148,7 @@ def run(
     mtbf: str | None,
     elastic: bool,
     log_every: int,
+    background: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
@@ -157,6 +173,8 @@ def run(
     plan = read_plan(bundle)
     if choices["resume"] and choices["commits"] is None:
         raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
+    if choices["keep"] is not None and choices["commits"] is None:
+        raise click.UsageError("--keep needs --commits FOLDER: whose commits to keep")
     if choices["rescue"] is not None and choices["commits"] is None:
         raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
     if choices["spares"] is None and not no_replay and can_supervise(plan):
@@ -181,6 +199,9 @@ def run(
         for host, command in commands(plan, options):
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
+        return
+    if background:
+        start_aside(bundle, options.logs, as_json)
         return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
     with stepping(total, as_json, log_every) as show:

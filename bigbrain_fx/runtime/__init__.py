@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from .data import Stream as Stream
     from .device import Device as Device, Training as Training, adamw as adamw
-    from .disk import Disk as Disk
+    from .disk import Disk as Disk, locked as locked
     from .gradients import clipped as clipped, norm as norm
     from .hooks import Hooks as Hooks
     from .image import (
@@ -90,7 +90,7 @@ _HOMES = {
     "graph_hash load_shard open_generation warn_of_others write_record write_shard",
     "data": "Stream",
     "device": "Device Training adamw",
-    "disk": "Disk",
+    "disk": "Disk locked",
     "hooks": "Hooks",
     "image": "TensorEntry FORMAT layout_of read_layout",
     "infer": "Inference InferenceDevice infer_in_process infer_main",

@@ -74,14 +74,15 @@ class RunOptions:
     memory that is free.
 
     `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
-    of each training step.
+    of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
 
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
-    start and at the end; with `resume` a training goes on from the last commit there. What cannot
-    be written there is written to `rescue`, a folder on another disk.
+    start and at the end; the newest `keep` of them stay (None: two); with `resume` a training goes
+    on from the last commit there. What cannot be written there is written to `rescue`, a folder on
+    another disk.
     """
 
     steps: int | None = None
@@ -102,8 +103,10 @@ class RunOptions:
     events: Path | None = None
     commits: Path | None = None
     commit_every: int | None = None
+    keep: int | None = None
     resume: bool = False
     rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
     log_to: tuple[Path, ...] = ()
+    metrics: int | None = None

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.crew import processes
-from bigbrain_fx.bundles.launch.options import BatchLine, Line, Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.options import (
+    DEFAULT_STEPS,
+    BatchLine,
+    Line,
+    Run,
+    RunOptions,
+    StepLine,
+)
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
-from bigbrain_fx.bundles.launch.step_files import step_files
+from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
+from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
@@ -54,34 +64,106 @@ def run(
     _require_fitting(plan, options)
     if options.port:
         require_free(options.port)
-    with step_files(options.log_to, plan.graph.batch) as files:
-        logs, aside, written = _logs(options), Aside(), Aside()
-        writes = written.of(files.step) if options.log_to else None
-        told = both(aside.of(on_step), writes), aside.of(on_batch)
+    logs = _logs(options)
+    keeper = StatusKeeper(
+        Status(
+            str(bundle.resolve()),
+            os.getpid(),
+            str(logs.resolve()),
+            plan.graph.batch,
+            options.steps or (None if options.inputs else DEFAULT_STEPS),
+            str(options.commits.resolve()) if options.commits else None,
+        )
+    )
+    with (
+        step_files(options.log_to, plan.graph.batch) as files,
+        metrics_at(options.metrics, lambda: keeper.status),
+        _kept(keeper),
+    ):
+        told = Told(keeper, files if options.log_to else None, on_step, on_batch, on_event)
         try:
-            if options.spares is None:
-                hear = _listener(*told)
-                return _run_plain(plan, bundle, options, logs, hear, spawn, aside.of(on_event))
-            require_supervised(plan, spawn)
-            tell = aside.of(on_event)
-            return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
+            done = _run(plan, bundle, options, logs, spawn, told, rescue)
         finally:
-            written.close()
-            aside.close()
+            told.close()
+        keeper.end("finished" if done.stopped_at is None else "stopped")
+        return done
 
 
-def both(
-    first: Callable[[StepLine], None] | None, second: Callable[[StepLine], None] | None
-) -> Callable[[StepLine], None] | None:
-    """Return what tells two listeners, where there are two."""
-    if first is None or second is None:
-        return first or second
+def _run(
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    logs: Path,
+    spawn: Spawn | None,
+    told: Told,
+    rescue: Rescue | None,
+) -> Run:
+    if options.spares is None:
+        return _run_plain(plan, bundle, options, logs, spawn, told)
+    require_supervised(plan, spawn)
+    return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue)
 
-    def tell(line: StepLine) -> None:
-        first(line)
-        second(line)
 
-    return tell
+@contextmanager
+def _kept(keeper: StatusKeeper) -> Iterator[None]:
+    """Say of a run that ends otherwise that it failed."""
+    try:
+        yield
+    except BaseException:
+        keeper.end("failed")
+        raise
+
+
+class Told:
+    """Who hears of a run: its status and its files, and, each in a thread of its own, the caller.
+
+    The caller's listeners may wait or fail without the others'.
+    """
+
+    def __init__(
+        self,
+        keeper: StatusKeeper,
+        files: StepFiles | None,
+        on_step: Callable[[StepLine], None] | None,
+        on_batch: Callable[[BatchLine], None] | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self.callers, self.ours = Aside(), Aside()
+        self.on_step = self.callers.of(on_step)
+        self.on_batch = self.callers.of(on_batch)
+        self.on_event = self.callers.of(on_event)
+        self.keep_step = self.ours.of(keeper.hear_step)
+        self.keep_event = self.ours.of(keeper.hear_event)
+        self.write_step = self.ours.of(files.step if files else None)
+
+    def step(self, line: StepLine) -> None:
+        """A step is done."""
+        for tell in (self.on_step, self.keep_step, self.write_step):
+            if tell is not None:
+                tell(line)
+
+    def batch(self, line: BatchLine) -> None:
+        """A batch is done."""
+        if self.on_batch is not None:
+            self.on_batch(line)
+
+    def line(self, line: Line) -> None:
+        """A step or a batch is done."""
+        if isinstance(line, StepLine):
+            self.step(line)
+        else:
+            self.batch(line)
+
+    def event(self, event: Event) -> None:
+        """Something happened to a process."""
+        for tell in (self.on_event, self.keep_event):
+            if tell is not None:
+                tell(event)
+
+    def close(self) -> None:
+        """Wait until all have heard."""
+        self.ours.close()
+        self.callers.close()
 
 
 def _logs(options: RunOptions) -> Path:
@@ -98,35 +180,21 @@ def _run_plain(
     bundle: Path,
     options: RunOptions,
     logs: Path,
-    hear: Callable[[Line], None],
     spawn: Spawn | None,
-    tell: Callable[[Event], None] | None,
+    told: Told,
 ) -> Run:
     """Run a bundle of which no process is replaced."""
     port = options.port or free_port()
     require_free(port)
     with (
-        event_log(options.events, tell) as events,
+        event_log(options.events, told.event) as events,
         processes(plan, bundle, options, port, logs, spawn or popen, events) as crew,
     ):
-        lines = list(crew.watch(hear))
+        lines = list(crew.watch(told.line))
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))
     held = allocated(plan, logs)
     return Run(steps, peaks(plan, logs), logs, batches, max_allocated_bytes=held)
-
-
-def _listener(
-    on_step: Callable[[StepLine], None] | None, on_batch: Callable[[BatchLine], None] | None
-) -> Callable[[Line], None]:
-    def hear(line: Line) -> None:
-        if isinstance(line, StepLine):
-            if on_step is not None:
-                on_step(line)
-        elif on_batch is not None:
-            on_batch(line)
-
-    return hear
 
 
 def _require_fitting(plan: Plan, options: RunOptions) -> None:

@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.onnx_export import OnnxExport as OnnxExport, export_onnx as export_onnx
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.validating import (
+        Validation as Validation,
+        validations as validations,
+    )
     from bigbrain_fx.bundles.weights_io import (
         export_weights as export_weights,
         load_weights as load_weights,
@@ -76,6 +80,7 @@ else:
             "popen prometheus read_status run secret_command",
             "onnx_export": "OnnxExport export_onnx",
             "resplitting": "Resplit resplit",
+            "validating": "Validation validations",
             "weights_io": "export_weights load_weights",
         },
     )

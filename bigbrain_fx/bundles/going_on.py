@@ -80,9 +80,7 @@ def export_training(
     if out.exists() or (out.parent / LOADER).exists():
         there = out if out.exists() else out.parent / LOADER
         raise InputError(f"{there} exists already", help="give another --optimizer")
-    plan, text = read_plan(folder), (folder / "plan.json").read_bytes()
-    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
-    named, notes = read_named(Path(commits), plan.stages.devices, expected)
+    plan, named, notes = _commit(folder, Path(commits))
     if named.optimizer is None:
         raise InputError("no device of this run has an optimizer", at=str(commits))
     tensors = state(plan.graph.params, _trained(plan, named, folder))
@@ -90,6 +88,23 @@ def export_training(
     _write_optimizer(named, out)
     shutil.copyfile(_PLAIN, out.parent / LOADER)
     return TrainingState(model, out, out.parent / LOADER, named.step, tuple(notes))
+
+
+def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> int:
+    """Write the model of the newest whole commit as a checkpoint; return how many steps are done.
+
+    Raises:
+        InputError: as `export_training`.
+    """
+    plan, named, _ = _commit(Path(bundle), Path(commits))
+    write_joined(state(plan.graph.params, _trained(plan, named, Path(bundle))), Path(to))
+    return named.step
+
+
+def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:
+    plan, text = read_plan(bundle), (bundle / "plan.json").read_bytes()
+    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
+    return plan, *read_named(commits, plan.stages.devices, expected)
 
 
 def _trained(plan: Plan, named: Named, bundle: Path) -> dict[str, Stored]:

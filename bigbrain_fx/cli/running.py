@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
+    from bigbrain_fx.bundles import Line, Validation
     from bigbrain_fx.plan import Plan
     from bigbrain_fx.supervisor import Event
 
@@ -129,6 +131,13 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "TensorBoard; may be given several times.",
 )
 @click.option(
+    "--validate",
+    type=PATH,
+    metavar="FILE.py",
+    help="After commits run `python FILE.py model.safetensors STEP` aside; its last line, a number "
+    "or a JSON object of numbers, is printed.",
+)
+@click.option(
     "--metrics",
     type=click.IntRange(1, 65535),
     metavar="PORT",
@@ -148,6 +157,7 @@ def run(
     mtbf: str | None,
     elastic: bool,
     log_every: int,
+    validate: Path | None,
     background: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -166,6 +176,7 @@ def run(
         run as run_bundle,
         run_elastic,
         secret_command,
+        validations,
     )
     from bigbrain_fx.cli.console import json_line, pace_text
     from bigbrain_fx.plan import read_plan
@@ -204,7 +215,15 @@ def run(
         start_aside(bundle, options.logs, as_json)
         return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
-    with stepping(total, as_json, log_every) as show:
+    with (
+        stepping(total, as_json, log_every) as shown,
+        validations(bundle, validate, options.commits, partial(_tell_validation, as_json)) as hear,
+    ):
+
+        def show(line: Line) -> None:
+            shown(line)
+            hear(line)
+
         if elastic:
             done = run_elastic(bundle, options, show, _tell)
         else:
@@ -224,6 +243,15 @@ def run(
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
     click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")
+
+
+def _tell_validation(as_json: bool, found: Validation) -> None:
+    from bigbrain_fx.cli.console import json_line
+
+    if as_json and not found.failure:
+        click.echo(json_line({"validated": found.step, **found.values}))
+    else:
+        click.echo(str(found), err=as_json or bool(found.failure))
 
 
 def _sizes(found: Mapping[str, int]) -> str:

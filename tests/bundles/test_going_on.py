@@ -15,7 +15,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import bigbrain_fx as bb
-from bigbrain_fx.bundles import export_training, export_weights, list_commits, rollback
+from bigbrain_fx.bundles import (
+    Validation,
+    export_training,
+    export_weights,
+    list_commits,
+    rollback,
+    validations,
+)
+from bigbrain_fx.bundles.validating import Validator
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime.plain import load_optimizer
 from tests.support import warm
@@ -163,3 +171,57 @@ def test_a_broken_commit_is_not_gone_back_to(trained: Path, tmp_path: Path) -> N
     with pytest.raises(InputError, match="commit of step 2 is broken"):
         rollback(commits, 2, print)
     assert [record.step for record in list_commits(commits, print)] == [4, 2, 0]
+
+
+# --------------------------------------------------------------------------- validation
+
+SCRIPT = """
+import sys
+from safetensors.torch import load_file
+weights = load_file(sys.argv[1])
+print("a line of its own")
+print(WHAT)
+"""
+
+
+def validated(trained: Path, script: Path, what: str) -> Validation:
+    """Validate the commits of a run of which nothing had been validated."""
+    script.write_text(SCRIPT.replace("WHAT", what))
+    found: list[Validation] = []
+    with validations(trained, script, trained / "commits", found.append) as hear:
+        hear(0)
+    assert found == []  # there was no commit after it had begun
+    watcher = Validator(trained, script, trained / "commits", found.append)
+    watcher.seen = 0
+    watcher.hear_step(0)
+    watcher.close()
+    (only,) = found
+    return only
+
+
+def test_a_script_validates_the_newest_commit(trained: Path, tmp_path: Path) -> None:
+    what = '\'{"loss": %g, "tensors": %d}\' % (2.5, len(weights))'
+    found = validated(trained, tmp_path / "check.py", what)
+    assert (found.step, found.values, found.failure) == (4, {"loss": 2.5, "tensors": 6.0}, "")
+    assert str(found) == "validation at step 4: loss 2.5   tensors 6"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("'good'", "expected a number or a JSON object"), ("1 / 0", "code 1: ZeroDivisionError")],
+)
+def test_a_script_that_fails_ends_nothing(
+    trained: Path, tmp_path: Path, what: str, said: str
+) -> None:
+    found = validated(trained, tmp_path / "check.py", what)
+    assert said in found.failure
+    assert str(found).startswith("WARNING: no validation at step 4: ")
+
+
+def test_validation_needs_a_script_and_commits(trained: Path, tmp_path: Path) -> None:
+    for script, commits, said in (
+        (tmp_path / "none.py", trained / "commits", "there is no file"),
+        (trained / "train.py", None, "this run writes none"),
+    ):
+        with pytest.raises(InputError, match=said), validations(trained, script, commits, print):
+            pass

@@ -43,6 +43,7 @@ class CPSat:
     seed: int = 0
     work: float = 10.0
     name = "cp-sat"
+    needs = ("ortools",)
 
     def __post_init__(self) -> None:
         require_micro_batches(self.micro_batches)

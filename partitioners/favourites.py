@@ -1,6 +1,6 @@
 """Jobs -> favourite children: which job should follow which on one device, by a linear program.
 
-It knows jobs; it knows no memory. scipy's HiGHS solves the program; scipy is an extra.
+It knows jobs; it knows no memory. scipy's HiGHS solves the program.
 
 Source: Hanen and Munier (ETFA'95) as used by Baechi (SoCC'20), section 3.3. Baechi rounds each edge
 on its own and keeps the last where two claim a job; here edges are taken from the surest on, so
@@ -110,6 +110,6 @@ def _scipy() -> tuple[Any, Any]:
     except ImportError as error:
         raise InputError(
             "m-sct solves a linear program with scipy, which is not installed",
-            help="pip install 'bigbrain-fx[solve]', or use --partitioner m-etf",
+            help="pip install scipy, or use --partitioner m-etf",
         ) from error
     return optimize, sparse

@@ -27,6 +27,7 @@ class MSCT:
     micro_batches: int = 8
     in_flight: int | tuple[int, ...] | None = None
     name = "m-sct"
+    needs = ("scipy",)
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
         """Place every op of a concrete graph.

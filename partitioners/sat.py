@@ -44,7 +44,7 @@ def cp_model() -> ModuleType:
     except ImportError as error:
         raise InputError(
             "cp-sat needs OR-tools, which is not installed",
-            help="pip install 'bigbrain-fx[cpsat]'; or use ideal-dp, or mcmc, which need nothing",
+            help="pip install ortools; or use ideal-dp, or mcmc, which need nothing",
         ) from error
     found: ModuleType = module
     return found

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
         require_optimizer as require_optimizer,
         source_of as source_of,
     )
+    from bigbrain_fx.bundles.going_on import (
+        TrainingState as TrainingState,
+        export_training as export_training,
+        list_commits as list_commits,
+        rollback as rollback,
+    )
     from bigbrain_fx.bundles.launch import (
         DEFAULT_STEPS as DEFAULT_STEPS,
         BatchLine as BatchLine,
@@ -38,17 +44,25 @@ if TYPE_CHECKING:
         RunError as RunError,
         RunOptions as RunOptions,
         Spawn as Spawn,
+        Status as Status,
         StepLine as StepLine,
         can_supervise as can_supervise,
         commands as commands,
         free_port as free_port,
         hosts as hosts,
+        metrics_at as metrics_at,
         popen as popen,
+        prometheus as prometheus,
+        read_status as read_status,
         run as run,
         secret_command as secret_command,
     )
     from bigbrain_fx.bundles.onnx_export import OnnxExport as OnnxExport, export_onnx as export_onnx
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.validating import (
+        Validation as Validation,
+        validations as validations,
+    )
     from bigbrain_fx.bundles.weights_io import (
         export_weights as export_weights,
         load_weights as load_weights,
@@ -59,12 +73,14 @@ else:
         {
             "compile": "Split TIME_LIMIT_S checked estimate simulate split",
             "elastic": "run_elastic",
+            "going_on": "TrainingState export_training list_commits rollback",
             "found": "FoundModel Loss captured_model require_optimizer source_of",
             "launch": "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
-            "RunOptions Spawn StepLine can_supervise commands free_port hosts popen run "
-            "secret_command",
+            "RunOptions Spawn Status StepLine can_supervise commands free_port hosts metrics_at "
+            "popen prometheus read_status run secret_command",
             "onnx_export": "OnnxExport export_onnx",
             "resplitting": "Resplit resplit",
+            "validating": "Validation validations",
             "weights_io": "export_weights load_weights",
         },
     )

@@ -26,6 +26,7 @@ from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import is_onnx
 from bigbrain_fx.plan import (
+    AUTO,
     SCHEDULES,
     Options,
     Plan,
@@ -37,7 +38,7 @@ from bigbrain_fx.plan import (
     timeline,
     with_placement,
 )
-from bigbrain_fx.planning import estimator, preset
+from bigbrain_fx.planning import estimator, preset, require_ready
 
 if TYPE_CHECKING:
     from torch import nn
@@ -181,11 +182,15 @@ def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
         listed = ", ".join(sorted(SCHEDULES))
         raise InputError(
             f"there is no schedule '{chosen.schedule}'",
-            help=f"did you mean {close[0]}?" if close else f"choose one of {listed}",
+            help=(f"did you mean {close[0]}? " if close else "") + f"choose one of {listed}",
         )
     onnx = isinstance(model, str | Path) and is_onnx(model)
     mode = chosen.mode or ("eval" if onnx else "train")
-    return replace(chosen, mode=mode, partitioner=preset(chosen.partitioner)[0])
+    given = chosen.partitioner
+    method = preset(given)[0] if isinstance(given, str) else given
+    if method != AUTO:
+        require_ready(method, **dict(chosen.partitioner_options))
+    return replace(chosen, mode=mode, partitioner=method)
 
 
 def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> Cluster:
@@ -200,6 +205,11 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
         return plan_or_remedy(found.graph, cluster, found.source, options)
+    if options.pins or options.place:
+        raise InputError(
+            "--like places all ops, and so does the hand",
+            help="leave --like out, or --pin, --place",
+        )
     _require_one_replica(found.graph, options, followed)
     same = followed.micro_batches
     fits = found.graph.static_batch is None and found.graph.batch % same == 0

@@ -17,7 +17,13 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.plan import Options, Plan, Source, updating
-from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
+from bigbrain_fx.weights import (
+    Checkpoint,
+    FromCheckpoint,
+    as_umask_says,
+    match,
+    read_checkpoint,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -248,9 +254,11 @@ class _InMemory:
         for name, tensors in files.items():
             found = {t: self.captured.tensors[t].detach().contiguous().clone() for t in tensors}
             save_file(found, folder / name)
+        as_umask_says(*(folder / name for name in files))
 
     def write_batch(self, path: Path) -> None:
         from safetensors.torch import save_file
 
         batch = self.captured.inputs()
         save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
+        as_umask_says(path)

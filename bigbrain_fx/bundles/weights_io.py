@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from bigbrain_fx.weights import (
     Joined,
     Stored,
     match,
+    new_folder,
     read_checkpoint,
     rewrite_index,
     state,
@@ -90,9 +90,8 @@ def load_weights(
     own = _Unsaved(stored_tensors(folder / "weights"))
     fit = match(plan.graph.params, _whole(plan, given, own.tensors))
     writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
-    scratch = Path(tempfile.mkdtemp(prefix=".weights-", dir=folder))
+    scratch = new_folder(folder / "weights")
     try:
-        scratch.chmod(0o755)
         writer.write_weights(scratch, weight_files(plan))
         rewrite_index(scratch, folder / "weights")
         _exchange(folder / "weights", scratch)

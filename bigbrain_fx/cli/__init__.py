@@ -1,6 +1,7 @@
 """The command line; `main` is its door. Commands are added to the group where they are defined."""
 
 from bigbrain_fx.cli import (
+    background,
     comparing,
     measuring,
     planning,
@@ -13,6 +14,7 @@ from bigbrain_fx.cli.group import cli, main
 from bigbrain_fx.cli.templates import write_starter
 
 __all__ = [
+    "background",
     "cli",
     "comparing",
     "main",

@@ -1,7 +1,8 @@
-"""Commands: compare, plugins: which ways to split there are, and how they do."""
+"""Commands: compare, bench, plugins: which ways to split there are, and how they do."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bigbrain_fx.cli.options import (
     model_options,
 )
 from bigbrain_fx.cli.progress import working
+from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.errors import InputError
 
 
@@ -91,6 +93,59 @@ def compare(
         )
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json_line(comparison_json(found)))
+    else:
+        show_comparison(found)
+    found.require_sound()
+
+
+@cli.command(short_help="Figures of this host: an example split and run, forecast and measured.")
+@click.option(
+    "--example",
+    type=click.Choice(EXAMPLES),
+    default="gpt",
+    show_default=True,
+    help="Which model, as of `init`.",
+)
+@click.option(
+    "-d", "--devices", type=PATH, help="The cluster.json [default: this host, measured first]."
+)
+@click.option(
+    "--partitioners",
+    cls=Listed,
+    default="naive,analytical",
+    show_default=True,
+    metavar="NAME,...",
+    help="Some of {names}.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    help="Steps of each in each of two rounds.",
+)
+@json_option
+def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_json: bool) -> None:
+    """Measure this host, split an example over it in several ways, run each, and compare.
+
+    No checkout is needed. The figures are those of `compare --run`: a process per device, all on
+    this host, in turns.
+    """
+    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
+    from bigbrain_fx.cluster import read_cluster
+    from bigbrain_fx.measure import probe
+    from bigbrain_fx.verification import compare as compare_all
+
+    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-bench-") as folder:
+        model, _ = write_starter(folder, example_name=example)
+        with working("measuring this host"):
+            cluster = read_cluster(devices) if devices else probe().cluster
+        with working(f"splitting and running {example}") as say:
+            found = compare_all(
+                model, cluster, partitioners.split(","), steps=steps, on_progress=say
+            )
     if as_json:
         click.echo(json_line(comparison_json(found)))
     else:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigbrain_fx.plan import Explanation, Plan, explain, measured_share, measured_text, size_text
+from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split
@@ -143,6 +144,15 @@ def show_explanation(found: Explanation) -> None:
     _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
 
 
+def pace_text(plan: Plan, median_s: float) -> str:
+    """Return how fast a run was, beside its forecast; a faster device is no wrong forecast."""
+    forecast_s, what = plan.forecast.step_s, "step" if plan.mode == "train" else "batch"
+    return (
+        f"median {median_s:.4f} s a {what}, {plan.graph.batch / median_s:.1f} rows a second; "
+        f"forecast {forecast_s:.4f} s: it took {median_s / forecast_s:.2f} times as long"
+    )
+
+
 def show_verification(found: Verification) -> None:
     """Print each equality, and where it fails."""
     for check in found.checks:
@@ -204,13 +214,16 @@ def _number(value: float | None, digits: int) -> str:
 def show_plugins(entries: Sequence[Plugin]) -> None:
     """Print what may be asked for by name, a row each."""
     rows = [
-        (each.name, each.kind, each.package, each.what + _taking(each.options)) for each in entries
+        (each.name, each.kind, each.package, each.what, ", ".join(_settings(each)))
+        for each in entries
     ]
-    _table(("name", "kind", "package", "what"), rows, left=True)
+    _table(("name", "kind", "package", "what", "--set"), rows, left=True)
 
 
-def _taking(options: Sequence[str]) -> str:
-    return f" ({', '.join(options)})" if options else ""
+def _settings(entry: Plugin) -> tuple[str, ...]:
+    """Return what `--set` takes of a partitioner; one that cannot be loaded has told why."""
+    known = entry.options if entry.kind == "partitioner" else ()
+    return tuple(name for name in known if name not in CHOSEN_ELSEWHERE)
 
 
 # --------------------------------------------------------------------------- as JSON
@@ -301,7 +314,7 @@ def _contender_json(each: Contender) -> dict[str, object]:
 
 def plugin_json(entry: Plugin) -> dict[str, object]:
     """Return what `plugins --json` prints of one name."""
-    return dataclasses.asdict(entry)
+    return {**dataclasses.asdict(entry), "settings": _settings(entry)}
 
 
 def _plain(value: object) -> object:

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(200_000, 20, 100)  # graphs and plans are many small objects that stay
     try:
         with _terminable():
-            cli.main(words, prog_name="bigbrain-fx", standalone_mode=False)
+            cli.main(words, prog_name="bigbrain-fx", standalone_mode=False, obj=words)
     except BigBrainError as error:
         _fail(error, debug, error.exit_code, str(error))
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -34,7 +34,7 @@ from bigbrain_fx.cli.progress import working
 )
 @click.option("--two-stage", is_flag=True, help="Predict the share of the roofline first.")
 @click.option(
-    "--out", default="costs.json", show_default=True, type=PATH, help="The file to write."
+    "-o", "--out", default="costs.json", show_default=True, type=PATH, help="The file to write."
 )
 @force_file_option
 @json_option

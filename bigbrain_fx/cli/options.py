@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from bigbrain_fx.errors import InputError
 
@@ -25,20 +26,28 @@ class Listed(click.Option):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Fill in the names when the help is shown, and not before: loading plug-ins takes time."""
+        self.help = (self.help or "").replace("{names}", ", ".join(self._names()))
+        return super().get_help_record(ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the names, also after a comma where several are taken."""
+        before, comma, begun = incomplete.rpartition(",")
+        offered = [f"{before}{comma}{name}" for name in self._names() if name.startswith(begun)]
+        return [CompletionItem(name) for name in offered] or super().shell_complete(ctx, incomplete)
+
+    def _names(self) -> tuple[str, ...]:
         from bigbrain_fx.plan import SCHEDULES
         from bigbrain_fx.planning import names
 
         listed = {"partitioner": names(), "estimator": names("estimator")}
         listed["partitioners"] = listed["partitioner"]
-        found = listed.get(self.name or "", tuple(sorted(SCHEDULES)))
-        self.help = (self.help or "").replace("{names}", ", ".join(found))
-        return super().get_help_record(ctx)
+        return listed.get(self.name or "", tuple(sorted(SCHEDULES)))
 
 
-def _option(flag: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
+def _option(flag: str, *others: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # click's own
     """Make an option that all commands take from one variable of the environment."""
     variable = f"BIGBRAIN_FX_{flag.removeprefix('--').replace('-', '_').upper()}"
-    return click.option(flag, envvar=variable, **settings)
+    return click.option(*others, flag, envvar=variable, **settings)
 
 
 def json_option(command: Command) -> Command:
@@ -49,8 +58,12 @@ def json_option(command: Command) -> Command:
 
 
 def bundle_argument(command: Command) -> Command:
-    """Add BUNDLE, a folder that `split` wrote."""
-    return click.argument("bundle", type=PATH)(command)
+    """Add BUNDLE, a folder that `split` wrote; its plan.json names it as well."""
+
+    def folder(_ctx: click.Context, _param: click.Parameter, given: Path) -> Path:
+        return given.parent if given.name == "plan.json" and given.is_file() else given
+
+    return click.argument("bundle", type=PATH, callback=folder)(command)
 
 
 def force_file_option(command: Command) -> Command:
@@ -174,7 +187,40 @@ _PARTITIONER = _option(
     cls=Listed,
     default="analytical",
     show_default=True,
-    help="One of {names}.",
+    help="One of {names}. Or mine.py:Class, a class of yours.",
+)
+
+
+def _complete_setting(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from bigbrain_fx.planning import preset, settable
+
+    try:
+        known = settable(preset(str(ctx.params.get("partitioner") or "analytical"))[0])
+    except InputError:  # it is being typed
+        return []
+    return [CompletionItem(f"{name}=") for name in known if name.startswith(incomplete)]
+
+
+_SETTINGS = _option(
+    "--set",
+    "settings",
+    multiple=True,
+    shell_complete=_complete_setting,
+    metavar="NAME=VALUE",
+    help="An option of the partitioner; `plugins` lists them.",
+)
+_PIN = _option(
+    "--pin",
+    multiple=True,
+    metavar="MODULES=DEVICE",
+    help="Keep modules on a device, blocks.0-5=d0, say; the partitioner places the rest.",
+)
+_PLACE = _option(
+    "--place",
+    type=PATH,
+    help="Place all modules as this file says; `explain --placement` writes one to edit.",
 )
 _OF_THE_MODEL = (
     _option(
@@ -190,7 +236,7 @@ _OF_THE_MODEL = (
         metavar="NAME",
         help="Keep a module whole, by path or class name: it is neither traced nor cut.",
     ),
-    _option("--devices", type=PATH, help="The cluster.json."),
+    _option("--devices", "-d", type=PATH, help="The cluster.json."),
 )
 
 
@@ -217,7 +263,8 @@ def read_rows(text: str | None) -> tuple[int, ...]:
 
 def planning_options(command: Command) -> Command:
     """Add the options that choose a plan."""
-    for option in (*_OF_CAPTURE, *_OF_PLANNING, _PARTITIONER, *_OF_THE_MODEL):
+    by_hand = (_PLACE, _PIN)
+    for option in (*_OF_CAPTURE, *_OF_PLANNING, *by_hand, _SETTINGS, _PARTITIONER, *_OF_THE_MODEL):
         command = option(command)
     return command
 
@@ -300,8 +347,8 @@ def chosen(choices: dict[str, Any]) -> Options:
         InputError: there is no such partitioner.
     """
     from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import Options, read_defer, read_recompute
-    from bigbrain_fx.planning import preset
+    from bigbrain_fx.plan import Options, read_defer, read_pins, read_recompute
+    from bigbrain_fx.planning import preset, read_settings
 
     partitioner, own = preset(choices["partitioner"])
     return Options(
@@ -310,6 +357,9 @@ def chosen(choices: dict[str, Any]) -> Options:
         choices["schedule"],
         choices["micro_batches"],
         choices["seed"],
+        pins=read_pins(choices.get("pin", ())),
+        place=str(choices["place"]) if choices.get("place") else None,
+        partitioner_options=read_settings(partitioner, choices.get("settings", ())),
         mode=choices["mode"],
         assume=tuple(read_answers(choices["assume"]).items()),
         leaves=tuple(choices["leaf"]),

@@ -14,10 +14,12 @@ from bigbrain_fx.cli.options import (
     PATH,
     chosen,
     force_bundle_option,
+    force_file_option,
     json_option,
     located,
     model_options,
     planning_options,
+    require_absent,
 )
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 @click.argument("model")
 @planning_options
 @model_options
-@click.option("--out", default="bundle", show_default=True, type=PATH, help="Folder to write.")
+@click.option(
+    "-o", "--out", default="bundle", show_default=True, type=PATH, help="Folder to write."
+)
 @force_bundle_option
 @click.option(
     "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
@@ -90,34 +94,52 @@ def split(
 @click.argument("model")
 @planning_options
 @model_options
+@click.option("-o", "--out", type=PATH, help="Write the plan to this file, for explain, simulate.")
+@force_file_option
 @json_option
 def estimate(
     model: str,
     devices: Path | None,
+    out: Path | None,
+    force: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
     from bigbrain_fx import bundles
+    from bigbrain_fx.plan import write_plan
 
     if devices is None:
         raise InputError("no devices were given", help="add --devices cluster.json")
+    if out is not None:
+        require_absent(out, force)
     model, options = located(model, choices), chosen(choices)
     with working(f"capturing {model} without weights"):
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
+    if out is not None:
+        write_plan(plan, out)
     _print_plan(plan, as_json)
+    if out is not None:
+        click.echo(f"wrote {out}: bigbrain-fx explain {out}", err=True)
 
 
 @cli.command(short_help="Why each cut of a plan is where it is.")
 @click.argument("plan", type=PATH)
+@click.option(
+    "--placement", type=PATH, help="Write where each module goes to this file; `--place` reads it."
+)
+@force_file_option
 @json_option
-def explain(plan: Path, as_json: bool) -> None:
+def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> None:
     """Say what each device of PLAN (a bundle or plan.json) runs, and why it is cut there."""
     from bigbrain_fx.cli.console import json_line, search_json, show_explanation, show_search
-    from bigbrain_fx.plan import explain as explain_plan, read_plan
+    from bigbrain_fx.plan import explain as explain_plan, read_plan, write_placement
 
     known = read_plan(plan)
+    if placement is not None:
+        write_placement(known, placement, force)
+        click.echo(f"wrote {placement}: edit it and give it to split --place", err=True)
     found, searched = explain_plan(known), known.search
     if as_json:
         fields = dataclasses.asdict(found)
@@ -130,7 +152,7 @@ def explain(plan: Path, as_json: bool) -> None:
 
 @cli.command(short_help="Forecast a plan, here or on another cluster.")
 @click.argument("plan", type=PATH)
-@click.option("--devices", type=PATH, help="Another cluster.json: what would it give there?")
+@click.option("-d", "--devices", type=PATH, help="Another cluster.json: what would it give there?")
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @failure_options
 @click.option("--seed", default=0, show_default=True, help="With --mtbf: of the failures.")

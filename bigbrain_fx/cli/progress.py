@@ -35,15 +35,18 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def stepping(steps: int | None, as_json: bool) -> Iterator[Callable[[Line], None]]:
-    """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines."""
+def stepping(steps: int | None, as_json: bool, every: int = 1) -> Iterator[Callable[[Line], None]]:
+    """Give a function that shows each step or batch: JSON lines, a progress bar, or plain lines.
+
+    Of lines only each `every`-th, and the last that was asked for.
+    """
     if as_json:
         from bigbrain_fx.cli.console import json_line
 
-        yield lambda line: click.echo(json_line(dataclasses.asdict(line)))
+        yield _thinned(lambda line: click.echo(json_line(dataclasses.asdict(line))), every, steps)
         return
     if not sys.stderr.isatty():
-        yield lambda line: click.echo(_line_text(line))
+        yield _thinned(lambda line: click.echo(_line_text(line)), every, steps)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -52,6 +55,17 @@ def stepping(steps: int | None, as_json: bool) -> Iterator[Callable[[Line], None
     with Progress(*columns, text, console=_progress_console()) as progress:
         task = progress.add_task("steps", total=steps, said="")
         yield lambda line: progress.update(task, advance=1, said=_pace_text(line))
+
+
+def _thinned(show: Callable[[Line], None], every: int, steps: int | None) -> Callable[[Line], None]:
+    from bigbrain_fx.bundles import StepLine
+
+    def thinned(line: Line) -> None:
+        number = line.step if isinstance(line, StepLine) else line.batch
+        if number % every == 0 or number + 1 == steps:
+            show(line)
+
+    return thinned
 
 
 def _line_text(line: Line) -> str:

@@ -13,7 +13,7 @@ from bigbrain_fx.cli.progress import working
 
 @cli.command(short_help="Go on with a training run on other devices.")
 @bundle_argument
-@click.option("--devices", type=PATH, required=True, help="The cluster.json to go on with.")
+@click.option("-d", "--devices", type=PATH, required=True, help="The cluster.json to go on with.")
 @click.option(
     "--commits", type=PATH, help="What `run --commits` wrote [default: the bundle's own commits/]."
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bigbrain_fx.cli.background import start_aside
 from bigbrain_fx.cli.failing import read_duration
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
@@ -16,6 +18,7 @@ from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
+    from bigbrain_fx.bundles import Line, Validation
     from bigbrain_fx.plan import Plan
     from bigbrain_fx.supervisor import Event
 
@@ -100,6 +103,9 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
 )
 @click.option(
+    "--keep", type=click.IntRange(min=2), help="How many commits stay in --commits [default: 2]."
+)
+@click.option(
     "--mtbf",
     metavar="DURATION",
     help='Choose both intervals for this mean time between failures of the job, as "4h".',
@@ -109,6 +115,39 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 )
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
+@click.option(
+    "--log-every",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Print one step (or batch) in so many, and the last.",
+)
+@click.option(
+    "--log-to",
+    type=PATH,
+    multiple=True,
+    metavar="PATH",
+    help="Write loss, seconds and rows a second of every step to name.csv, or into a folder for "
+    "TensorBoard; may be given several times.",
+)
+@click.option(
+    "--validate",
+    type=PATH,
+    metavar="FILE.py",
+    help="After commits run `python FILE.py model.safetensors STEP` aside; its last line, a number "
+    "or a JSON object of numbers, is printed.",
+)
+@click.option(
+    "--metrics",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer Prometheus on this port of the loopback interface.",
+)
+@click.option(
+    "--background",
+    is_flag=True,
+    help="Start the run and return; `status BUNDLE` says how far it is.",
+)
 @click.option("--local", is_flag=True, help="Run all devices here, whatever hosts the plan names.")
 @json_option
 def run(
@@ -117,6 +156,9 @@ def run(
     no_replay: bool,
     mtbf: str | None,
     elastic: bool,
+    log_every: int,
+    validate: Path | None,
+    background: bool,
     as_json: bool,
     **choices: Any,  # noqa: ANN401  # the options of click
 ) -> None:
@@ -134,13 +176,16 @@ def run(
         run as run_bundle,
         run_elastic,
         secret_command,
+        validations,
     )
-    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.cli.console import json_line, pace_text
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(bundle)
     if choices["resume"] and choices["commits"] is None:
         raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
+    if choices["keep"] is not None and choices["commits"] is None:
+        raise click.UsageError("--keep needs --commits FOLDER: whose commits to keep")
     if choices["rescue"] is not None and choices["commits"] is None:
         raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
     if choices["spares"] is None and not no_replay and can_supervise(plan):
@@ -154,6 +199,11 @@ def run(
                 "--elastic is for a run on one host, and this plan has several",
                 help="leave it out, or add --local to run all of it here",
             )
+        if options.log_to:
+            raise InputError(
+                "--log-to is for a run on one host, and this plan has several",
+                help="leave it out: `launch.py --json` on the first host prints each step",
+            )
         click.echo(_SEVERAL, err=True)
         if options.spares is not None:
             click.echo(_SECRET + secret_command(), err=True)
@@ -161,12 +211,24 @@ def run(
             entry = json_line({"host": host, "command": command})
             click.echo(entry if as_json else f"{host}$ {command}")
         return
+    if background:
+        start_aside(bundle, options.logs, as_json)
+        return
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
-    with stepping(total, as_json) as show:
+    with (
+        stepping(total, as_json, log_every) as shown,
+        validations(bundle, validate, options.commits, partial(_tell_validation, as_json)) as hear,
+    ):
+
+        def show(line: Line) -> None:
+            shown(line)
+            hear(line)
+
         if elastic:
             done = run_elastic(bundle, options, show, _tell)
         else:
-            done = run_bundle(bundle, options, show, show, on_event=_tell)
+            tell = _tell if options.spares is not None else None  # one death is the error itself
+            done = run_bundle(bundle, options, show, show, on_event=tell)
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:
@@ -176,9 +238,20 @@ def run(
     if done.batches:
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")
+    if done.median_s:
+        click.echo(pace_text(plan, done.median_s))
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
     click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")
+
+
+def _tell_validation(as_json: bool, found: Validation) -> None:
+    from bigbrain_fx.cli.console import json_line
+
+    if as_json and not found.failure:
+        click.echo(json_line({"validated": found.step, **found.values}))
+    else:
+        click.echo(str(found), err=as_json or bool(found.failure))
 
 
 def _sizes(found: Mapping[str, int]) -> str:

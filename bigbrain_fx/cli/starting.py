@@ -1,21 +1,16 @@
-"""Commands: schema, init: what a user starts from."""
+"""Commands: schema, completion, init: what a user starts from."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
 from bigbrain_fx.cli.group import cli
-from bigbrain_fx.cli.options import (
-    PATH,
-    json_option,
-)
-
-if TYPE_CHECKING:
-    pass
+from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.cli.templates import EXAMPLES
 
 
 @cli.command(short_help="Print the JSON Schema of cluster.json.")
@@ -27,13 +22,34 @@ def schema(as_json: bool) -> None:
     click.echo(json.dumps(cluster_schema(), indent=None if as_json else 2))
 
 
+@cli.command(short_help="Print what lets a shell complete commands, flags and names.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the text that lets SHELL complete commands, flags, files and names of partitioners.
+
+    bash: eval "$(bigbrain-fx completion bash)" in ~/.bashrc; zsh likewise in ~/.zshrc; fish:
+    bigbrain-fx completion fish > ~/.config/fish/completions/bigbrain-fx.fish
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(cli, {}, "bigbrain-fx", "_BIGBRAIN_FX_COMPLETE").source())
+
+
 @cli.command(short_help="Write a model.py and cluster.json to start from.")
 @click.argument("folder", default=".", type=PATH)
+@click.option(
+    "--example",
+    type=click.Choice(EXAMPLES),
+    default="bytes",
+    show_default=True,
+    help="Which model: bytes (the next byte of a text), gpt, resnet, hf (transformers), digits "
+    "(scikit-learn).",
+)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @json_option
-def init(folder: Path, force: bool, as_json: bool) -> None:
+def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
     from bigbrain_fx.cli.templates import write_starter
 
-    for path in write_starter(folder, force=force):
+    for path in write_starter(folder, force=force, example_name=example):
         click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")

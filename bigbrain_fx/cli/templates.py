@@ -1,6 +1,7 @@
 """The two files that `bigbrain-fx init` writes: a model that trains, and a cluster for it.
 
-This room holds texts; it knows nothing of how they are read.
+Other models are those of models/, which a wheel has beside this file. This room holds texts; it
+knows nothing of how they are read.
 """
 
 from __future__ import annotations
@@ -149,22 +150,50 @@ CLUSTER = """\
 }
 """
 
-_TEXTS = {"model.py": MODEL, "cluster.json": CLUSTER}
+CLUSTER_NAME = "cluster.json"
+EXAMPLES = ("bytes", "gpt", "resnet", "hf", "digits")
+_FILES = {"gpt": "gpt.py", "resnet": "resnet.py", "hf": "finetune_hf.py", "digits": "digits.py"}
+_INSTALLED = Path(__file__).parent / "examples"  # in a wheel; a checkout has them in models/
+_CHECKOUT = Path(__file__).resolve().parents[2] / "models"
 
 
-def write_starter(folder: str | Path, force: bool = False) -> tuple[Path, ...]:
+def example(name: str) -> str:
+    """Return the model file of an example.
+
+    Raises:
+        InputError: there is no such example.
+    """
+    if name == "bytes":
+        return MODEL
+    if name not in _FILES:
+        raise InputError(
+            f"there is no example '{name}'", help=f"choose one of {', '.join(EXAMPLES)}"
+        )
+    places = (folder / _FILES[name] for folder in (_INSTALLED, _CHECKOUT))
+    return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
+
+
+def write_starter(
+    folder: str | Path, force: bool = False, example_name: str = "bytes"
+) -> tuple[Path, ...]:
     """Write model.py and cluster.json into `folder`, which is made if it is not there.
 
     Both or none: nothing is written if either exists and `force` is off.
+
+    Args:
+        folder: where.
+        force: replace what is there.
+        example_name: one of `EXAMPLES`.
 
     Returns:
         The files written.
 
     Raises:
-        InputError: a file exists, or the folder cannot be written.
+        InputError: a file exists, the folder cannot be written, or there is no such example.
     """
     folder = Path(folder)
-    there = [name for name in _TEXTS if os.path.lexists(folder / name)]
+    texts = {"model.py": example(example_name), CLUSTER_NAME: CLUSTER}
+    there = [name for name in texts if os.path.lexists(folder / name)]
     if there and not force:
         raise InputError(
             f"{' and '.join(there)} exist{'' if len(there) > 1 else 's'} already",
@@ -173,7 +202,7 @@ def write_starter(folder: str | Path, force: bool = False) -> tuple[Path, ...]:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return tuple(_replace(folder / name, text) for name, text in _TEXTS.items())
+        return tuple(_replace(folder / name, text) for name, text in texts.items())
     except OSError as error:
         raise InputError(
             f"cannot write the starter files: {error.strerror}",

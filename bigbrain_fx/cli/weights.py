@@ -1,4 +1,4 @@
-"""Commands: export, load: weights in and out of a bundle."""
+"""Commands: export, load, rollback: weights in and out of a bundle, and older states of a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ from bigbrain_fx.errors import InputError
 @click.option("--onnx", type=PATH, help="Write each stage as ONNX to this folder, and check it.")
 @click.option("--weights", type=PATH, help="What `run --save` wrote [default: the bundle's own].")
 @click.option(
+    "--optimizer",
+    type=PATH,
+    help="With --to: the optimizer's state as well, for going on in plain PyTorch; from --commits.",
+)
+@click.option("--commits", type=PATH, help="With --optimizer: what `run --commits` wrote.")
+@click.option(
     "--shard-bytes",
     type=COUNT,
     help="Most bytes of a file: writes shards and an index as Hugging Face does.",
@@ -29,6 +35,8 @@ def export(
     to: Path | None,
     onnx: Path | None,
     weights: Path | None,
+    optimizer: Path | None,
+    commits: Path | None,
     shard_bytes: int | None,
     as_json: bool,
 ) -> None:
@@ -45,6 +53,16 @@ def export(
         _export_onnx(bundle, onnx, as_json)
         return
     assert to is not None
+    if optimizer is not None:
+        if commits is None or weights is not None:
+            raise InputError(
+                "--optimizer takes weights and state from a commit",
+                help="give --commits FOLDER, and leave --weights out",
+            )
+        _export_training(bundle, to, optimizer, commits, shard_bytes, as_json)
+        return
+    if commits is not None:
+        raise InputError("--commits is for --optimizer", help="add --optimizer FILE")
     from bigbrain_fx.bundles import export_weights
     from bigbrain_fx.cli.console import json_line
 
@@ -54,6 +72,49 @@ def export(
         click.echo(json_line({"files": files, "tensors": done.tensors, "bytes": done.bytes}))
     else:
         click.echo(f"wrote {', '.join(files)}: {done.tensors} tensors, {done.bytes} bytes")
+
+
+def _export_training(
+    bundle: Path, to: Path, optimizer: Path, commits: Path, shard_bytes: int | None, as_json: bool
+) -> None:
+    from bigbrain_fx.bundles import export_training
+    from bigbrain_fx.cli.console import json_line
+
+    done = export_training(bundle, to, optimizer, commits, shard_bytes=shard_bytes)
+    for note in done.warnings:
+        click.echo(f"warning: {note}", err=True)
+    files = [str(path) for path in (*done.model.files, done.optimizer, done.loader)]
+    if as_json:
+        click.echo(json_line({"files": files, "step": done.step}))
+        return
+    click.echo(f"wrote {', '.join(files)}, after {done.step} steps")
+    click.echo(f"go on: load_optimizer(model, optimizer, {str(optimizer)!r}); see {done.loader}")
+
+
+@cli.command(short_help="Go back to an earlier commit of a run, or list them.")
+@click.argument("commits", type=PATH)
+@click.option("--to", "step", type=click.IntRange(min=0), help="The step to go back to.")
+@json_option
+def rollback(commits: Path, step: int | None, as_json: bool) -> None:
+    """Make an earlier commit in the folder COMMITS the one that --resume goes on from.
+
+    Newer ones are set aside, not removed, until a run goes on; a run that still writes there ends.
+    Without --to it lists the commits. `run --keep N` says how many there are.
+    """
+    from bigbrain_fx.bundles import list_commits, rollback as roll_back
+    from bigbrain_fx.cli.console import json_line
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    if step is not None:
+        aside = [str(path) for path in roll_back(commits, step, say)]
+        text = f"set aside {', '.join(aside)}" if aside else f"step {step} is the newest already"
+        click.echo(json_line({"step": step, "set_aside": aside}) if as_json else text)
+        return
+    for record in list_commits(commits, say):
+        facts = {"step": record.step, "folder": record.folder, "devices": list(record.devices)}
+        click.echo(json_line(facts) if as_json else f"step {record.step}  {record.folder}")
 
 
 def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:

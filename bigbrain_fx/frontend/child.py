@@ -114,6 +114,7 @@ class _Service:
         from safetensors.torch import save_file
 
         from bigbrain_fx.frontend.tracing.blank import is_blank
+        from bigbrain_fx.weights import as_umask_says
 
         for file, names in files.items():
             tensors = self.captured.tensors
@@ -125,6 +126,7 @@ class _Service:
             if unknown:
                 raise InputError(f"the model has no tensors {', '.join(unknown)}", at=file)
             save_file(_apart({name: self.captured.tensors[name] for name in names}), folder / file)
+        as_umask_says(*(folder / file for file in files))
 
     def convert(self, path: str, folder: Path) -> Mapping[str, tuple[str, str]]:
         """Return the file and key of each tensor of a checkpoint, by the model's names."""
@@ -149,9 +151,12 @@ class _Service:
         """Write the example batch's tensors, and its structure as JSON beside them."""
         from safetensors.torch import save_file
 
+        from bigbrain_fx.weights import as_umask_says
+
         batch = self.captured.batch
         if not self.meta:
             save_file(_apart({entry.name: entry.tensor for entry in batch.entries}), path)
+            as_umask_says(path)
         structure = json.dumps(_structure(batch.template), indent=1)
         path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
 

@@ -190,7 +190,7 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
     """Return the model file, resolved, and the name behind the colon (None without one).
 
     Raises:
-        InputError: there is no such file, or the name is no Python name.
+        InputError: there is no such file, it is no Python, or the name is no Python name.
     """
     text = str(location)
     head, colon, tail = text.rpartition(":")
@@ -212,6 +212,24 @@ def split_location(location: str | Path) -> tuple[Path, str | None]:
             f"expected a model file at {path}, found {found}",
             at=str(path),
             notes=(f"Python files there: {', '.join(beside)}",) if beside else (),
-            help="give the path of a Python file that defines model() and example_batch()",
+            help=_as_hf(path)
+            or "give the path of a Python file that defines model() and example_batch()",
+        )
+    if path.suffix != ".py":
+        raise InputError(
+            f"expected a model file that ends in .py or .onnx, found {path.name}",
+            at=text,
+            help=_as_hf(path) or "give a Python file that defines model() and example_batch()",
         )
     return path.resolve(), name
+
+
+def _as_hf(path: Path) -> str | None:
+    """Return how to name the Hugging Face model that a path is a part of, if it is one."""
+    folder = path if path.is_dir() else path.parent
+    if not (folder / "config.json").is_file():
+        return None
+    place = path if path.name == "config.json" else folder
+    weights = path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith(".index.json")
+    with_weights = f", and its weights by `split --weights {folder}`" if weights else ""
+    return f"a Hugging Face configuration is named by hf:{place}{with_weights}"

@@ -8,6 +8,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.by_hand import read_pins, read_placement, write_placement
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
 from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
 from bigbrain_fx.plan.explain import Explanation, explain, measured_text, size_text
@@ -21,7 +22,7 @@ from bigbrain_fx.plan.making import (
     with_placement,
 )
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, to_json
-from bigbrain_fx.plan.reading import from_json, read_plan
+from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
 from bigbrain_fx.plan.recompute import read_recompute, recompute_text
 from bigbrain_fx.plan.recovery import (
     Assumptions,
@@ -73,6 +74,8 @@ __all__ = [
     "plan_or_remedy",
     "plan_placed",
     "read_defer",
+    "read_pins",
+    "read_placement",
     "read_plan",
     "read_recompute",
     "recompute_text",
@@ -87,4 +90,6 @@ __all__ = [
     "tried",
     "updating",
     "with_placement",
+    "write_placement",
+    "write_plan",
 ]

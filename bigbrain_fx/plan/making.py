@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.by_hand import filled, homes_of, read_placement, with_homes
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Judge
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placed, planned
+from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
@@ -43,6 +44,8 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if options.pins or options.place:
+        return _by_hand(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
         return plan_replicas(graph, cluster, source, options, make_plan)
     if options.partitioner == AUTO:
@@ -50,6 +53,53 @@ def make_plan(
     tried = counts(graph, cluster, options)
     tries = [partial(planned, graph, cluster, source, options, count) for count in tried]
     return fastest(tries, but=(NoPlanError,))
+
+
+def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+    """Plan with modules where the user wants them; of the rest, the partitioner decides.
+
+    Raises:
+        NoPlanError: a device has no room for what is pinned to it; the arithmetic per device.
+        InputError: a name is not there, or replicas or "auto" were asked for as well.
+    """
+    if wants_replicas(graph, cluster, options) or options.partitioner == AUTO:
+        raise InputError(
+            "what is placed by hand is a plan of one replica, and auto chooses devices itself",
+            at="--place" if options.place else "--pin",
+            help="leave --replicas out, and give another --partitioner than auto",
+        )
+    homes = homes_of(graph, cluster, options.pins)
+    if options.place:
+        fixed = with_homes(read_placement(options.place, graph, cluster), homes)
+    else:
+        fixed = filled(graph, homes, "placed around what is pinned by hand")
+    case = graph, cluster, source, options
+    wanted = counts(graph, cluster, options)
+    tries = [partial(_pinned, *case, count, {}, fixed) for count in wanted]
+    if not options.place:
+        tries += [partial(_pinned, *case, count, homes) for count in wanted]
+    try:
+        return fastest(tries, but=(NoPlanError,))
+    except NoPlanError as error:
+        said = ", ".join(f"{modules}={device}" for modules, device in options.pins)
+        note = f"placed by hand: {options.place or said}"
+        notes = (*error.notes, note)
+        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+
+
+def _pinned(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    count: int,
+    homes: Mapping[str, str],
+    fixed: Placement | None = None,
+) -> Plan:
+    """Plan for so many micro-batches, as fixed, or as the partitioner says but for the homes."""
+    costs = estimated(graph.at(graph.batch // count), cluster, source, options.estimator)
+    found = fixed or with_homes(placement_of(graph, cluster, options, count, costs), homes)
+    return placed(graph, cluster, source, options, count, found, costs)
 
 
 def plan_placed(

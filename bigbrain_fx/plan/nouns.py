@@ -23,6 +23,7 @@ from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Effort, Objective, Search
+from bigbrain_fx.planning import Choice, Given
 
 FORMAT = 2
 AUTO = "auto"
@@ -33,6 +34,8 @@ AUTO = "auto"
 class Options:
     """What a user may choose; None means: let the planner choose.
 
+    `partitioner` is a name, "mine.py:Class", or an object with `name` and `partition`;
+    `partitioner_options` are its fields, as `--set` gives them.
     `rows` of a micro-batch are for a model whose trace cannot leave the batch size free. `mode`
     "eval" captures the model as `model.eval()` computes, for inference: there is no backward;
     None is "train", and "eval" for an ONNX file.
@@ -44,16 +47,18 @@ class Options:
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
     divide besides, and `sum_order` how gradients are added; see `core.Placement`.
+    `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
+    file that says where all modules go; see `plan.by_hand`.
     """
 
-    partitioner: str = "chain-dp"
+    partitioner: Given = "chain-dp"
     estimator: str = "analytical"
     schedule: str | None = None
     micro_batches: int | None = None
     seed: int = 0
     in_flight: tuple[int, ...] | None = None
     rows: int | None = None
-    partitioner_options: tuple[tuple[str, int], ...] = ()
+    partitioner_options: tuple[tuple[str, Choice], ...] = ()
     mode: Literal["train", "eval"] | None = None
     assume: tuple[tuple[str, bool], ...] = ()
     leaves: tuple[str, ...] = ()
@@ -65,6 +70,8 @@ class Options:
     replica_shares: tuple[int, ...] = ()
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
+    pins: tuple[tuple[str, str], ...] = ()
+    place: str | None = None
 
 
 @dataclass(frozen=True)

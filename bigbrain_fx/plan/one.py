@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -18,7 +19,7 @@ from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas
 from bigbrain_fx.plan.schedule import SPLIT, build, require_sound, stage_costs
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.planning import crowded, estimator, options_of, partitioner
+from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
 
 def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4) -> list[int]:
@@ -85,12 +86,13 @@ def _partitioned(method: Partitioner, concrete: Graph, costs: Costs, options: Op
 
     Which ops the stages of some numbers will have is known once they are placed, and not before.
     """
+    ask = partial(asked, method) if is_own(options.partitioner) else method.partition
     try:
-        return method.partition(concrete, costs.cluster, costs)
+        return ask(concrete, costs.cluster, costs)
     except NoPlanError:
         if not options.recompute or costs.recompute:
             raise
-        return method.partition(concrete, costs.cluster, replace(costs, recompute=True))
+        return ask(concrete, costs.cluster, replace(costs, recompute=True))
 
 
 def estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Costs:
@@ -136,7 +138,9 @@ def _no_slower(alone: Costs, crowd: Costs) -> Costs:
 def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
     """Return what a partitioner can be told, of the fields that it has."""
     in_flight = micro_batches if options.schedule == "gpipe" else options.in_flight
-    given = {"micro_batches": micro_batches, "in_flight": in_flight, "seed": options.seed}
+    given: dict[str, object] = {"micro_batches": micro_batches, "in_flight": in_flight}
+    if isinstance(options.partitioner, str):  # an object has been given a seed of its own
+        given["seed"] = options.seed
     known = options_of("partitioner", options.partitioner)
     fields = {name: value for name, value in given.items() if name in known}
     return {**fields, **dict(options.partitioner_options)}
@@ -191,7 +195,7 @@ def placed(
         graph,
         cluster,
         source,
-        options.partitioner,
+        label(options.partitioner),
         options.estimator,
         schedule,
         micro_batches,

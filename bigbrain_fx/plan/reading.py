@@ -1,16 +1,17 @@
-"""plan.json, or a bundle folder -> Plan. It says which field is broken."""
+"""plan.json, or a bundle folder -> Plan, and back. It says which field is broken."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter
+from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter, to_json
 
 READABLE = (1, FORMAT)
 
@@ -51,6 +52,24 @@ def _require_format(text: bytes, where: str) -> None:
             at=where,
             help="use the bigbrain-fx that wrote it, or make it again with `bigbrain-fx split`",
         )
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan for `explain` and `simulate`; the file is there whole, or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(to_json(plan))
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", help="give a file that can be written"
+        ) from error
 
 
 def read_plan(path: str | Path) -> Plan:

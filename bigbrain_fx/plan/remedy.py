@@ -6,7 +6,7 @@ It tries changes by planning again; it knows nothing of how a plan is made.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -19,62 +19,115 @@ _TOO_MANY_OPS = 2000  # planning again and again would take longer than a user w
 
 
 def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-    """Make a plan; where nothing fits, look for what would.
+    """Make a plan; where nothing fits, look for an edit with which something does.
 
     Raises:
         NoPlanError: nothing fits in memory: the arithmetic per device, and the first of these with
             which a plan was found: more micro-batches, another schedule, another partitioner,
-            recomputing activations, one more device like the last, more memory (of a large graph
-            the memory only).
+            recomputing activations, a divided optimizer state, a smaller batch, an optimizer
+            without state, one more device like the last, more memory (of a large graph only the
+            strongest of them).
         InputError: the batch cannot be split as asked.
     """
     try:
         return make_plan(graph, cluster, source, options)
     except NoPlanError as error:
         options = replace(options, effort="fast")  # of `auto`: it is asked several times
-        look = _memory if len(graph.ops) > _TOO_MANY_OPS else nearest_change
-        found = look(graph, cluster, source, options)
+        found = nearest_change(graph, cluster, source, options)
         if found is None:
             raise
         help_ = f"a plan was found with {found}"
         raise NoPlanError(error.what, at=error.at, notes=error.notes, help=help_) from None
 
 
+@dataclass(frozen=True)
+class _Case:
+    """What a plan is made of."""
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    options: Options
+
+    def planned(self) -> Plan | None:
+        """Return its plan, if there is one."""
+        try:
+            return make_plan(self.graph, self.cluster, self.source, self.options)
+        except (NoPlanError, InputError):
+            return None
+
+
 def nearest_change(graph: Graph, cluster: Cluster, source: Source, options: Options) -> str | None:
     """Return the first change with which the planner finds a plan that fits, if any."""
-    for text, other_cluster, other in _changes(graph, cluster, options):
-        if _planned(graph, other_cluster, source, other) is not None:
+    case = _Case(graph, cluster, source, options)
+    is_large = len(graph.ops) > _TOO_MANY_OPS
+    for text, other in _strong_changes(case) if is_large else _changes(case):
+        if other.planned() is not None:
             return text
-    return _memory(graph, cluster, source, options)
+    return _memory(case)
 
 
-def _planned(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan | None:
-    try:
-        return make_plan(graph, cluster, source, options)
-    except (NoPlanError, InputError):
-        return None
-
-
-def _changes(
-    graph: Graph, cluster: Cluster, options: Options
-) -> Iterator[tuple[str, Cluster, Options]]:
+def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     """Yield changes, the smallest first: what to say of each, and what to plan with."""
+    graph, options = case.graph, case.options
     asked = options.micro_batches
     if asked is not None and graph.static_batch is None:
         for count in range(asked + 1, graph.batch + 1):
             if graph.batch % count == 0:
                 more = replace(options, micro_batches=count)
-                yield f"--micro-batches {count}", cluster, more
+                yield f"--micro-batches {count}", replace(case, options=more)
     if options.schedule == "gpipe":
-        yield "--schedule 1f1b", cluster, replace(options, schedule="1f1b")
+        yield "--schedule 1f1b", replace(case, options=replace(options, schedule="1f1b"))
     if options.partitioner != "chain-dp":
         other = replace(options, partitioner="chain-dp", partitioner_options=())
-        yield "--partitioner chain-dp", cluster, other
-    if graph.training and options.recompute != "all":
-        yield "--recompute all", cluster, replace(options, recompute="all")
-    last = cluster.devices[-1]
-    one_more = replace(cluster, devices=(*cluster.devices, replace(last, name=_new_name(cluster))))
-    yield f"one more device like {last.name}", one_more, options
+        yield "--partitioner chain-dp", replace(case, options=other)
+    yield from _recomputing(case)
+    if (options.replicas or 1) > 1 and options.zero_stage == 0:
+        yield "--zero 1", replace(case, options=replace(options, zero_stage=1))
+    yield from _smaller_batches(case, "")
+    yield from _without_optimizer_state(case)
+    for text, recomputing in _recomputing(case):
+        yield from _smaller_batches(recomputing, f"{text} and ")
+    devices = case.cluster.devices
+    last = devices[-1]
+    more_devices = (*devices, replace(last, name=_new_name(case.cluster)))
+    grown = replace(case.cluster, devices=more_devices)
+    yield f"one more device like {last.name} in the cluster file", replace(case, cluster=grown)
+
+
+def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
+    """Yield the changes that save most: for graphs of which each plan takes long."""
+    yield from _recomputing(case)
+    for text, recomputing in _recomputing(case):
+        yield from list(_smaller_batches(recomputing, f"{text} and "))[-1:]
+
+
+def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
+    if case.graph.training and case.options.recompute != "all":
+        yield (
+            "--recompute all",
+            replace(case, options=replace(case.options, recompute="all")),
+        )
+
+
+def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:
+    """Yield batches of half the rows, a quarter, and so on; gradients then are of fewer rows."""
+    rows, whole = case.graph.batch, case.graph.batch
+    while case.graph.static_batch is None and rows % 2 == 0:
+        rows //= 2
+        where = (
+            f"--batch {rows}"
+            if case.source.path.startswith("hf:")
+            else f"batches of {rows} rows instead of {whole} (example_batch() of the model file)"
+        )
+        yield before + where, replace(case, graph=replace(case.graph, batch=rows))
+
+
+def _without_optimizer_state(case: _Case) -> Iterator[tuple[str, _Case]]:
+    if case.graph.training and case.source.optimizer_state > 0:
+        plain = replace(case.source, optimizer_state=0.0)
+        text = "torch.optim.SGD without momentum (optimizer() of the model file): it keeps no state"
+        yield text, replace(case, source=plain)
 
 
 def _new_name(cluster: Cluster) -> str:
@@ -82,19 +135,20 @@ def _new_name(cluster: Cluster) -> str:
     return next(name for i in range(len(names) + 1) if (name := f"more{i}") not in names)
 
 
-def _memory(graph: Graph, cluster: Cluster, source: Source, options: Options) -> str | None:
+def _memory(case: _Case) -> str | None:
     """Return the memory with which every device would hold its part of a plan."""
-    plenty = _with_memory(cluster, _PLENTY)
-    free = _planned(graph, plenty, source, options)
+    plenty = _with_memory(case, _PLENTY)
+    free = plenty.planned()
     if free is None:
         return None
-    enough = least_memory(free.forecast, cluster, graph.at(free.rows), free.micro_batches)
-    given = replace(options, micro_batches=free.micro_batches)
-    if _planned(graph, _with_memory(cluster, enough), source, given) is None:
+    rows = case.graph.at(free.rows)
+    enough = least_memory(free.forecast, case.cluster, rows, free.micro_batches)
+    given = replace(case, options=replace(case.options, micro_batches=free.micro_batches))
+    if _with_memory(given, enough).planned() is None:
         return None
-    return f"{mib(enough)} of memory for every device"
+    return f'{mib(enough)} of memory for every device ("memory" in the cluster file)'
 
 
-def _with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
-    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
-    return replace(cluster, devices=devices)
+def _with_memory(case: _Case, memory_bytes: int) -> _Case:
+    devices = (replace(device, memory_bytes=memory_bytes) for device in case.cluster.devices)
+    return replace(case, cluster=replace(case.cluster, devices=tuple(devices)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.core import door
 from bigbrain_fx.planning.contention import Crowds, crowded
 from bigbrain_fx.planning.device_orders import canonical, device_orders
+from bigbrain_fx.planning.given import Given, asked, is_own, label
 from bigbrain_fx.planning.orders import (
     unit_orders,
 )
@@ -21,7 +22,9 @@ from bigbrain_fx.planning.registry import (
     partitioner,
     preset,
     registered,
+    require_ready,
 )
+from bigbrain_fx.planning.settings import CHOSEN_ELSEWHERE, Choice, read_settings, settable
 from bigbrain_fx.planning.units import is_size, live_ops, spread, units
 
 if TYPE_CHECKING:
@@ -94,12 +97,15 @@ else:
 
 __all__ = [
     "AHEAD",
+    "CHOSEN_ELSEWHERE",
     "Array",
     "BestFirst",
+    "Choice",
     "Crossing",
     "Crowds",
     "Cutter",
     "Found",
+    "Given",
     "Hop",
     "InFlight",
     "Line",
@@ -114,6 +120,7 @@ __all__ = [
     "Weight",
     "Work",
     "alternating",
+    "asked",
     "canonical",
     "chain_of",
     "crowded",
@@ -125,7 +132,9 @@ __all__ = [
     "hop_of",
     "in_flight_at",
     "in_flights",
+    "is_own",
     "is_size",
+    "label",
     "least_busy_s",
     "live_ops",
     "names",
@@ -135,8 +144,11 @@ __all__ = [
     "played_s",
     "polished",
     "preset",
+    "read_settings",
     "registered",
+    "require_ready",
     "room_of",
+    "settable",
     "shifted_cuts",
     "spread",
     "step_s",

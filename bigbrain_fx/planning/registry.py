@@ -7,8 +7,10 @@ before it is installed again. This room knows no method.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from bigbrain_fx.core import Estimator, Partitioner
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.planning.given import Given, class_of, is_file, with_fields
 
 Kind: TypeAlias = Literal["partitioner", "estimator"]
 
@@ -31,20 +34,45 @@ _MOVED = {
 }
 
 
-def partitioner(name: str, **options: object) -> Partitioner:
-    """Make the partitioner that is registered under a name.
+def partitioner(given: Given, **options: object) -> Partitioner:
+    """Make the partitioner that is registered under a name, or given.
 
     Args:
-        name: "chain-dp"; `names("partitioner")` lists them.
+        given: "chain-dp" (`names("partitioner")` lists them), "mine.py:Class", or an object.
         options: its fields; `options_of` lists them.
 
     Raises:
         InputError: no such name, it does not take an option, or it is no partitioner.
     """
-    made = _make("partitioner", name, options)
+    if not isinstance(given, str):
+        _require_partitioner(given, str(getattr(given, "name", type(given).__name__)))
+        return with_fields(given, options)
+    made = _make("partitioner", given, options)
+    _require_partitioner(made, given)
+    assert isinstance(made, Partitioner)
+    return made
+
+
+def _require_partitioner(made: object, name: str) -> None:
     if not isinstance(made, Partitioner):
         raise _not_a_plugin("partitioner", name, "partition(graph, cluster, costs)")
-    return made
+
+
+def require_ready(given: Given, **options: object) -> None:
+    """Find out before a long capture whether a partitioner could be made, and has what it needs.
+
+    Raises:
+        InputError: as `partitioner`, or a module that it names in `needs` is not installed.
+    """
+    made = partitioner(given, **options)
+    lacking = [
+        name for name in getattr(made, "needs", ()) if importlib.util.find_spec(name) is None
+    ]
+    if lacking:
+        raise InputError(
+            f"the partitioner '{made.name}' needs {' and '.join(lacking)}, which is not installed",
+            help=f"pip install {' '.join(lacking)}, or choose another --partitioner",
+        )
 
 
 def estimator(name: str, **options: object) -> Estimator:
@@ -66,7 +94,7 @@ def estimator(name: str, **options: object) -> Estimator:
 def preset(name: str) -> tuple[str, str]:
     """Return the partitioner and the estimator that a name of the command line stands for.
 
-    A partitioner's own name stands for it with the analytical estimator.
+    A partitioner's own name, or "mine.py:Class", stands for it with the analytical estimator.
 
     Raises:
         InputError: no such name.
@@ -74,6 +102,9 @@ def preset(name: str) -> tuple[str, str]:
     table: Mapping[str, tuple[str, str]] = load("partitioner").PRESETS
     if name in table:
         return table[name]
+    if is_file(name):
+        class_of(name)
+        return name, _DEFAULT_ESTIMATOR
     known = names("partitioner")
     if name not in known:
         raise _unknown("partitioner", name, sorted({*table, *known}))
@@ -87,14 +118,31 @@ def names(kind: Kind | Literal["preset"] = "preset") -> tuple[str, ...]:
     return tuple(sorted({*_table(kind), *_foreign(kind)}))
 
 
-def options_of(kind: Kind, name: str) -> frozenset[str]:
+def options_of(kind: Kind, given: Given) -> frozenset[str]:
     """Return the names of the options that a partitioner or estimator takes.
 
     Raises:
         InputError: no such name.
     """
-    parameters = inspect.signature(_class(kind, name)).parameters.values()
-    return frozenset(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return frozenset(parameters_of(kind, given))
+
+
+def parameters_of(kind: Kind, given: Given) -> dict[str, inspect.Parameter]:
+    """Return the options that a partitioner or estimator takes, with their defaults.
+
+    Raises:
+        InputError: no such name.
+    """
+    made = _class(kind, given) if isinstance(given, str) else _own_class(given)
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    found = inspect.signature(made).parameters
+    return {name: each for name, each in found.items() if each.kind not in kinds}
+
+
+def _own_class(given: Partitioner | type[Partitioner]) -> Callable[..., object]:
+    """Return what an object can be made anew by; a plain object stays as it is."""
+    made = given if inspect.isclass(given) else type(given)
+    return made if inspect.isclass(given) or dataclasses.is_dataclass(made) else object
 
 
 @dataclass(frozen=True)
@@ -193,6 +241,8 @@ def _package(point: EntryPoint) -> str:
 def _class(kind: Kind, name: str) -> Callable[..., object]:
     if name in _table(kind):
         return _table(kind)[name]
+    if kind == "partitioner" and is_file(name):
+        return class_of(name)
     foreign = _foreign(kind)
     if name not in foreign:
         raise _unknown(kind, name, names(kind))
@@ -233,11 +283,9 @@ def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:
 
 def _unknown(kind: str, name: str, known: tuple[str, ...] | list[str]) -> InputError:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    listed = ", ".join(close or known)
-    return InputError(
-        f"there is no {kind} '{name}'",
-        help=f"did you mean {listed}?" if close else f"choose one of {listed}",
-    )
+    guess = f"did you mean {', '.join(close)}? " if close else ""
+    listed = ", ".join(known)
+    return InputError(f"there is no {kind} '{name}'", help=f"{guess}choose one of {listed}")
 
 
 def _not_a_plugin(kind: Kind, name: str, wanted: str) -> InputError:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Linear as Linear,
     )
     from .device import Device as Device, Training as Training, adamw as adamw
-    from .disk import Disk as Disk
+    from .disk import Disk as Disk, locked as locked
     from .gradients import clipped as clipped, norm as norm
     from .hooks import Hooks as Hooks
     from .image import (
@@ -104,7 +104,7 @@ _HOMES = {
     "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
     "DeferredError DeferringDevice Embedding Linear",
     "device": "Device Training adamw",
-    "disk": "Disk",
+    "disk": "Disk locked",
     "hooks": "Hooks",
     "image": "TensorEntry FORMAT layout_of read_layout",
     "infer": "Inference InferenceDevice infer_in_process infer_main",

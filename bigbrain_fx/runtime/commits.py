@@ -6,9 +6,9 @@
     FOLDER/generation.json           the fence: who has an older number writes no more
 
 A name never leads to a part of a file, and the files that a record names are on the disk before the
-record is. Two commits are kept; older ones are removed after. No format of others notices a flipped
-bit, so each tensor has its checksum. This file is stdlib only: a supervisor without torch may write
-the record, too.
+record is. Two commits are kept unless more are asked for; older ones are removed after. No format
+of others notices a flipped bit, so each tensor has its checksum. This file is stdlib only: a
+supervisor without torch may write the record, too.
 """
 
 from __future__ import annotations
@@ -226,15 +226,20 @@ def write_record(
 
 
 def prune(
-    folder: Path, generation: int, unusable: Sequence[Record] = (), disk: Disk = DISK
+    folder: Path,
+    generation: int,
+    unusable: Sequence[Record] = (),
+    disk: Disk = DISK,
+    keep: int = KEPT,
 ) -> list[Record]:
-    """Remove what no longer counts, after a record was written: all but the two newest commits.
+    """Remove what no longer counts, after a record was written: all but the newest commits.
 
     Args:
         folder: of all commits.
         generation: of the writer.
         unusable: commits that could not be loaded: they are removed, and none is counted.
         disk: where they are.
+        keep: how many commits stay.
 
     Returns:
         The commits that are kept, newest first.
@@ -246,7 +251,7 @@ def prune(
         require_newest(folder, generation)
         bad = {(record.step, record.generation) for record in unusable}
         found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
-        kept = found[:KEPT]
+        kept = found[:keep]
         steps = {record.step for record in kept}
         for path in sorted(folder.glob("commit-*.json")):
             if (m := RECORD.fullmatch(path.name)) and int(m[1]) not in steps:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .commits import (
+    KEPT,
     BrokenError,
     CommitError,
     FencedError,
@@ -73,6 +74,7 @@ class Committer:
         rescue: where a commit is written that cannot be written in `folder`; another disk's. Only
             in the background: the devices wait for each other.
         disk: where to write.
+        keep: how many commits stay there.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class Committer:
         in_background: bool = True,
         rescue: Path | None = None,
         disk: Disk | None = None,
+        keep: int = KEPT,
     ) -> None:
+        self.keep = keep
         self.folder = folder
         self.every = every
         self.name = name
@@ -340,7 +344,7 @@ class Committer:
         """Remove older commits; those that cannot be removed stay, and go another time."""
         unusable = self.unusable if folder == self.folder else ()
         with suppress(OSError, FencedError):
-            kept = prune(folder, generation, unusable, self.disk)
+            kept = prune(folder, generation, unusable, self.disk, self.keep)
             if folder == self.folder:
                 self.ledger.post("kept", json.dumps([record.folder for record in kept]))
 
@@ -414,6 +418,7 @@ class CommitOptions:
     every: int
     resume: bool = False
     rescue: Path | None = None
+    keep: int = KEPT
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -433,6 +438,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a folder on another disk: what cannot be written to --commits is written there",
     )
     parser.add_argument(
+        "--keep",
+        type=int,
+        default=KEPT,
+        help=f"how many commits stay there, {KEPT} or more (default {KEPT})",
+    )
+    parser.add_argument(
         "--resume", action="store_true", help="go on from the last commit in --commits"
     )
 
@@ -447,9 +458,14 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
         return None
     if given.commit_every < 0:
         parser.error(f"--commit-every must not be negative, found {given.commit_every}")
+    if given.keep < KEPT:
+        parser.error(
+            f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
+            "broken, the one before it counts"
+        )
     if given.rescue is not None and given.in_process:
         parser.error("--rescue needs a process for each device: leave --in-process out")
-    return CommitOptions(given.commits, given.commit_every, given.resume, given.rescue)
+    return CommitOptions(given.commits, given.commit_every, given.resume, given.rescue, given.keep)
 
 
 def committer_of(
@@ -469,4 +485,5 @@ def committer_of(
         about,
         in_background=in_background,
         rescue=options.rescue,
+        keep=options.keep,
     )

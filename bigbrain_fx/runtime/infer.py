@@ -26,7 +26,15 @@ from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
 from .peers import blaming_peers
-from .rendezvous import environment_number, join, leave_together, own_device, write_report
+from .rendezvous import (
+    NoGpuError,
+    environment_number,
+    join,
+    leave_together,
+    own_device,
+    require_gpu,
+    write_report,
+)
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
 from .telling import show, tell
 from .tensor_file import SaveError, write_tensors
@@ -239,7 +247,7 @@ def infer_main(inference: Inference) -> None:
             run_here(inference, batches, places, steps, seed, shown.batch)
         else:
             _run(inference, batches, places, steps, seed, options, shown)
-    except (BatchError, WeightsError, SaveError) as error:
+    except (BatchError, NoGpuError, WeightsError, SaveError) as error:
         tell(f"error: {error}")
         sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
     shown.end()
@@ -271,6 +279,7 @@ def _run(
 ) -> None:
     rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or inference.threads[rank])
+    require_gpu(inference.kinds, rank)
     with blaming_peers():
         _run_joined(inference, rank, batches, places, steps, seed, options, show)
 

@@ -27,7 +27,7 @@ from .data import BatchError
 from .device import Device
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
-from .rendezvous import PassedOn, form_mesh, own_device, write_report
+from .rendezvous import NoGpuError, PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
 from .snapshots import OwnSnapshots
@@ -36,7 +36,7 @@ from .supervised_commits import SupervisedCommitter
 from .weights import WeightsError
 
 BAD_INPUT = 2  # exit code; as argparse's
-INPUT_ERRORS = (BatchError, CommitError, StateError, WeightsError)
+INPUT_ERRORS = (BatchError, CommitError, NoGpuError, StateError, WeightsError)
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h
 
 
@@ -122,6 +122,7 @@ def _train(
     assert duty.device is not None
     torch.set_num_threads(options.threads or bundle.threads[duty.rank])
     os.environ["LOCAL_RANK"] = str(duty.local_rank)
+    require_gpu(bundle.kinds, duty.rank)
     where = own_device(bundle.kinds, duty.rank)
     cls = bundle.devices[duty.rank]
     connect = partial(_connect, bundle, options, duty.rank, where, control)

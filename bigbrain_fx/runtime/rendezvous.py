@@ -43,6 +43,29 @@ FORM_S = 10.0  # longest time in which connections of a generation are made
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
+class NoGpuError(RuntimeError):
+    """Report a plan for more GPUs than this host has."""
+
+
+def require_gpu(kinds: Sequence[str], rank: int) -> None:
+    """Refuse before anything is connected: torch's own words for it are its frames.
+
+    Raises:
+        NoGpuError: this process's GPU is not there.
+    """
+    if kinds[rank] != "cuda":
+        return
+    number = own_gpu(kinds, rank, environment_number("LOCAL_RANK", 0))
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if number < found:
+        return
+    built = "" if torch.version.cuda else f", and torch {torch.__version__} is built without CUDA"
+    raise NoGpuError(
+        f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
+        "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
+    )
+
+
 def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnyStore:
     """Join the group; refuse a process that runs another plan. Return the store that all share.
 

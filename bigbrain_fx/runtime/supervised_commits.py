@@ -75,7 +75,8 @@ class SupervisedCommitter(Committer):
         }
         board = Board(transport.control, deadline_s)
         folder, every, rescue = options.folder, options.every, options.rescue
-        super().__init__(folder, every, device.name, device.names, board, about, rescue=rescue)
+        own = folder, every, device.name, device.names, board, about
+        super().__init__(*own, rescue=rescue, keep=options.keep)
         self.misses.tell = self._tell_event if self.leads else no_event
         self.control = transport.control
         self.transport = transport

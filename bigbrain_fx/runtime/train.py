@@ -43,7 +43,14 @@ from .member import BAD_INPUT, INPUT_ERRORS, serve
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .regular import require_regular
-from .rendezvous import environment_number, join, leave_together, own_device, write_report
+from .rendezvous import (
+    environment_number,
+    join,
+    leave_together,
+    own_device,
+    require_gpu,
+    write_report,
+)
 from .saving import require_room, save_aside, save_together
 from .telling import show, tell
 from .tensor_file import SaveError
@@ -75,6 +82,8 @@ def main(bundle: Bundle) -> None:
         return
     rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or bundle.threads[rank])
+    with _stopping_on_bad_input():
+        require_gpu(bundle.kinds, rank)
     with blaming_peers():
         store = join(bundle.plan, bundle.kinds, rank, options.deadline)
         try:

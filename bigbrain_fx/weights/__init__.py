@@ -16,6 +16,7 @@ from bigbrain_fx.weights.folder import (
 )
 from bigbrain_fx.weights.join import Joined, state, write_joined
 from bigbrain_fx.weights.match import Matched, match
+from bigbrain_fx.weights.modes import as_umask_says, new_folder
 from bigbrain_fx.weights.stored import Stored, read_header
 from bigbrain_fx.weights.write import Copy, write_file
 
@@ -26,7 +27,9 @@ __all__ = [
     "Joined",
     "Matched",
     "Stored",
+    "as_umask_says",
     "match",
+    "new_folder",
     "note_trained",
     "read_checkpoint",
     "read_header",

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
-from bigbrain_fx.cli.templates import write_starter
+from bigbrain_fx.cli import cli
+from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.errors import InputError
+from tests.support.command_line import call
 
 TRAIN = """
 import json, sys
@@ -94,3 +97,29 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the starter files") as caught:
         write_starter(path)
     assert caught.value.at == str(path)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_is_written(tmp_path: Path, name: str) -> None:
+    model, _ = write_starter(tmp_path, example_name=name)
+    assert "def example_batch()" in model.read_text()
+
+
+def test_an_example_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no example 'bert'") as caught:
+        write_starter(tmp_path, example_name="bert")
+    assert caught.value.help == "choose one of bytes, gpt, resnet, hf, digits"
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_are_completed() -> None:
+    assert "_bigbrain_fx_completion" in call("completion", "bash").out
+    shell = ShellComplete(cli, {}, "bigbrain-fx", "_BIGBRAIN_FX_COMPLETE")
+    for words, begun, wanted in (
+        (["split", "m.py", "--partitioner"], "m-", ["m-etf", "m-sct", "m-topo"]),
+        (["compare", "m.py", "--partitioners"], "naive,id", ["naive,ideal-dp"]),
+        (["split", "m.py", "--set"], "b", ["block_gap="]),
+        (["split", "m.py", "--partitioner", "mcmc", "--set"], "", ["proposals=", "unaided="]),
+        (["split", "m.py", "--schedule"], "1", ["1f1b"]),
+    ):
+        assert [found.value for found in shell.get_completions(words, begun)] == wanted

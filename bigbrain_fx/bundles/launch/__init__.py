@@ -19,6 +19,7 @@ from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, popen
 from bigbrain_fx.bundles.launch.program import entry
 from bigbrain_fx.bundles.launch.running import run
+from bigbrain_fx.bundles.launch.status import Status, metrics_at, prometheus, read_status
 from bigbrain_fx.bundles.launch.supervised import can_supervise, require_not_nccl, start_supervised
 
 __all__ = [
@@ -33,13 +34,17 @@ __all__ = [
     "RunError",
     "RunOptions",
     "Spawn",
+    "Status",
     "StepLine",
     "can_supervise",
     "commands",
     "entry",
     "free_port",
     "hosts",
+    "metrics_at",
     "popen",
+    "prometheus",
+    "read_status",
     "require_free",
     "require_not_nccl",
     "run",

@@ -20,7 +20,7 @@ from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, Step
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn
 from bigbrain_fx.bundles.launch.program import arguments, entry, reporter
 from bigbrain_fx.plan import Plan
-from bigbrain_fx.supervisor import warn
+from bigbrain_fx.supervisor import EventLog, warn
 
 POLL_S = 0.1
 GRACE_S = 5.0
@@ -34,6 +34,7 @@ class PlainCrew:
     logs: Path
     reporter: str
     program: str
+    events: EventLog = field(default_factory=lambda: EventLog(None))
     lines: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
 
     def watch(self, on_line: Callable[[Line], None]) -> Iterator[Line]:
@@ -58,6 +59,7 @@ class PlainCrew:
             on_line(found)
             yield found
         self._require_alive()
+        self.events.write("finished", 0)
 
     def stop(self) -> None:
         """End every process that still runs, by its id: first politely."""
@@ -85,6 +87,8 @@ class PlainCrew:
         name, code = self._cause(failed)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         what = f"the process of device {name} {how}"
+        self.events.write("died", 0, device=name, pid=_pid(self.processes[name]), step=-1, how=how)
+        self.events.write("failed", 0, device=name, text=what)
         raise failure(what, code, self.logs / f"{name}.log", self.program)
 
     def _failed(self) -> dict[str, int]:
@@ -105,6 +109,12 @@ class PlainCrew:
         return min(failed.items(), key=lambda entry: rank.get(entry[1], 1))
 
 
+def _pid(process: Process) -> int | None:
+    """Return its number, where it is one of this host."""
+    found: int | None = getattr(process, "pid", None)
+    return found
+
+
 def _line(text: str) -> Line | None:
     for kind in (StepLine, BatchLine):
         try:
@@ -116,17 +126,24 @@ def _line(text: str) -> Line | None:
 
 @contextmanager
 def processes(
-    plan: Plan, bundle: Path, options: RunOptions, port: int, logs: Path, spawn: Spawn
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    port: int,
+    logs: Path,
+    spawn: Spawn,
+    events: EventLog,
 ) -> Iterator[PlainCrew]:
     """Start a process for every device of a plan; end all of them, whatever happens."""
     reports = reporter(plan)
-    crew = PlainCrew({}, logs, reports, entry(plan))
+    crew = PlainCrew({}, logs, reports, entry(plan), events)
     words = (sys.executable, entry(plan), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):
             environment, log = _environment(plan, rank, port), logs / f"{name}.log"
             command = Command(name, words, bundle, environment, log, name == reports)
             crew.processes[name] = spawn(command)
+            events.write("started", 0, device=name, pid=_pid(crew.processes[name]))
         yield crew
     finally:
         crew.stop()

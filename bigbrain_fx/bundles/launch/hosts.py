@@ -74,6 +74,7 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
         "--save": options.save,
         "--commits": options.commits,
         "--commit-every": options.commit_every,
+        "--keep": options.keep,
         "--rescue": options.rescue,
     }
     words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]

@@ -5,6 +5,7 @@ Only nouns: nothing here starts anything.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +51,12 @@ class Run:
     stopped_at: int | None = None
     max_allocated_bytes: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def median_s(self) -> float | None:
+        """Seconds of a step, or batch; the first does not count. None: there was no second one."""
+        taken = [line.step_s for line in self.steps] or [line.batch_s for line in self.batches]
+        return statistics.median(taken[1:]) if len(taken) > 1 else None
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -66,12 +73,16 @@ class RunOptions:
     JSON lines. `log_mib` of sent messages are kept on each device; None: its share of half of the
     memory that is free.
 
+    `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
+    of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
+
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
-    start and at the end; with `resume` a training goes on from the last commit there. What cannot
-    be written there is written to `rescue`, a folder on another disk.
+    start and at the end; the newest `keep` of them stay (None: two); with `resume` a training goes
+    on from the last commit there. What cannot be written there is written to `rescue`, a folder on
+    another disk.
     """
 
     steps: int | None = None
@@ -92,7 +103,10 @@ class RunOptions:
     events: Path | None = None
     commits: Path | None = None
     commit_every: int | None = None
+    keep: int | None = None
     resume: bool = False
     rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
+    log_to: tuple[Path, ...] = ()
+    metrics: int | None = None

@@ -42,6 +42,7 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--outputs": options.outputs.resolve() if options.outputs else None,
         "--commits": options.commits.resolve() if options.commits else None,
         "--commit-every": options.commit_every,
+        "--keep": options.keep,
         "--rescue": options.rescue.resolve() if options.rescue else None,
         "--on-nan": options.on_nan,
         "--report": logs.resolve(),

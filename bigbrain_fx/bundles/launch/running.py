@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.crew import processes
-from bigbrain_fx.bundles.launch.options import BatchLine, Line, Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.options import (
+    DEFAULT_STEPS,
+    BatchLine,
+    Line,
+    Run,
+    RunOptions,
+    StepLine,
+)
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
-from bigbrain_fx.bundles.launch.supervised import require_supervised, run_supervised
+from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
+from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
+from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Rescue
@@ -30,7 +41,7 @@ def run(
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
-    `on_event` hears what happens to supervised processes: see `supervisor.EventLog`; `rescue` gets
+    `on_event` hears what happens to the processes: see `supervisor.EventLog`; `rescue` gets
     the newest snapshots in memory before a DeviceLostError. All but `rescue` are called aside, in
     a thread: one that waits does not hold up the run, and one that raises OSError, as a print to a
     closed pipe does, is not called again; any other error ends the run.
@@ -53,16 +64,106 @@ def run(
     _require_fitting(plan, options)
     if options.port:
         require_free(options.port)
-    logs, aside = _logs(options), Aside()
-    told = aside.of(on_step), aside.of(on_batch)
+    logs = _logs(options)
+    keeper = StatusKeeper(
+        Status(
+            str(bundle.resolve()),
+            os.getpid(),
+            str(logs.resolve()),
+            plan.graph.batch,
+            options.steps or (None if options.inputs else DEFAULT_STEPS),
+            str(options.commits.resolve()) if options.commits else None,
+        )
+    )
+    with (
+        step_files(options.log_to, plan.graph.batch) as files,
+        metrics_at(options.metrics, lambda: keeper.status),
+        _kept(keeper),
+    ):
+        told = Told(keeper, files if options.log_to else None, on_step, on_batch, on_event)
+        try:
+            done = _run(plan, bundle, options, logs, spawn, told, rescue)
+        finally:
+            told.close()
+        keeper.end("finished" if done.stopped_at is None else "stopped")
+        return done
+
+
+def _run(
+    plan: Plan,
+    bundle: Path,
+    options: RunOptions,
+    logs: Path,
+    spawn: Spawn | None,
+    told: Told,
+    rescue: Rescue | None,
+) -> Run:
+    if options.spares is None:
+        return _run_plain(plan, bundle, options, logs, spawn, told)
+    require_supervised(plan, spawn)
+    return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue)
+
+
+@contextmanager
+def _kept(keeper: StatusKeeper) -> Iterator[None]:
+    """Say of a run that ends otherwise that it failed."""
     try:
-        if options.spares is None:
-            return _run_plain(plan, bundle, options, logs, _listener(*told), spawn)
-        require_supervised(plan, spawn)
-        tell = aside.of(on_event)
-        return run_supervised(plan, bundle, options, logs, told[0], tell, rescue)
-    finally:
-        aside.close()
+        yield
+    except BaseException:
+        keeper.end("failed")
+        raise
+
+
+class Told:
+    """Who hears of a run: its status and its files, and, each in a thread of its own, the caller.
+
+    The caller's listeners may wait or fail without the others'.
+    """
+
+    def __init__(
+        self,
+        keeper: StatusKeeper,
+        files: StepFiles | None,
+        on_step: Callable[[StepLine], None] | None,
+        on_batch: Callable[[BatchLine], None] | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
+        self.callers, self.ours = Aside(), Aside()
+        self.on_step = self.callers.of(on_step)
+        self.on_batch = self.callers.of(on_batch)
+        self.on_event = self.callers.of(on_event)
+        self.keep_step = self.ours.of(keeper.hear_step)
+        self.keep_event = self.ours.of(keeper.hear_event)
+        self.write_step = self.ours.of(files.step if files else None)
+
+    def step(self, line: StepLine) -> None:
+        """A step is done."""
+        for tell in (self.on_step, self.keep_step, self.write_step):
+            if tell is not None:
+                tell(line)
+
+    def batch(self, line: BatchLine) -> None:
+        """A batch is done."""
+        if self.on_batch is not None:
+            self.on_batch(line)
+
+    def line(self, line: Line) -> None:
+        """A step or a batch is done."""
+        if isinstance(line, StepLine):
+            self.step(line)
+        else:
+            self.batch(line)
+
+    def event(self, event: Event) -> None:
+        """Something happened to a process."""
+        for tell in (self.on_event, self.keep_event):
+            if tell is not None:
+                tell(event)
+
+    def close(self) -> None:
+        """Wait until all have heard."""
+        self.ours.close()
+        self.callers.close()
 
 
 def _logs(options: RunOptions) -> Path:
@@ -79,31 +180,21 @@ def _run_plain(
     bundle: Path,
     options: RunOptions,
     logs: Path,
-    hear: Callable[[Line], None],
     spawn: Spawn | None,
+    told: Told,
 ) -> Run:
     """Run a bundle of which no process is replaced."""
     port = options.port or free_port()
     require_free(port)
-    with processes(plan, bundle, options, port, logs, spawn or popen) as crew:
-        lines = list(crew.watch(hear))
+    with (
+        event_log(options.events, told.event) as events,
+        processes(plan, bundle, options, port, logs, spawn or popen, events) as crew,
+    ):
+        lines = list(crew.watch(told.line))
     steps = tuple(line for line in lines if isinstance(line, StepLine))
     batches = tuple(line for line in lines if isinstance(line, BatchLine))
     held = allocated(plan, logs)
     return Run(steps, peaks(plan, logs), logs, batches, max_allocated_bytes=held)
-
-
-def _listener(
-    on_step: Callable[[StepLine], None] | None, on_batch: Callable[[BatchLine], None] | None
-) -> Callable[[Line], None]:
-    def hear(line: Line) -> None:
-        if isinstance(line, StepLine):
-            if on_step is not None:
-                on_step(line)
-        elif on_batch is not None:
-            on_batch(line)
-
-    return hear
 
 
 def _require_fitting(plan: Plan, options: RunOptions) -> None:
@@ -113,6 +204,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "first_gradients": options.first_gradients,
         "--commits": options.commits,
         "--on-nan": options.on_nan,
+        "--log-to": options.log_to or None,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
     wrong = inference if plan.mode == "train" else training

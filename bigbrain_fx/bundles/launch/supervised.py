@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
@@ -91,28 +92,36 @@ def run_supervised(
         if on_step is not None:
             on_step(steps[-1])
 
-    events = _event_log(options.events, on_event)
-    try:
-        supervisor = Supervisor(
-            _job(plan, bundle, options, logs), start_supervised, hear, events, rescue
-        )
-        with stopped_by_sigterm(supervisor):
-            outcome = supervisor.run()
-    except FailedError as error:
-        raise _failed(error, plan) from error
-    except OSError as error:
-        raise RunError(f"the run has ended: {error}", help=SHORT) from error
-    finally:
-        events.close()
+    with event_log(options.events, on_event) as events:
+        try:
+            supervisor = Supervisor(
+                _job(plan, bundle, options, logs), start_supervised, hear, events, rescue
+            )
+            with stopped_by_sigterm(supervisor):
+                outcome = supervisor.run()
+        except FailedError as error:
+            raise _failed(error, plan) from error
+        except OSError as error:
+            raise RunError(f"the run has ended: {error}", help=SHORT) from error
     ends = outcome.restarts, outcome.stopped_at
     return Run(tuple(steps), peaks(plan, logs), logs, (), *ends, allocated(plan, logs))
 
 
-def _event_log(path: Path | None, tell: Callable[[Event], None] | None) -> EventLog:
+@contextmanager
+def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterator[EventLog]:
+    """Keep what happens to a run's processes.
+
+    Raises:
+        InputError: the file cannot be opened.
+    """
     try:
-        return EventLog(path, tell)
+        log = EventLog(path, tell)
     except OSError as error:
         raise InputError(f"no events can be kept: {error}", help="give another --events") from error
+    try:
+        yield log
+    finally:
+        log.close()
 
 
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:

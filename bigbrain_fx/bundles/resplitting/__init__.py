@@ -8,5 +8,6 @@ instead of reading them: what one device has is the most that is in memory at a 
 """
 
 from bigbrain_fx.bundles.resplitting.moving import Resplit, resplit
+from bigbrain_fx.bundles.resplitting.named import Named, read_named
 
-__all__ = ["Resplit", "resplit"]
+__all__ = ["Named", "Resplit", "read_named", "resplit"]

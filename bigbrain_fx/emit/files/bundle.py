@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +15,7 @@ from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
-from bigbrain_fx.weights import write_index
+from bigbrain_fx.weights import new_folder, write_index
 
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
@@ -74,7 +73,7 @@ def write_bundle(
     _check_names(plan, shipped, texts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        scratch = new_folder(out)
     except OSError as error:
         raise InputError(
             f"cannot write in {out.parent}: {error.strerror}", help="give another --out"
@@ -146,7 +145,6 @@ def _fill(
     shipped: Sequence[Path],
     weights: Weights,
 ) -> None:
-    folder.chmod(0o755)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "__init__.py").write_text(

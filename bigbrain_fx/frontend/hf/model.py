@@ -67,7 +67,7 @@ def _transformers() -> Any:  # noqa: ANN401  # a module without type information
         raise InputError(
             "Hugging Face models need transformers, which is not installed",
             notes=(str(error),),
-            help="pip install bigbrain-fx[hf]",
+            help="pip install transformers",
         ) from error
 
 

@@ -21,11 +21,15 @@ from typing import Any
 from bigbrain_fx.bundles import Command, Process, Spawn, free_port, popen
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.measure.host.figures import Kind
+from bigbrain_fx.measure.host.limits import usable_cores
 
 WORKER = (sys.executable, "-m", "bigbrain_fx.measure.host.worker")
 _PACKAGES = Path(__file__).resolve().parents[3]
 _POLL_S = 0.05
 _TAIL_LINES = 8
+_BUSY = 2  # processes for each core: the probe's own make one or so
+_MOST_DEADLINES = 15  # a fleet that gets on, but for so many times as long, is ended all the same
+ALIVE = ".alive"  # ending of the file that a worker touches whenever it has got on
 _START_S = 60.0  # until the slowest process has imported torch and joined
 _CUDA_START_S = 120.0  # and has loaded CUDA's libraries
 _CONNECT_S = 10.0  # in which two GPUs connect over nccl: once, and once for each channel
@@ -50,7 +54,8 @@ class Fleet:
         busy: how many compute at once; the others only wait.
         linked: the links between the first so many are measured, pair by pair.
         window_s: seconds that one measurement takes.
-        deadline_s: after this the fleet is ended.
+        deadline_s: a fleet of which nobody gets on for so long is ended; on a host with more to do
+            than cores, longer in proportion.
         hosts: of each; empty where all are on one.
         gpus: rank 0 tells how many GPUs its host has.
         table: measure matrix products by size and dtype too.
@@ -159,7 +164,8 @@ def _environment(fleet: Fleet, rank: int, port: int) -> dict[str, str]:
 
 def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
     """Wait for all; the first that fails ends the wait, since the others would wait for it."""
-    deadline = time.monotonic() + fleet.deadline_s
+    patience_s = fleet.deadline_s * max(1.0, crowding())
+    seen, since, start = _progress(folder), time.monotonic(), time.monotonic()
     waiting = dict(enumerate(children))
     while waiting:
         for rank, child in list(waiting.items()):
@@ -170,8 +176,23 @@ def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
             if code:
                 raise _failure(fleet, f"ended with code {code}", folder, rank)
             del waiting[rank]
-        if waiting and time.monotonic() > deadline:
-            raise _failure(fleet, "did not end in time", folder, min(waiting))
+        now = _progress(folder)
+        if now != seen:
+            seen, since = now, time.monotonic()
+        waited_s, whole_s = time.monotonic() - since, time.monotonic() - start
+        if waiting and (waited_s > patience_s or whole_s > _MOST_DEADLINES * patience_s):
+            what = f"did not get on for {waited_s:.0f} s, {whole_s:.0f} s after the start"
+            raise _failure(fleet, what, folder, min(waiting))
+
+
+def _progress(folder: Path) -> frozenset[tuple[str, int]]:
+    """Return what changes whenever a worker gets on."""
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in folder.glob(f"*{ALIVE}"))
+
+
+def crowding() -> float:
+    """Return how many processes want each core of this host now; one or less is a quiet host."""
+    return os.getloadavg()[0] / usable_cores()
 
 
 def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> ProbeError:
@@ -180,12 +201,20 @@ def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> ProbeError:
     is_gpu = fleet.kinds[rank] == "cuda"
     process = f"process of GPU {fleet.local_rank(rank)}" if is_gpu else f"process {rank}"
     spared = "`--kind cpu` leaves GPUs alone; " if is_gpu else ""
+    by_hand = "`bigbrain-fx init` writes a cluster.json to fill in by hand"
     return ProbeError(
         f"the probe's {process} {what}",
         notes=tuple(lines[-_TAIL_LINES:]),
-        help="is the loopback interface `lo` up, and is there memory for the processes? "
-        f"{spared}`bigbrain-fx init` writes a cluster.json to fill in by hand",
+        help=f"{_reason()}; {spared}{by_hand}",
     )
+
+
+def _reason() -> str:
+    """Say what may be wrong with this host, the likely first."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if load > _BUSY * cores:
+        return f"this host is busy (load {load:.0f} on {cores} cores): probe it when it is quiet"
+    return "is the loopback interface `lo` up, and is there memory for the processes?"
 
 
 def _end(child: Process) -> None:

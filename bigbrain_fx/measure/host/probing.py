@@ -60,10 +60,10 @@ def probe(
     _check(threads, devices, cores)
     memory_bytes, load = usable_memory_bytes(), os.getloadavg()[0]  # before our own processes
     start = time.monotonic()
+    if kind == "cuda":  # before anything is measured
+        _require_gpus(devices, int(run(_asking_fleet(), worker)[0].get("gpus", 0)))
     results = run(_cpu_fleet(threads, devices, cores, quick, gpus=kind != "cpu"), worker)
     count = int(results[0].get("gpus", 0))
-    if kind == "cuda":
-        _require_gpus(devices, count)
     found = run(_gpu_fleet(threads, count, quick), worker) if count else []
     return HostProbe(
         kind=kind or ("cuda" if count >= devices else "cpu"),
@@ -108,6 +108,20 @@ def _require_gpus(devices: int, found: int) -> None:
             at="--devices" if found else "--kind cuda",
             help=f"ask for --devices {found}" if found else "probe the CPU instead: --kind cpu",
         )
+
+
+def _asking_fleet() -> Fleet:
+    """Return one process that measures nothing: it tells how many GPUs torch sees."""
+    return Fleet(
+        names=("d0",),
+        kinds=("cpu",),
+        threads=(1,),
+        busy=0,
+        linked=0,
+        window_s=0.01,
+        deadline_s=_QUICK_DEADLINE_S,
+        gpus=True,
+    )
 
 
 def _cpu_fleet(threads: int, devices: int, cores: int, quick: bool, gpus: bool) -> Fleet:

@@ -12,7 +12,9 @@ import faulthandler
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from bigbrain_fx.core import blas_bytes
 from bigbrain_fx.measure.host import measure, overheads
+from bigbrain_fx.measure.host.fleet import ALIVE
 from bigbrain_fx.measure.host.limits import usable_memory_bytes
 from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device
 
@@ -42,13 +45,13 @@ class _Seat:
     device: torch.device
     wire: torch.device
     store: Store
+    get_on: Callable[[], None]
 
 
 def main() -> None:
     """Join the group, measure, write the result."""
     options = _options()
-    # Whatever hangs, and whoever started us is gone: this process ends.
-    faulthandler.dump_traceback_later(options.deadline_s, exit=True)
+    _get_on(options)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     place = _join(options)
@@ -61,6 +64,12 @@ def main() -> None:
     _meet(place)  # nobody leaves while another still needs it
     dist.destroy_process_group()
     leave_together(place.store, options.rank, len(options.kinds))
+
+
+def _get_on(options: argparse.Namespace) -> None:
+    """Tell who started us that we get on. If we do not, and they are gone, this process ends."""
+    faulthandler.dump_traceback_later(options.deadline_s, exit=True)
+    options.out.with_suffix(ALIVE).touch()
 
 
 def _options() -> argparse.Namespace:
@@ -83,12 +92,13 @@ def _join(options: argparse.Namespace) -> _Seat:
     device = own_device(options.kinds, options.rank)
     store = join("doctor", options.kinds, options.rank, options.deadline_s)
     wire = device if dist.get_backend() == "nccl" else _CPU
-    return _Seat(kind, device, wire, store)
+    return _Seat(kind, device, wire, store, partial(_get_on, options))
 
 
 def _meet(place: _Seat) -> None:
     """Wait for all; to nccl that is a message between GPUs, so it must know which is ours."""
     dist.barrier(device_ids=[place.wire.index] if place.wire.type == "cuda" else None)
+    place.get_on()
 
 
 def _memory(device: torch.device) -> Result:

@@ -18,6 +18,7 @@ from bigbrain_fx.plan.one import counts, estimated, placed
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, numbers, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
+from bigbrain_fx.planning import label
 
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
@@ -257,7 +258,7 @@ class _Work:
                 notes=(error.what,),
                 help="--sum-order replica, or a --partitioner that makes chains",
             ) from error
-        return replace(plan, partitioner=options.partitioner)
+        return replace(plan, partitioner=label(options.partitioner))
 
 
 def _schedule(alone: Sequence[Plan], placement: Placement) -> str:

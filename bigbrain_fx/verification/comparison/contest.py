@@ -26,7 +26,7 @@ from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Options, make_plan
-from bigbrain_fx.planning import preset
+from bigbrain_fx.planning import label, preset
 from bigbrain_fx.verification.comparison.contender import Comparison, Contender
 from bigbrain_fx.verification.comparison.turns import Runner, Turns, in_turns
 
@@ -176,10 +176,10 @@ def _planned(
         plan = make_plan(fresh, cluster, found.source, options)
     except Exception as error:  # a third party's partitioner raises anything
         took_s = time.perf_counter() - begun_s
-        blank = Contender(name, options.partitioner, options.estimator, took_s)
+        blank = Contender(name, label(options.partitioner), options.estimator, took_s)
         return _failed(blank, error)
     took_s = time.perf_counter() - begun_s
-    return Contender(name, options.partitioner, plan.estimator, took_s, plan)
+    return Contender(name, label(options.partitioner), plan.estimator, took_s, plan)
 
 
 def _failed(contender: Contender, error: Exception) -> Contender:

@@ -267,7 +267,7 @@ def test_workers_report_by_rank(tmp_path: Path) -> None:
     ("text", "deadline_s", "what", "notes"),
     [
         (FAIL, 30.0, "process 1 ended with code 1", ("no such luck",)),
-        (HANG, 1.0, "process 0 did not end in time", ()),
+        (HANG, 1.0, "process 0 did not get on for", ()),
     ],
 )
 def test_a_worker_that_fails_ends_the_fleet(
@@ -287,6 +287,33 @@ def test_a_worker_that_fails_ends_the_fleet(
     started = [int(pid) for pid in pids.read_text(encoding="utf-8").split()]
     assert started
     assert not any(_is_running(pid) for pid in started)
+
+
+# Gets on three times, more than half a deadline apart: later than any deadline from the start.
+SLOW = """
+import json, sys, threading
+from pathlib import Path
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for _ in range(3):
+    threading.Event().wait(0.6)
+    Path(options["--out"]).with_suffix(".alive").touch()
+Path(options["--out"]).write_text("{}")
+"""
+
+
+def test_a_fleet_that_gets_on_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.1, 0.1, 0.1))
+    assert run(replace(FLEET, deadline_s=1.2), _worker(tmp_path, SLOW)) == [{}, {}]
+
+
+@pytest.mark.parametrize(("load", "said"), [(40.0, "this host is busy (load 40"), (0.1, "`lo` up")])
+def test_a_busy_host_is_not_blamed_on_its_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, said: str
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    with pytest.raises(ProbeError) as caught:
+        run(FLEET, _worker(tmp_path, "raise SystemExit('no')"))
+    assert said in str(caught.value.help)
 
 
 def test_time_per_call_is_a_mean_over_stretches() -> None:

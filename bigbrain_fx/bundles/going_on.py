@@ -1,0 +1,207 @@
+"""A commit of a run -> files for plain PyTorch, and an older commit -> the newest one again.
+
+    model.safetensors       for model.load_state_dict, as `export` writes it
+    optimizer.safetensors   state by parameter name, hyperparameters, how many steps are done
+    load_optimizer.py       what reads the latter: it needs torch and safetensors only
+
+This room reads commits and writes files; it knows no processes and imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbrain_fx.bundles.resplitting import Named, read_named
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.runtime import (
+    FORMAT,
+    BrokenError,
+    CommitError,
+    Disk,
+    Record,
+    committed,
+    graph_hash,
+    layout_of,
+    load_shard,
+    locked,
+    open_generation,
+)
+from bigbrain_fx.weights import Joined, Stored, read_header, state, stored_tensors, write_joined
+
+LOADER = "load_optimizer.py"
+ASIDE = ".set-aside"  # ending of records that count no more
+_PLAIN = Path(__file__).resolve().parents[1] / "runtime" / "plain.py"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What `export_training` wrote, and how many steps are done."""
+
+    model: Joined
+    optimizer: Path
+    loader: Path
+    step: int
+    warnings: tuple[str, ...]
+
+
+def export_training(
+    bundle: str | Path,
+    to: str | Path,
+    optimizer: str | Path,
+    commits: str | Path,
+    *,
+    shard_bytes: int | None = None,
+) -> TrainingState:
+    """Write the newest whole commit of a run as a checkpoint and an optimizer's state.
+
+    Args:
+        bundle: that was trained.
+        to: the safetensors file of the model.
+        optimizer: the safetensors file of the optimizer; its loader goes beside it.
+        commits: the folder that `--commits` had.
+        shard_bytes: as in `export_weights`.
+
+    Raises:
+        InputError: no commit of this bundle, a file is there already, or the disk is full.
+    """
+    folder, out = Path(bundle), Path(optimizer)
+    for path in (Path(to), out):
+        if path.suffix != ".safetensors":
+            raise InputError(
+                f"expected a name that ends in .safetensors, found {path.name}",
+                help="--to model.safetensors --optimizer optimizer.safetensors",
+            )
+    if out.exists() or (out.parent / LOADER).exists():
+        there = out if out.exists() else out.parent / LOADER
+        raise InputError(f"{there} exists already", help="give another --optimizer")
+    plan, named, notes = _commit(folder, Path(commits))
+    if named.optimizer is None:
+        raise InputError("no device of this run has an optimizer", at=str(commits))
+    tensors = state(plan.graph.params, _trained(plan, named, folder))
+    model = write_joined(tensors, Path(to), shard_bytes)
+    _write_optimizer(named, out)
+    shutil.copyfile(_PLAIN, out.parent / LOADER)
+    return TrainingState(model, out, out.parent / LOADER, named.step, tuple(notes))
+
+
+def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> int:
+    """Write the model of the newest whole commit as a checkpoint; return how many steps are done.
+
+    Raises:
+        InputError: as `export_training`.
+    """
+    plan, named, _ = _commit(Path(bundle), Path(commits))
+    write_joined(state(plan.graph.params, _trained(plan, named, Path(bundle))), Path(to))
+    return named.step
+
+
+def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:
+    plan, text = read_plan(bundle), (bundle / "plan.json").read_bytes()
+    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
+    return plan, *read_named(commits, plan.stages.devices, expected)
+
+
+def _trained(plan: Plan, named: Named, bundle: Path) -> dict[str, Stored]:
+    """Return where each tensor of the model is: in the commit, or, if no device reads it, here."""
+    headers = [read_header(path) for path in named.files.values()]
+    found = dict(stored_tensors(bundle / "weights"))
+    for param in plan.graph.params:
+        full = named.find(param.canonical)
+        if full is not None:
+            found[param.name] = next(header[full] for header in headers if full in header)
+    return found
+
+
+def _write_optimizer(named: Named, out: Path) -> None:
+    own = {n: place for n, place in named.tensors.items() if n.startswith("optimizer:")}
+    facts = {"format": FORMAT, "step": named.step, "optimizer": named.optimizer, **named.facts}
+    layout = layout_of([place.entry for place in own.values()], facts)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield layout.head
+        for name in layout.entries:
+            yield own[name].data
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        Disk().put(out, pieces())
+    except OSError as error:
+        raise InputError(
+            f"cannot write {out}: {error.strerror}", help="give another --optimizer"
+        ) from error
+    finally:
+        named.forget()
+
+
+# --------------------------------------------------------------------------- going back
+
+
+def list_commits(folder: str | Path, say: Callable[[str], None]) -> list[Record]:
+    """Return the commits of a folder, the one that a run would go on from first.
+
+    Raises:
+        InputError: there are none.
+    """
+    try:
+        return committed(Path(folder), say)
+    except CommitError as error:
+        raise InputError(str(error), at=str(folder), help="give another folder") from error
+
+
+def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[Path]:
+    """Make an earlier commit the newest; a run that still writes there ends.
+
+    Newer records are set aside under another name, not removed: renamed back they count again, as
+    long as no run has gone on.
+
+    Returns:
+        The records that were set aside.
+
+    Raises:
+        InputError: there is no whole commit of that step.
+    """
+    place = Path(folder)
+    found = list_commits(place, say)
+    wanted = next((record for record in found if record.step == step), None)
+    if wanted is None:
+        steps = ", ".join(str(record.step) for record in found)
+        raise InputError(
+            f"there is no commit of step {step}", at=str(place), help=f"there are those of {steps}"
+        )
+    _require_whole(place, wanted, say)
+    newer = found[: found.index(wanted)]
+    try:
+        if newer:
+            open_generation(place)  # whoever still writes there is of an older one, and stops
+        with locked(place):
+            return [_set_aside(place, record) for record in newer]
+    except OSError as error:
+        raise InputError(
+            f"commits cannot be set aside: {error.strerror}", at=str(place), help="see who owns it"
+        ) from error
+
+
+def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> None:
+    for device in record.devices:
+        try:
+            load_shard(folder, record, device, {}, say).forget()
+        except (BrokenError, CommitError) as error:
+            raise InputError(
+                f"the commit of step {record.step} is broken: {error}",
+                at=str(folder),
+                help="choose another",
+            ) from error
+
+
+def _set_aside(folder: Path, record: Record) -> Path:
+    path = folder / f"commit-{record.step}.json"
+    aside = path.with_name(path.name + ASIDE)
+    with suppress(FileNotFoundError):
+        path.replace(aside)
+    return aside

@@ -1,0 +1,118 @@
+"""Command: status; and what `run --background` does: start itself again, on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import PATH, json_option
+from bigbrain_fx.errors import InputError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.bundles import Status
+
+FLAG = "--background"
+LOG = "run.log"
+_PACKAGES = Path(__file__).resolve().parents[2]
+
+
+def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
+    """Start the same command in a session of its own, its lines in a file of its logs folder.
+
+    It goes on when the terminal is closed; SIGTERM ends it after its step, as any run.
+    """
+    from bigbrain_fx.cli.console import json_line
+
+    folder = (logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))).absolute()
+    words: list[str] = click.get_current_context().find_root().obj
+    again = [word for word in words if word != FLAG]
+    given = [] if logs else ["--logs", str(folder)]
+    path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    environment.pop("BIGBRAIN_FX_RUN_BACKGROUND", None)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                # -P: a file of the user's here that is called like a module of Python's is not one
+                [sys.executable, "-P", "-m", "bigbrain_fx", *again, *given],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+    except OSError as error:
+        raise InputError(
+            f"the run cannot be started: {error}", help="give --logs FOLDER"
+        ) from error
+    process.returncode = 0  # it outlives us: nobody here waits for it
+    if as_json:
+        click.echo(json_line({"pid": process.pid, "logs": str(folder)}))
+        return
+    click.echo(f"process {process.pid} runs {bundle}; its lines are in {folder / LOG}")
+    click.echo(
+        f"how far it is: bigbrain-fx status {folder}; to end it after its step: kill {process.pid}"
+    )
+
+
+@cli.command(short_help="How far a run is: steps, loss, devices, restarts, last commit.")
+@click.argument("run", type=PATH)
+@click.option(
+    "--metrics",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Go on, and answer Prometheus on this port of the loopback interface until Ctrl-C.",
+)
+@json_option
+def status(run: Path, metrics: int | None, as_json: bool) -> None:
+    """Say how far RUN is: the logs folder that `run` names, or a bundle, for its newest run.
+
+    It reads files only: the run is not disturbed, and may have ended.
+    """
+    from bigbrain_fx.bundles import metrics_at, read_status
+    from bigbrain_fx.cli.console import json_line
+
+    found = read_status(run)
+    if metrics is not None:
+        with metrics_at(metrics, lambda: read_status(run)):
+            click.echo(f"http://127.0.0.1:{metrics}/metrics", err=True)
+            threading.Event().wait()
+        return
+    if as_json:
+        more = {"rows_per_s": found.rows_per_s, "last_commit": found.last_commit}
+        click.echo(json_line({**dataclasses.asdict(found), **more, "state": _state(found)}))
+        return
+    click.echo("\n".join(_lines(found)))
+
+
+def _state(found: Status) -> str:
+    return "killed" if found.is_alone else found.state
+
+
+def _lines(found: Status) -> list[str]:
+    wanted = f" of {found.steps}" if found.steps else ""
+    ago_s = time.time() - found.updated
+    lines = [f"{found.bundle}: {_state(found)}, {found.steps_done}{wanted} steps done"]
+    if found.step_s and found.loss is not None and found.rows_per_s:
+        pace = f"{found.step_s:.4f} s a step, {found.rows_per_s:.1f} rows a second"
+        lines.append(f"loss {found.loss:.6f}, {pace}; {ago_s:.0f} s ago")
+    for name, pid in found.devices.items():
+        lines.append(f"{name}: process {pid}")
+    lines.append(f"{found.restarts} processes have died")
+    if found.commits:
+        step = found.last_commit
+        newest = "none yet" if step is None else f"step {step}"
+        lines.append(f"last commit: {newest}, in {found.commits}")
+    lines.append(f"process {found.pid}, logs in {found.logs}")
+    return lines

@@ -1,0 +1,249 @@
+"""A placement by the user's hand: modules pinned to devices, and a file that says where all goes.
+
+    --pin 'blocks.0-5=d0'      these modules there; the partitioner places the rest
+    --place placement.json     all of them, as `explain --placement` wrote it and the user edited it
+
+A module is named by its path; "blocks.0-5" are six of them. What is within goes along, but where a
+longer path says otherwise. This room reads and writes names; it knows no costs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bigbrain_fx.core import Cluster, Graph, Placement
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.nouns import Plan
+
+FORMAT = 1
+_HOW = "`explain BUNDLE --placement FILE` writes one"
+Pins = Sequence[tuple[str, str]]  # modules, device
+
+
+def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Read "blocks.0-5=d0".
+
+    Raises:
+        InputError: it is none.
+    """
+    found = []
+    for text in texts:
+        modules, equals, device = text.partition("=")
+        if not (modules.strip() and equals and device.strip()):
+            raise InputError(
+                f"expected MODULES=DEVICE, found {text!r}", at="--pin", help="--pin blocks.0-5=d0"
+            )
+        found.append((modules.strip(), device.strip()))
+    return tuple(found)
+
+
+def homes_of(graph: Graph, cluster: Cluster, pins: Pins, at: str = "--pin") -> dict[str, str]:
+    """Return the device of every op that pins speak of.
+
+    Raises:
+        InputError: there is no such module or device (the nearest are named), or two pins disagree.
+    """
+    known = _modules(graph)
+    said: dict[str, str] = {}
+    for modules, device in pins:
+        if device not in cluster.device:
+            raise _unknown("device", device, tuple(cluster.device), at)
+        for path in _paths(modules, known, at):
+            if said.setdefault(path, device) != device:
+                raise InputError(
+                    f"{path} is to be on {said[path]} and on {device}",
+                    at=at,
+                    help="say one of them",
+                )
+    found = {}
+    for op in graph.ops:
+        inner = [path for path in _upwards(op.module_path) if path in said]
+        if inner:
+            found[op.name] = said[inner[0]]
+    return found
+
+
+def with_homes(placement: Placement, homes: Mapping[str, str]) -> Placement:
+    """Return a placement with some ops where the user wants them."""
+    pinned = f"{placement.reason}; {len(homes)} ops pinned by hand".removeprefix("; ")
+    return replace(placement, device_of={**placement.device_of, **homes}, reason=pinned)
+
+
+def filled(graph: Graph, homes: Mapping[str, str], reason: str) -> Placement:
+    """Place all ops, those that nobody speaks of with the latest of what they read.
+
+    What reads nothing placed goes with the first op that reads it.
+    """
+    order = {op.name: place for place, op in enumerate(graph.ops)}
+    found: dict[str, str] = {}
+    for op in graph.ops:
+        before = [ref for ref in op.refs if ref in found]
+        if op.name in homes:
+            found[op.name] = homes[op.name]
+        elif before:
+            found[op.name] = found[max(before, key=order.__getitem__)]
+    first = next(iter(homes.values()))
+    for op in reversed(graph.ops):
+        readers = [name for name in graph.consumers[op.name] if name in found]
+        home = found[min(readers, key=order.__getitem__)] if readers else first
+        found.setdefault(op.name, home)
+    return Placement({op.name: found[op.name] for op in graph.ops}, reason)
+
+
+# --------------------------------------------------------------------------- the file
+
+
+def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
+    """Write where a plan computes what, for an editor and for `--place`.
+
+    Raises:
+        InputError: the plan has replicas, the file is there, or it cannot be written.
+    """
+    path = Path(path)
+    if plan.stages.replicas > 1:
+        raise InputError(
+            f"the plan has {plan.stages.replicas} replicas, and a placement is of one",
+            help="split without --replicas to place by hand",
+        )
+    if os.path.lexists(path) and not force:
+        raise InputError(f"{path} exists already", help="give another file, or --force")
+    text = json.dumps(placement_json(plan), indent=2) + "\n"
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", help="give a file that can be written"
+        ) from error
+
+
+def placement_json(plan: Plan) -> dict[str, Any]:
+    """Return what the file holds: whole modules where they are on one device, else single ops."""
+    device_of: dict[str, str] = {}
+    for stage in plan.stages.stages:
+        own = set(stage.ops) - set(stage.recomputed)  # what it only computes again is another's
+        device_of |= dict.fromkeys(own, stage.device)
+    held: dict[str, set[str]] = {}
+    for op in plan.graph.ops:
+        for path in _upwards(op.module_path):
+            held.setdefault(path, set()).add(device_of[op.name])
+    modules: dict[str, str] = {}
+    ops: dict[str, str] = {}
+    for op in plan.graph.ops:
+        whole = [path for path in _upwards(op.module_path) if len(held[path]) == 1]
+        if whole:
+            modules[whole[-1]] = device_of[op.name]
+        else:
+            ops[op.name] = device_of[op.name]
+    return {
+        "format": FORMAT,
+        "$comment": "Modules by path ('blocks.0-5' are six), then single ops that are in no "
+        "module, or in one that is cut; give it to split --place.",
+        "model": plan.graph.name,
+        "devices": list(plan.stages.devices),
+        "modules": modules,
+        "ops": ops,
+    }
+
+
+def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placement:
+    """Read such a file; ops of which it says nothing go with what they read.
+
+    Raises:
+        InputError: it is none, of another format, or names what is not there.
+    """
+    path = Path(path)
+    found = _file(path)
+    modules, ops = _table(found, "modules", path), _table(found, "ops", path)
+    homes = homes_of(graph, cluster, tuple(modules.items()), f"{path}: modules")
+    known = {op.name for op in graph.ops}
+    for name, device in ops.items():
+        if name not in known:
+            raise _unknown("op", name, tuple(known), f"{path}: ops")
+        if device not in cluster.device:
+            raise _unknown("device", device, tuple(cluster.device), f"{path}: ops.{name}")
+        homes[name] = device
+    if not homes:
+        raise InputError(f"{path} places nothing", help=_HOW)
+    return filled(graph, homes, f"placed by hand, {path.name}")
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}",
+            help=_HOW,
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON: {error}", help="mend it, or write it anew") from error
+    number = found.get("format") if isinstance(found, dict) else None
+    if number != FORMAT:
+        raise InputError(
+            f'expected a placement with "format": {FORMAT}, found {number!r}',
+            at=str(path),
+            help=_HOW,
+        )
+    strange = sorted(set(found) - {"format", "$comment", "model", "devices", "modules", "ops"})
+    if strange:
+        raise InputError(f"a placement has no field {strange[0]!r}", at=str(path), help="remove it")
+    checked: Mapping[str, Any] = found
+    return checked
+
+
+def _table(found: Mapping[str, Any], key: str, path: Path) -> Mapping[str, str]:
+    table = found.get(key, {})
+    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+        raise InputError(
+            "expected names and devices", at=f"{path}: {key}", help='{"blocks.0": "d0"}'
+        )
+    return table
+
+
+# --------------------------------------------------------------------------- names
+
+
+def _upwards(path: str) -> list[str]:
+    """Return a module's path and those around it, the innermost first; of no module nothing."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def _modules(graph: Graph) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(p for op in graph.ops for p in reversed(_upwards(op.module_path))))
+
+
+def _paths(modules: str, known: Sequence[str], at: str) -> list[str]:
+    """Return the paths that "blocks.0-5" stands for; a module of that very name comes first."""
+    head, dot, last = modules.rpartition(".")
+    first, dash, end = last.partition("-")
+    if modules in known or not (dash and first.isdecimal() and end.isdecimal()):
+        found = [modules]
+    else:
+        found = [f"{head}{dot}{number}" for number in range(int(first), int(end) + 1)]
+        if not found:
+            raise InputError(f"{modules} are no modules: {first} is above {end}", at=at)
+    for path in found:
+        if path not in known:
+            raise _unknown("module", path, known, at)
+    return found
+
+
+def _unknown(kind: str, name: str, known: Sequence[str], at: str) -> InputError:
+    close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    beside = [path for path in known if "." not in path]
+    listed = ", ".join(close or beside[:12] or known[:12])
+    return InputError(
+        f"there is no {kind} '{name}'",
+        at=at,
+        help=f"did you mean {listed}?" if close else f"there are {listed}",
+    )

@@ -1,0 +1,90 @@
+"""Go on in plain PyTorch: give an optimizer the state that `bigbrain-fx export --optimizer` wrote.
+
+    model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=2e-3)     # as it was trained
+    steps = load_optimizer(model, optimizer, "optimizer.safetensors")    # so many are done
+
+This file stands alone: it needs torch and safetensors, and may be copied.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: str | Path) -> int:
+    """Give an optimizer its state and hyperparameters; return how many steps are done.
+
+    A group's `initial_lr` is the rate without schedule: a `LambdaLR(..., last_epoch=steps - 1)`
+    goes on from there.
+
+    Raises:
+        ValueError: it is of another class, or its parameters are not the model's.
+    """
+    tensors: dict[str, Tensor] = {}
+    with safe_open(str(path), framework="pt") as file:
+        about = json.loads(file.metadata()["facts"])
+        for name in file.keys():  # noqa: SIM118  # it is no mapping
+            tensors[name] = file.get_tensor(name)
+    found, names = about["optimizer"], _names(model, optimizer)
+    kind = type(optimizer).__qualname__
+    if found["class"].rpartition(".")[2] != kind.rpartition(".")[2]:
+        raise ValueError(f"the state is of {found['class']}, the optimizer is {kind}")
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    if set(names.values()) & trained != set(found["of"]) & trained:
+        other = min(set(names.values()) & trained ^ set(found["of"]) & trained)
+        raise ValueError(f"the optimizer's parameters are not those of the state: {other}")
+    for group in optimizer.param_groups:
+        _set_group(group, [names[id(p)] for p in group["params"]], found)
+    optimizer.state.clear()
+    parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
+    for name, entry in found["scalars"].items():
+        state = {key: _decoded(value) for key, value in entry.items()}
+        optimizer.state[parameters[name]] = state
+    for full, tensor in tensors.items():
+        _, key, name = full.split(":", 2)
+        where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
+        optimizer.state[parameters[name]][key] = _laid(tensor, where, found["strides"].get(full))
+    return int(about["step"])
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(id(p) not in known for p in stepped):
+        raise ValueError("the optimizer steps a tensor that is no parameter of the model")
+    return {id(p): known[id(p)] for p in stepped}
+
+
+def _set_group(group: dict[str, Any], names: list[str], found: dict[str, Any]) -> None:
+    entries = [found["hyper"][found["of"][name]] for name in names if name in found["of"]]
+    if any(entry != entries[0] for entry in entries):
+        raise ValueError(f"{names[0]} and others of its group had other hyperparameters")
+    for entry in entries[:1]:
+        group.update({key: _decoded(value) for key, value in entry["group"].items()})
+        group["initial_lr"] = _decoded(entry["base_lr"])
+
+
+def _decoded(value: Any) -> Any:  # noqa: ANN401  # JSON
+    if isinstance(value, list):
+        return [_decoded(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        return tuple(_decoded(part) for part in value["tuple"])
+    if "float" in value:
+        return float(value["float"])
+    return torch.tensor(_decoded(value["tensor"]), dtype=getattr(torch, value["dtype"]))
+
+
+def _laid(tensor: Tensor, where: torch.device, strides: list[int] | None) -> Tensor:
+    if strides is None:
+        return tensor.to(where, copy=True)
+    made = torch.empty_strided(tuple(tensor.shape), strides, dtype=tensor.dtype, device=where)
+    return made.copy_(tensor)

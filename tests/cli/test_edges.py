@@ -1,0 +1,192 @@
+"""What newcomers stumbled over: each case is answered at once, with an edit, or simply works."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.bundles import estimate
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Options
+from bigbrain_fx.runtime import rendezvous
+from tests.support.command_line import CHOICES, call, tiny_bundle, write_cluster, write_model
+
+MINE = '''
+from dataclasses import dataclass
+from bigbrain_fx.core import Placement
+
+@dataclass(frozen=True)
+class Last:
+    """All to one device."""
+
+    which: int = -1
+    name = "last"
+
+    def partition(self, graph, cluster, costs):
+        home = cluster.devices[self.which].name
+        return Placement({op.name: home for op in graph.ops}, "all to one")
+
+
+class Half:
+    name = "half"
+
+    def partition(self, graph, cluster, costs):
+        return Placement({graph.ops[0].name: cluster.devices[0].name})
+'''
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, a cluster and partitioners, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    write_cluster(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+# --------------------------------------------------------------------------- what a model is
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "", "model.safetensors.index.json"]
+)
+def test_a_forgotten_hf_is_said(here: Path, name: str) -> None:
+    folder = here / "ckpt"
+    folder.mkdir()
+    for each in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+        (folder / each).write_text("{}")
+    done = call("estimate", Path("ckpt") / name, "--devices", "cluster.json")
+    assert done.code == 2
+    assert "help: a Hugging Face configuration is named by hf:ckpt" in done.err
+    assert ("--weights ckpt" in done.err) == ("safetensors" in name)
+
+
+def test_another_kind_of_file_is_no_model(here: Path) -> None:
+    done = call("estimate", "cluster.json", "-d", "cluster.json")
+    assert done.code == 2
+    assert "expected a model file that ends in .py or .onnx, found cluster.json" in done.err
+
+
+# --------------------------------------------------------------------------- partitioners
+
+
+def estimated(*words: str) -> str:
+    done = call("estimate", "model.py", "-d", "cluster.json", "--json", *words)
+    assert done.code == 0, done.err
+    return " ".join(entry["device"] for entry in done.objects[0]["devices"])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_partitioner_of_ones_own_needs_no_package() -> None:
+    assert estimated("--partitioner", "mine.py:Last", "--set", "which=0") == "d0"
+
+
+_REFUSED = {
+    ("mine.py:Lst",): "choose one of mine.py:Half, mine.py:Last",
+    ("mine.py",): "mine.py has 2 partitioners",
+    ("theirs.py:Last",): "expected a partitioner in theirs.py, found no such file",
+    ("mine.py:Last", "--set", "which=7"): "failed: IndexError",
+    ("mine.py:Half",): "every op goes to a device of the cluster",
+    ("metis",): "did you mean m-etf? choose one of analytical, auto, chain-dp",
+    ("chain-dp", "--set", "gap=much"): "expected a number, found 'much'",
+    ("chain-dp", "--set", "gap=NaN"): "expected a number, found NaN",
+    ("chain-dp", "--set", "gap=-1"): "expected 0 or more, found -1",
+    ("chain-dp", "--set", "gpa=1"): "chain-dp takes block_gap=0.02, gap=0.001, use_all=false",
+    ("chain-dp", "--set", "seed=1"): "help: --seed says it",
+    ("chain-dp", "--set", "gap"): "expected NAME=VALUE, found 'gap'",
+    ("naive", "--set", "gap=1"): "naive has nothing to set",
+    ("auto", "--set", "gap=1"): "auto has nothing to set",
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", _REFUSED, ids=" ".join)
+def test_what_a_partitioner_cannot_be(words: tuple[str, ...]) -> None:
+    done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", *words)
+    assert done.code == 2
+    assert _REFUSED[words] in done.err
+    assert "Traceback" not in done.err
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A partitioner as an object in Python."""
+
+    where: str
+    name = "mine"
+
+    def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
+        del cluster, costs
+        return Placement({op.name: self.where for op in graph.ops})
+
+
+def test_an_object_is_a_partitioner_too(here: Path) -> None:
+    plan = estimate(here / "model.py", here / "cluster.json", Options(Mine("d1")))
+    assert (plan.partitioner, plan.stages.devices) == ("mine", ("d1",))
+    with pytest.raises(InputError, match="but is none"):
+        estimate(here / "model.py", here / "cluster.json", Options(3))  # type: ignore[arg-type]
+
+
+def test_what_is_not_installed_is_said_before_the_model_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(here, "raise AssertionError('the model file was run')\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = call("estimate", "model.py", "-d", "cluster.json", "--partitioner", "cp-sat")
+    assert done.code == 2
+    assert "needs ortools, which is not installed\n  help: pip install ortools" in done.err
+
+
+def test_plugins_lists_what_can_be_set() -> None:
+    found = {entry["name"]: entry for entry in call("plugins", "--json").objects}
+    assert found["cp-sat"]["settings"] == ["work"]
+    assert found["naive"]["settings"] == []
+
+
+# --------------------------------------------------------------------------- flags and files
+
+
+def test_a_plan_is_written_and_a_bundle_is_named_by_its_plan(here: Path, bundle: Path) -> None:
+    done = call("estimate", "model.py", "-d", "cluster.json", "-o", "p.json", *CHOICES)
+    assert done.code == 0, done.err
+    assert call("explain", "p.json").out == call("explain", bundle).out
+    assert (
+        "p.json exists already"
+        in call("estimate", "model.py", "-d", "cluster.json", "-o", "p.json").err
+    )
+    assert [path.name for path in here.iterdir() if path.name.startswith(".")] == []
+    done = call("export", bundle / "plan.json", "--to", here / "m.safetensors")
+    assert done.code == 0, done.err
+
+
+# --------------------------------------------------------------------------- runs
+
+
+def test_events_are_kept_where_nobody_is_replaced(bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    done = call("run", bundle, "--no-replay", "--steps", "1", "--events", file)
+    assert done.code == 0, done.err
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(e["event"], e.get("device")) for e in events] == [
+        ("started", "d0"),
+        ("started", "d1"),
+        ("finished", None),
+    ]
+
+
+def test_a_gpu_that_is_not_there_is_said_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    rendezvous.require_gpu(("cuda", "cpu"), 1)
+    with pytest.raises(rendezvous.NoGpuError, match=r"GPU number 1 .* which has 0 GPUs"):
+        rendezvous.require_gpu(("cuda", "cuda"), 1)

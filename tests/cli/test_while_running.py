@@ -1,0 +1,177 @@
+"""What a run leaves besides its lines: CSV, TensorBoard's events, its pace beside the forecast."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.bundles import free_port, metrics_at, read_status
+from bigbrain_fx.bundles.launch import Run, StepLine
+from bigbrain_fx.bundles.launch.status import Status, StatusKeeper
+from bigbrain_fx.bundles.launch.step_files import step_files
+from bigbrain_fx.bundles.launch.tensorboard import EventFile, crc32c
+from bigbrain_fx.errors import InputError
+from tests.support.command_line import call, tiny_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.getbasetemp())
+
+
+def test_a_run_says_its_pace_and_writes_its_steps(bundle: Path, tmp_path: Path) -> None:
+    files = tmp_path / "steps.csv", tmp_path / "board"
+    words = ("--steps", "4", "--log-every", "2", "--log-to", files[0], "--log-to", files[1])
+    done = call("run", bundle, "--no-replay", *words, "--logs", tmp_path / "logs")
+    assert done.code == 0, done.err
+    assert re.findall(r"^step +(\d)", done.out, re.MULTILINE) == ["0", "2", "3"]
+    assert re.search(r"median [\d.]+ s a step, [\d.]+ rows a second; forecast [\d.]+ s", done.out)
+    rows = list(csv.DictReader(files[0].read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
+    assert float(rows[2]["rows_per_s"]) == pytest.approx(8 / float(rows[2]["step_s"]))
+    (events,) = files[1].iterdir()
+    assert [step for step, _ in scalars(events)] == [0, 1, 2, 3]
+    losses = [values["loss"] for _, values in scalars(events)]
+    assert losses == pytest.approx([float(row["loss"]) for row in rows], rel=1e-6)
+    (told,) = call("status", tmp_path / "logs", "--json").objects
+    assert (told["state"], told["steps_done"], told["steps"]) == ("finished", 4, 4)
+    assert told["loss"] == float(rows[3]["loss"])
+    assert sorted(told["devices"]) == ["d0", "d1"]
+
+
+def scalars(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """Read an event file as its format says, checksums included."""
+    data, found = path.read_bytes(), []
+    while data:
+        length, check = struct.unpack("<QI", data[:12])
+        event, end = data[12 : 12 + length], data[12 + length : 16 + length]
+        assert (unmasked(check), unmasked(struct.unpack("<I", end)[0])) == (
+            crc32c(data[:8]),
+            crc32c(event),
+        )
+        data = data[16 + length :]
+        if event[9] == 3 << 3 | 2:
+            assert event[11:] == b"brain.Event:2"
+            continue
+        assert event[9] == 2 << 3  # steps below 128 have one byte
+        values = {}
+        for tag, number in re.findall(rb"\n.([a-z_]+)\x15(.{4})", event[11:], re.DOTALL):
+            values[tag.decode()] = struct.unpack("<f", number)[0]
+        found.append((event[10], values))
+    return found
+
+
+def unmasked(check: int) -> int:
+    turned = (check - 0xA282EAD8) & 0xFFFFFFFF
+    return (turned >> 17 | turned << 15) & 0xFFFFFFFF
+
+
+def test_the_checksum_is_crc32c() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # the catalogue's check value
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+def test_a_file_of_steps_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match="steps cannot be written"),
+        step_files([tmp_path / "file" / "steps.csv"], 8),
+    ):
+        pass
+
+
+def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+    for step in (0, 1):
+        with step_files([tmp_path / "steps.csv"], 8) as files:
+            files.step(StepLine(step, 1.5, 0.25))
+    lines = (tmp_path / "steps.csv").read_text().split()
+    assert lines == ["step,loss,step_s,rows_per_s", "0,1.5,0.25,32.0", "1,1.5,0.25,32.0"]
+
+
+def test_long_steps_are_varints(tmp_path: Path) -> None:
+    file = EventFile(tmp_path)
+    file.write(300, {"loss": 1.0})
+    file.close()
+    (path,) = tmp_path.iterdir()
+    assert b"\x10\xac\x02" in path.read_bytes()
+
+
+def test_the_first_step_is_no_pace() -> None:
+    steps = tuple(StepLine(i, 1.0, s) for i, s in enumerate((9.0, 1.0, 2.0, 3.0)))
+    assert Run(steps, {}, Path("logs")).median_s == 2.0
+    assert Run(steps[:1], {}, Path("logs")).median_s is None
+
+
+# --------------------------------------------------------------------------- status
+
+
+def kept(logs: Path, **facts: object) -> StatusKeeper:
+    logs.mkdir(exist_ok=True)
+    return StatusKeeper(Status("/b", os.getpid(), str(logs), 8, steps=10, **facts))  # type: ignore[arg-type]
+
+
+def test_a_status_follows_steps_and_deaths(tmp_path: Path) -> None:
+    keeper = kept(tmp_path / "logs")
+    keeper.hear_event({"event": "started", "device": "d0", "pid": 7})
+    keeper.hear_event({"event": "died", "device": "d0", "pid": 7})
+    keeper.hear_event({"event": "assigned", "device": "d0", "pid": 9})
+    keeper.hear_step(StepLine(3, 1.25, 0.5))
+    keeper.end("failed")
+    found = read_status(tmp_path / "logs")
+    assert found == keeper.status
+    assert (found.steps_done, found.restarts, found.devices) == (4, 1, {"d0": 9})
+    assert found.rows_per_s == 16.0
+    text = call("status", tmp_path / "logs").out
+    assert "/b: failed, 4 of 10 steps done\nloss 1.250000, 0.5000 s a step, 16.0 rows" in text
+    assert "1 processes have died" in text
+
+
+def test_a_run_that_was_killed_says_so_by_its_process(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    keeper = kept(tmp_path / "logs")
+    assert not keeper.status.is_alone
+    assert dataclasses.replace(keeper.status, pid=gone.pid).is_alone
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"bundle": 1}', "[" * 50_000])
+def test_what_is_no_status(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    done = call("status", tmp_path)
+    assert (done.code, "there is no status of a run" in done.err) == (2, True)
+
+
+def test_prometheus_is_answered_on_loopback(tmp_path: Path) -> None:
+    keeper, port = kept(tmp_path / "logs"), free_port()
+    keeper.hear_step(StepLine(3, 1.25, 0.5))
+    with metrics_at(port, lambda: keeper.status):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        with (
+            pytest.raises(InputError, match=f"port {port} is in use"),
+            metrics_at(port, lambda: keeper.status),
+        ):
+            pass
+    assert "# TYPE bigbrain_fx_steps_total counter\nbigbrain_fx_steps_total 4\n" in text
+    assert "bigbrain_fx_loss 1.25\n" in text
+    assert "bigbrain_fx_last_commit_step" not in text
+    assert "bigbrain_fx_running 1\n" in text
+
+
+def test_a_run_in_the_background_leaves_its_lines(bundle: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    words = ("--steps", "1", "--no-replay", "--background", "--logs", logs, "--json")
+    (told,) = call("run", bundle, *words).objects
+    os.waitpid(told["pid"], 0)
+    assert read_status(logs).state == "finished"
+    assert [json.loads(line)["step"] for line in (logs / "run.log").read_text().splitlines()] == [0]

@@ -1,0 +1,125 @@
+"""A placement by hand: pins hold, a file goes out and comes back as it was, names are checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.core import Cluster, Graph, ModuleCall
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, write_placement
+from bigbrain_fx.plan.by_hand import homes_of, read_pins
+from tests.support.synthetic import chain_graph, cluster_of, device
+
+MIB = 2**20
+PATHS = ("embed", "blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "", "head")
+
+
+def graph_of_blocks() -> Graph:
+    """Seven layers in a row, in modules; the last but one is in none."""
+    graph = chain_graph(3, len(PATHS), skips=False)
+    ops = tuple(
+        replace(op, modules=(ModuleCall(path, "Module", 0),) if path else ())
+        for op, path in zip(graph.ops, PATHS, strict=True)
+    )
+    return replace(graph, ops=ops)
+
+
+GRAPH = graph_of_blocks()
+CLUSTER = cluster_of(device("d0"), device("d1"))
+
+
+def planned(cluster: Cluster = CLUSTER, place: Path | None = None, *pins: str) -> Plan:
+    options = Options(micro_batches=1, pins=read_pins(pins), place=str(place) if place else None)
+    return make_plan(GRAPH, cluster, Source("model.py"), options)
+
+
+def homes(plan: Plan) -> str:
+    device_of = {op: stage.device for stage in plan.stages.stages for op in stage.ops}
+    return " ".join(device_of[op.name] for op in GRAPH.ops)
+
+
+def test_what_is_pinned_stays_and_the_rest_is_placed_around_it() -> None:
+    assert homes(planned(CLUSTER, None, "blocks.0-1=d1")).split()[1:5] == ["d1"] * 4
+    assert homes(planned(CLUSTER, None, "blocks=d0", "blocks.1.down=d1")).split()[1:5] == [
+        *["d0"] * 3,
+        "d1",
+    ]
+
+
+def test_a_file_goes_out_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    plan = planned(CLUSTER, None, "embed=d1", "blocks.0.up=d1", "blocks.0.down=d0", "head=d1")
+    file = tmp_path / "placement.json"
+    write_placement(plan, file)
+    again = planned(CLUSTER, file)
+    assert (again.stages, again.forecast) == (plan.stages, plan.forecast)
+    told = json.loads(file.read_text())
+    assert told["format"] == 1
+    assert told["modules"]["blocks.0.down"] == "d0"
+    assert list(told["ops"]) == [GRAPH.ops[5].name]
+    told["modules"]["head"] = "d0"
+    file.write_text(json.dumps(told))
+    assert homes(planned(CLUSTER, file)).split()[-1] == "d0"
+    assert homes(planned(CLUSTER, file, "head=d1")).split()[-1] == "d1"
+    with pytest.raises(InputError, match="exists already"):
+        write_placement(plan, file)
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [
+        ("blocks.0", "expected MODULES=DEVICE"),
+        ("=d0", "expected MODULES=DEVICE"),
+        ("blocks.0-5=d0", "there is no module 'blocks.2'"),
+        ("blocks.1-0=d0", "1 is above 0"),
+        ("blcks.0=d0", r"no module 'blcks.0'[\s\S]*did you mean blocks.0"),
+        ("head=gpu", r"no device 'gpu'[\s\S]*there are d0, d1"),
+    ],
+)
+def test_a_pin_of_what_is_not_there(pin: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        homes_of(GRAPH, CLUSTER, read_pins([pin]))
+    assert caught.match(said)
+
+
+def test_two_pins_may_not_disagree() -> None:
+    with pytest.raises(InputError, match=r"blocks.0 is to be on d0 and on d1"):
+        homes_of(GRAPH, CLUSTER, [("blocks.0-1", "d0"), ("blocks.0", "d1")])
+
+
+def test_a_device_without_room_is_told_with_the_arithmetic() -> None:
+    small = cluster_of(device("d0"), device("d1", memory_bytes=40 * MIB + 2000))
+    with pytest.raises(NoPlanError, match=r"d1 needs .* has 40.0 MiB") as caught:
+        planned(small, None, "blocks=d1")
+    assert "placed by hand: blocks=d1" in caught.value.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", 'with "format": 1, found None'),
+        ('{"format": 2}', 'with "format": 1, found 2'),
+        ('{"format": 1}', "places nothing"),
+        ('{"format": 1, "module": {}}', "no field 'module'"),
+        ('{"format": 1, "modules": {"head": 0}}', "expected names and devices"),
+        ('{"format": 1, "modules": {"heat": "d0"}}', "no module 'heat'"),
+        ('{"format": 1, "ops": {"v99": "d0"}}', "no op 'v99'"),
+        ('{"format": 1, "ops": {"v0": "d9"}}', "no device 'd9'"),
+    ],
+)
+def test_a_file_that_is_no_placement(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "placement.json"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        planned(CLUSTER, file)
+    assert caught.match(said)
+
+
+def test_auto_and_replicas_place_by_themselves() -> None:
+    for options in (Options("auto"), Options(replicas=2)):
+        with pytest.raises(InputError, match="auto chooses devices itself"):
+            make_plan(GRAPH, CLUSTER, Source("m.py"), replace(options, pins=(("head", "d0"),)))

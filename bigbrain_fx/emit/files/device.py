@@ -45,7 +45,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
     channels = _Channels(file, {text.stage.index: text for text in own})
     blocks = [line for key in used for line in ("", "", *classes.block_lines(key, taps))]
     bodies = [line for text in own for line in ("", "", *text.lines)]
-    imports = _imports(file, own, [*blocks, *bodies, *channels.lines()])
+    imports = _imports(file, own, [*blocks, *bodies, *channels.lines()], classes.users)
     lines = [
         f'"""{_header(file, own)}"""',
         "",
@@ -86,7 +86,9 @@ def _quiet(text: str) -> str:
     return " ".join(text.replace("\\", "/").replace('"', "'").split())
 
 
-def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> list[str]:
+def _imports(
+    file: DeviceFile, own: Sequence[StageText], lines: Sequence[str], users: kept.Users
+) -> list[str]:
     text = "\n".join(lines)
     optional: Sequence[str] = (
         "Region",
@@ -106,7 +108,7 @@ def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -
     found += ["import torch"] if "torch." in text else []
     found += ["import torch.nn.functional as F"] if "F." in text else []
     found += ["from torch import nn"] if "nn." in text.replace("torch.nn.", "") else []
-    for module, classes in sorted(_functions(file, own).items()):
+    for module, classes in sorted(_functions(file, own, users).items()):
         if module == file.own_module:
             ours["functions"] = ", ".join(classes)
         else:
@@ -121,13 +123,17 @@ def _imports(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -
     ]
 
 
-def _functions(file: DeviceFile, own: Sequence[StageText]) -> dict[str, list[str]]:
+def _functions(
+    file: DeviceFile, own: Sequence[StageText], users: kept.Users
+) -> dict[str, list[str]]:
     """Return what these stages call of the user's own: module -> its top-level names."""
     found: dict[str, list[str]] = {}
     ops = [name for text in own for name in text.stage.ops]
     for module, name in kept.user_names(file.graph, ops):
         names = found.setdefault(module or file.own_module, [])
-        names += [n for n in [name] if n not in names]
+        called = users[module, name]
+        shown = name if called == name else f"{name} as {called}"
+        names += [shown] if shown not in names else []
     return found
 
 

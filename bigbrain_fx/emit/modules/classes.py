@@ -36,6 +36,7 @@ from bigbrain_fx.emit.ops.items import (
 from bigbrain_fx.frontend import draw_places
 
 OURS = (
+    *("torch", "nn", "F", "math", "bucket_channels"),
     *("Tensors", "Region", "Stage", "Device", "InferenceDevice", "Channel", "buffer", "parameter"),
     *kept.RUNTIME,
 )
@@ -79,6 +80,7 @@ class Classes:
             taken.taken |= {"DeferringDevice", *TAPPING}
         for stage in self.stages:  # as many as devices, or more
             taken.taken |= {f"Stage{stage.index}", f"Device{stage.index}"}
+        self.users = kept.user_aliases(self.graph, taken)
         names = {
             key: taken.fresh(identifier(_short(template.module)))
             for key, template in self.blocks.templates.items()
@@ -241,10 +243,10 @@ class Classes:
         steps = Roller(full, frozenset(returned.gives), mark).steps()
         known = {**arguments, **{name: name for name in outer.values()}}
         found = hints(self.graph, returned, known, self.whole)
-        writing = Writing(self.graph, body, arguments, outer, places, nth)
+        writing = Writing(self.graph, body, arguments, self.users, outer, places, nth)
         keys = dict(self._keys(body))
         users = kept.user_names(self.graph, [op.name for op in body.ops])
-        barred = {*outer.values(), *(name for _, name in users)}
+        barred = {*outer.values(), *(self.users[user] for user in users)}
         whole = self._whole(body)
         return FunctionText(
             self.graph, returned, steps, found, arguments, writing, keys, barred, whole

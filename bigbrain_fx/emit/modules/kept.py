@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef
 from bigbrain_fx.emit.modules.expressions import attribute, dotted, function_place
+from bigbrain_fx.emit.modules.names import Names
 from bigbrain_fx.errors import InputError
 
 ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}
@@ -23,26 +24,31 @@ RUNTIME = ("assume", "assume_not", "flat", "part_of")
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
+Users = Mapping[tuple[str, str], str]
+"""(module, name) of the user's own -> what device files call it."""
 
 
-def kept_call(op: Op, argument: Argument) -> ast.expr | None:
+def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
     """Return the expression of a call of the user's own Python; None for an op of torch.
 
     Args:
         op: any op.
         argument: gives the expression of an argument.
+        users: see `user_aliases`.
     """
     if op.target in ASSUME:
         return _assumption(op, argument)
     if op.target.startswith(LEAF):
-        return _leaf(op, argument)
+        return _leaf(op, argument, users)
     if op.target == LOSS:
-        given = [_nest(arg, argument) for arg in _items(op.args[0])]
+        given = [_nest(arg, argument, users) for arg in _items(op.args[0])]
         return ast.Call(ast.Name(LOSS_NAME), given, [])
     if op.target.startswith(LIBRARY):
         return _library_call(op, argument)
     if op.target.startswith("opaque."):
-        function = dotted(function_place(op.target)[1])
+        module, name = function_place(op.target)
+        first, dot, rest = name.partition(".")
+        function = dotted(f"{users[module, first]}{dot}{rest}")
         return ast.Call(attribute(function, "apply"), [argument(arg) for arg in op.args], [])
     return None
 
@@ -89,6 +95,21 @@ def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield module, name
 
 
+def user_aliases(graph: Graph, taken: Names) -> dict[tuple[str, str], str]:
+    """Return what device files call the user's own: its name, unless that is another's.
+
+    Args:
+        graph: of the model.
+        taken: names that device files have already; takes these, too.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for module, name in user_names(graph, [op.name for op in graph.ops]):
+        if (module, name) not in found:
+            longer = f"{module.rpartition('.')[2] or 'user'}_{name}"
+            found[module, name] = taken.fresh(longer if name in taken.taken else name)
+    return found
+
+
 def _all(graph: Graph, ops: Iterable[str]) -> Iterator[Op]:
     pending = [graph.op[name] for name in ops]
     while pending:
@@ -115,11 +136,12 @@ def _assumption(op: Op, argument: Argument) -> ast.expr:
     return ast.Call(ast.Name(ASSUME[op.target]), [argument(op.args[0]), place], [])
 
 
-def _leaf(op: Op, argument: Argument) -> ast.expr:
+def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
     """Write `self.blocks[0].experts(x)`; several tensors are taken out of what it gives."""
     positional, named = _items(op.args[0])
-    given = [_nest(arg, argument) for arg in _items(positional)]
-    keywords = [ast.keyword(str(k), _nest(v, argument)) for k, v in map(_pair, _items(named))]
+    given = [_nest(arg, argument, users) for arg in _items(positional)]
+    pairs = map(_pair, _items(named))
+    keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
     module = argument(ParamRef(op.target.removeprefix(LEAF)))
     call = ast.Call(module, given, keywords)
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
@@ -140,19 +162,20 @@ def _pair(item: Arg) -> tuple[Arg, Arg]:
     return key, value
 
 
-def _nest(arg: Arg, argument: Argument) -> ast.expr:
+def _nest(arg: Arg, argument: Argument, users: Users) -> ast.expr:
     """Write a container as Python does: `{"labels": labels}`, `Output(logits=logits)`."""
     match arg:
         case ("dict", _):
             pairs = [_pair(item) for item in _items(arg)]
             keys: list[ast.expr | None] = [argument(key) for key, _ in pairs]
-            return ast.Dict(keys, [_nest(value, argument) for _, value in pairs])
+            return ast.Dict(keys, [_nest(value, argument, users) for _, value in pairs])
         case ("tuple", _):
-            return ast.Tuple([_nest(item, argument) for item in _items(arg)])
+            return ast.Tuple([_nest(item, argument, users) for item in _items(arg)])
         case ("list", _):
-            return ast.List([_nest(item, argument) for item in _items(arg)])
+            return ast.List([_nest(item, argument, users) for item in _items(arg)])
         case ("object", str(kind), _):
             pairs = [_pair(item) for item in _items(arg)]
-            fields = [ast.keyword(str(key), _nest(value, argument)) for key, value in pairs]
-            return ast.Call(ast.Name(kind.rpartition(".")[2]), [], fields)
+            fields = [ast.keyword(str(key), _nest(value, argument, users)) for key, value in pairs]
+            module, _, name = kind.rpartition(".")
+            return ast.Call(ast.Name(users[module, name]), [], fields)
     return argument(arg)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Stage
 from bigbrain_fx.emit.modules.blocks import Template
-from bigbrain_fx.emit.modules.kept import user_names
 from bigbrain_fx.emit.ops.items import Body, Layer, Signature
 from bigbrain_fx.plan import LAYERS
 
@@ -26,19 +25,17 @@ class Taps:
     """The layers that tap in one device's file.
 
     Attributes:
-        kinds: layers that may: those whose name the user's own code does not take.
         paths: by class, the modules that are its uses.
         waits: tensors of the model whose gradients wait. must_not: others of stages that defer.
     """
 
-    kinds: frozenset[str]
     paths: Mapping[Signature, tuple[str, ...]]
     waits: set[str] = field(default_factory=set)
     must_not: set[str] = field(default_factory=set)
 
     def taps(self, layer: Layer, body: Body, key: Signature | None) -> bool:
         """Whether a layer in the text of a class, or of a stage (no key), taps."""
-        if layer.name not in self.kinds or not layer.params:
+        if layer.name not in TAPPING or not layer.params:
             return False
         relative = [body.relative(name) for name in layer.params]
         paths = (body.path,) if key is None else self.paths[key]
@@ -53,9 +50,8 @@ def taps_of(
     stages = [stage for stage in own if stage.deferred]
     if not stages:
         return None
-    users = user_names(graph, [name for stage in own for name in stage.ops])
     paths = {key: tuple(u.body.path for u in t.uses) for key, t in templates.items()}
-    found = Taps(TAPPING - {name for _, name in users}, paths)
+    found = Taps(paths)
     for stage in stages:
         for name in stage.params:
             waits = graph.param[name].canonical in stage.deferred

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref
 from bigbrain_fx.emit.modules.blocks import Where
 from bigbrain_fx.emit.modules.expressions import attribute, constant, member
-from bigbrain_fx.emit.modules.kept import kept_call
+from bigbrain_fx.emit.modules.kept import Users, kept_call
 from bigbrain_fx.emit.modules.rolling import Loop, changed
 from bigbrain_fx.emit.ops.calls import call_expression
 from bigbrain_fx.emit.ops.items import (
@@ -43,6 +43,7 @@ class Writing:
 
     Attributes:
         body: the function. arguments: value -> name, as in the signature.
+        users: see `user_aliases`.
         outer: outer parameter -> argument name.
         varying: item, by identity -> place of a number in it -> attribute that holds it.
         nth: call of a class that draws -> which call of its module it is; left out where there is
@@ -55,6 +56,7 @@ class Writing:
     graph: Graph
     body: Body
     arguments: Mapping[str, str]
+    users: Users
     outer: Mapping[str, str] = field(default_factory=dict)
     varying: Mapping[int, Mapping[Where, str]] = field(default_factory=dict)
     nth: Mapping[int, ast.expr] = field(default_factory=dict)
@@ -66,7 +68,8 @@ class Writing:
     def op(self, op: Op) -> ast.expr:
         """Return the expression of one op; the user's own Python is called by its name."""
         whole = self._with_numbers(self._in_training(op), id(op))
-        return kept_call(whole, self.argument) or call_expression(whole, self._ref, self._device())
+        own = kept_call(whole, self.argument, self.users)
+        return own or call_expression(whole, self._ref, self._device())
 
     def call(self, item: Call) -> ast.expr:
         """Return the call of a layer or class."""

@@ -1,0 +1,67 @@
+"""Names of the user's own code that device files have already, or that two modules share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.emit import bundle_texts
+from bigbrain_fx.plan import Options, Source, make_plan
+from tests.support import samples
+
+OPS = """
+import torch
+
+
+class Stage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * {factor}
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * {factor}
+
+
+class Scale(Stage):
+    pass
+"""
+
+
+@pytest.fixture
+def modules() -> Iterator[tuple[Any, Any]]:
+    made = []
+    for name, factor in (("own_ops_a", 2), ("own_ops_b", 5)):
+        module = ModuleType(name)
+        sys.modules[name] = module
+        exec(compile(OPS.format(factor=factor), name, "exec"), module.__dict__)
+        made.append(module)
+    yield made[0], made[1]
+    for module in made:
+        del sys.modules[module.__name__]
+
+
+class Net(nn.Module):
+    def __init__(self, a: Any, b: Any) -> None:  # modules
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.ops = a.Stage, a.Scale, b.Scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        stage, scale, other = self.ops
+        return self.last(other.apply(scale.apply(stage.apply(self.first(x))))).sum()
+
+
+def test_each_is_called_by_a_name_of_its_own(modules: tuple[Any, Any]) -> None:
+    graph = samples.of_module(Net(*modules), {"x": torch.randn(4, 6)}, None).captured.graph
+    options = Options("naive", micro_batches=1)
+    text = bundle_texts(make_plan(graph, samples.cluster(1), Source(""), options))["device_0.py"]
+    assert "from own_ops_a import Stage as own_ops_a_Stage, Scale\n" in text
+    assert "from own_ops_b import Scale as own_ops_b_Scale\n" in text
+    assert "own_ops_b_Scale.apply(Scale.apply(own_ops_a_Stage.apply(self.first(x))))" in text

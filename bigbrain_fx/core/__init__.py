@@ -47,6 +47,7 @@ from bigbrain_fx.core.programs import (
     Slice,
 )
 from bigbrain_fx.core.protocols import Estimator, Partitioner
+from bigbrain_fx.core.showing import Shown
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
 from bigbrain_fx.core.stages import (
     Bucket,
@@ -106,6 +107,7 @@ __all__ = [
     "Replica",
     "Saves",
     "Send",
+    "Shown",
     "Slice",
     "Stage",
     "Stages",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from bigbrain_fx.core.showing import Shown
+
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
@@ -99,8 +101,8 @@ class Link:
         return self.latency_s + nbytes / self.bytes_per_s
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(Shown):
     """The devices, in pipeline order unless a planner finds a better one, and their links.
 
     `hosts` are those whose devices share something that is scarce. `replicas` are the devices of
@@ -112,6 +114,16 @@ class Cluster:
     links: tuple[tuple[str, str, Link], ...] = ()
     hosts: tuple[Host, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        """Show a line per device."""
+        hosts = dict.fromkeys(device.host for device in self.devices)
+        lines = [f"{len(self.devices)} devices on {', '.join(hosts)}"]
+        for each in self.devices:
+            memory = f"{each.memory_bytes / 2**30:.1f} GiB"
+            rate = f"{each.flops_per_s / 1e9:.0f} GFLOP/s"
+            lines.append(f"  {each.name}: {each.kind} on {each.host}, {memory}, {rate}")
+        return "\n".join(lines)
 
     @cached_property
     def device(self) -> Mapping[str, Device]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from bigbrain_fx.core.showing import Shown
 from bigbrain_fx.core.stages import Edge
 
 
@@ -113,8 +114,8 @@ class DeviceForecast:
     data_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Forecast:
+@dataclass(frozen=True, repr=False)
+class Forecast(Shown):
     """What one step will take: seconds, and for each device time and memory."""
 
     step_s: float
@@ -124,3 +125,12 @@ class Forecast:
     def of(self, device: str) -> DeviceForecast:
         """Return one device's forecast."""
         return next(entry for entry in self.devices if entry.device == device)
+
+    def __str__(self) -> str:
+        """Show the step and a line per device."""
+        lines = [f"{self.step_s:.4f} s a step on {len(self.devices)} devices"]
+        for entry in self.devices:
+            peak = f"peak {entry.peak_bytes / 2**20:.0f} MiB"
+            busy = f"busy {entry.busy_s:.4f} s, idle {entry.idle_s:.4f} s"
+            lines.append(f"  {entry.device}: {busy}, {peak}")
+        return "\n".join(lines)

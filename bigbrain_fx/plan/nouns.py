@@ -15,6 +15,7 @@ from bigbrain_fx.core import (
     Graph,
     Placement,
     Program,
+    Shown,
     Stages,
     SumOrder,
     ZeroStage,
@@ -96,8 +97,8 @@ class Source:
     grad_scaler: dict[str, int | float] | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
     """A model, a cluster, and who does what when.
 
     Attributes:

@@ -9,6 +9,8 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bigbrain_fx.core import Shown
+
 DEFAULT_STEPS = 10  # train.py's and infer.py's own
 
 
@@ -33,8 +35,8 @@ class BatchLine:
 Line = StepLine | BatchLine
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
     """A finished run: steps of training, or batches of inference.
 
     `max_rss_bytes` is the largest resident memory of each device's process; `logs` is the folder of
@@ -50,6 +52,16 @@ class Run:
     restarts: int = 0
     stopped_at: int | None = None
     max_allocated_bytes: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Show how many steps, how they went, and what each device held."""
+        steps, pace = self.steps or self.batches, ""
+        if self.median_s:
+            pace = f", median {self.median_s:.4f} s"
+        loss = f", loss {self.steps[0].loss:.4f} -> {self.steps[-1].loss:.4f}" if self.steps else ""
+        what = "steps" if self.steps else "batches"
+        held = [f"  {n}: {size / 2**20:.0f} MiB resident" for n, size in self.max_rss_bytes.items()]
+        return "\n".join([f"{len(steps)} {what}{loss}{pace}", *held, f"  logs in {self.logs}"])
 
     @property
     def median_s(self) -> float | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from bigbrain_fx import errors
 from bigbrain_fx.bundles import RunOptions, run
+from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
 from bigbrain_fx.plan import Plan, read_plan
 
@@ -44,8 +45,8 @@ class Check:
         return {True: "equal", False: "DIFFERENT", None: "not run"}[self.passed]
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """All links of the chain, in order."""
 
     checks: tuple[Check, ...]

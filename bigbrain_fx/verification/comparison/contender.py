@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from bigbrain_fx.core import Send
+from bigbrain_fx.core import Send, Shown
 from bigbrain_fx.errors import InputError, VerificationError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.verification.comparison.agreement import Agreement
@@ -75,8 +75,8 @@ class Contender:
         return self.plan.micro_batches * self.plan.rows / step_s
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Contenders in the order they were asked for.
 
     Attributes:

@@ -49,7 +49,25 @@ if TYPE_CHECKING:
         hop_of as hop_of,
         least_busy_s as least_busy_s,
     )
+    from bigbrain_fx.planning.known_orders import (
+        dualpipe_v as dualpipe_v,
+        interleaved as interleaved,
+        one_f_one_b as one_f_one_b,
+        zb_h1 as zb_h1,
+        zb_v as zb_v,
+    )
+    from bigbrain_fx.planning.list_orders import (
+        Taste as Taste,
+        list_orders as list_orders,
+        tastes as tastes,
+    )
     from bigbrain_fx.planning.list_play import Play as Play
+    from bigbrain_fx.planning.order_bound import (
+        bound_s as bound_s,
+    )
+    from bigbrain_fx.planning.order_clock import (
+        OrderClock as OrderClock,
+    )
     from bigbrain_fx.planning.pace import (
         chain_of as chain_of,
         falling as falling,
@@ -63,6 +81,10 @@ if TYPE_CHECKING:
         shifted_cuts as shifted_cuts,
     )
     from bigbrain_fx.planning.stages import StageCutter as StageCutter
+    from bigbrain_fx.planning.synthesis import (
+        Synthesis as Synthesis,
+        synthesise as synthesise,
+    )
     from bigbrain_fx.planning.unit_io import (
         AHEAD as AHEAD,
         Value as Value,
@@ -78,6 +100,15 @@ if TYPE_CHECKING:
         Work as Work,
         work as work,
     )
+    from bigbrain_fx.planning.virtual_stages import (
+        JobOf as JobOf,
+        Kind as Kind,
+        OrdersOf as OrdersOf,
+        VirtualStages as VirtualStages,
+        loop_line as loop_line,
+        v_line as v_line,
+        virtual_line as virtual_line,
+    )
 else:
     __getattr__ = door(
         __name__,
@@ -91,6 +122,12 @@ else:
             "cutter": "Cutter Hop hop_of least_busy_s",
             "chain": "Crossing InFlight Line Setting Split in_flight_at",
             "unit_work": "Array Numbers Work work",
+            "known_orders": "dualpipe_v interleaved one_f_one_b zb_h1 zb_v",
+            "synthesis": "Synthesis synthesise",
+            "virtual_stages": "JobOf Kind OrdersOf VirtualStages loop_line v_line virtual_line",
+            "order_clock": "OrderClock",
+            "order_bound": "bound_s",
+            "list_orders": "Taste list_orders tastes",
             "unit_io": "AHEAD Value Weight edges_of once_s values_of weights_of",
         },
     )
@@ -108,23 +145,32 @@ __all__ = [
     "Given",
     "Hop",
     "InFlight",
+    "JobOf",
+    "Kind",
     "Line",
     "Numbers",
+    "OrderClock",
+    "OrdersOf",
     "Play",
     "Plugin",
     "Setting",
     "Split",
     "StageCutter",
+    "Synthesis",
+    "Taste",
     "TimedStages",
     "Value",
+    "VirtualStages",
     "Weight",
     "Work",
     "alternating",
     "asked",
+    "bound_s",
     "canonical",
     "chain_of",
     "crowded",
     "device_orders",
+    "dualpipe_v",
     "edges_of",
     "estimator",
     "falling",
@@ -132,13 +178,17 @@ __all__ = [
     "hop_of",
     "in_flight_at",
     "in_flights",
+    "interleaved",
     "is_own",
     "is_size",
     "label",
     "least_busy_s",
+    "list_orders",
     "live_ops",
+    "loop_line",
     "names",
     "once_s",
+    "one_f_one_b",
     "options_of",
     "partitioner",
     "played_s",
@@ -152,9 +202,15 @@ __all__ = [
     "shifted_cuts",
     "spread",
     "step_s",
+    "synthesise",
+    "tastes",
     "unit_orders",
     "units",
+    "v_line",
     "values_of",
+    "virtual_line",
     "weights_of",
     "work",
+    "zb_h1",
+    "zb_v",
 ]

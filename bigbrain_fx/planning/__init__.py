@@ -49,19 +49,25 @@ if TYPE_CHECKING:
         hop_of as hop_of,
         least_busy_s as least_busy_s,
     )
+    from bigbrain_fx.planning.fold_cuts import (
+        Cuts as Cuts,
+        searched_cuts as searched_cuts,
+        shared_cuts as shared_cuts,
+    )
     from bigbrain_fx.planning.known_orders import (
+        Ranked as Ranked,
         dualpipe_v as dualpipe_v,
         interleaved as interleaved,
         one_f_one_b as one_f_one_b,
         zb_h1 as zb_h1,
         zb_v as zb_v,
     )
-    from bigbrain_fx.planning.list_orders import (
+    from bigbrain_fx.planning.list_play import Play as Play
+    from bigbrain_fx.planning.listing import (
         Taste as Taste,
         list_orders as list_orders,
         tastes as tastes,
     )
-    from bigbrain_fx.planning.list_play import Play as Play
     from bigbrain_fx.planning.order_bound import (
         bound_s as bound_s,
     )
@@ -122,12 +128,13 @@ else:
             "cutter": "Cutter Hop hop_of least_busy_s",
             "chain": "Crossing InFlight Line Setting Split in_flight_at",
             "unit_work": "Array Numbers Work work",
-            "known_orders": "dualpipe_v interleaved one_f_one_b zb_h1 zb_v",
+            "known_orders": "Ranked dualpipe_v interleaved one_f_one_b zb_h1 zb_v",
             "synthesis": "Synthesis synthesise",
             "virtual_stages": "JobOf Kind OrdersOf VirtualStages loop_line v_line virtual_line",
             "order_clock": "OrderClock",
             "order_bound": "bound_s",
-            "list_orders": "Taste list_orders tastes",
+            "listing": "Taste list_orders tastes",
+            "fold_cuts": "Cuts searched_cuts shared_cuts",
             "unit_io": "AHEAD Value Weight edges_of once_s values_of weights_of",
         },
     )
@@ -140,6 +147,7 @@ __all__ = [
     "Choice",
     "Crossing",
     "Crowds",
+    "Cuts",
     "Cutter",
     "Found",
     "Given",
@@ -153,6 +161,7 @@ __all__ = [
     "OrdersOf",
     "Play",
     "Plugin",
+    "Ranked",
     "Setting",
     "Split",
     "StageCutter",
@@ -198,7 +207,9 @@ __all__ = [
     "registered",
     "require_ready",
     "room_of",
+    "searched_cuts",
     "settable",
+    "shared_cuts",
     "shifted_cuts",
     "spread",
     "step_s",

@@ -31,15 +31,23 @@ class Periodic:
     period_s: float
 
     def orders(self, stages: VirtualStages) -> OrdersOf:
-        """Return each device's jobs in order of their time."""
-        found: dict[int, list[tuple[float, JobOf]]] = {d: [] for d in stages.timed.devices}
+        """Return each device's jobs in order of time; of one time, as a micro-batch has them."""
+        found: dict[int, list[tuple[float, int, JobOf]]] = {d: [] for d in stages.timed.devices}
         for (kind, stage), offset_s in self.offset_s.items():
-            device = stages.timed.device_of[stage]
+            device, place = stages.timed.device_of[stage], _place(stages, kind, stage)
             found[device] += [
-                (offset_s + micro * self.period_s, (kind, stage, micro))
+                (offset_s + micro * self.period_s, place, (kind, stage, micro))
                 for micro in range(stages.micro_batches)
             ]
-        return {device: tuple(job for _, job in sorted(jobs)) for device, jobs in found.items()}
+        return {device: tuple(job for _, _, job in sorted(jobs)) for device, jobs in found.items()}
+
+
+def _place(stages: VirtualStages, kind: int, stage: int) -> int:
+    """Return the place of a job among those of a micro-batch: there, back, then the weights."""
+    if kind == Kind.FORWARD:
+        return stage
+    back = 2 * stages.count - stage
+    return back + stages.count if kind == Kind.BACKWARD_WEIGHT else back
 
 
 def as_soon_as_possible(stages: VirtualStages, stretch: float = 1.0) -> Periodic:
@@ -182,7 +190,7 @@ def _is_legal(stages: VirtualStages, periodic: Periodic) -> bool:
         if any(a > b for (a, _), (b, _) in pairwise(own)):
             return False
     return all(
-        at[kind, source] < at[kind, target]
+        at[kind, source] <= at[kind, target]
         for kind, source, target in stages.local
         if (kind, source) in at and (kind, target) in at
     )

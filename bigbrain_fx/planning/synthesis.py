@@ -21,7 +21,7 @@ from bigbrain_fx.planning.known_orders import (
     zb_h1,
     zb_v,
 )
-from bigbrain_fx.planning.list_orders import list_orders, tastes
+from bigbrain_fx.planning.listing import list_orders, tastes
 from bigbrain_fx.planning.order_bound import bound_s
 from bigbrain_fx.planning.order_clock import OrderClock
 from bigbrain_fx.planning.order_search import Coded, Score, climbed, scorer

@@ -86,10 +86,14 @@ class Setting:
         """Return the pipeline of a cut."""
         ends = (0, *cuts, len(UNITS))
         of = [[sums[b] - sums[a] for a, b in pairwise(ends)] for sums in SUMS]
-        timed = [[x / SPEED[d] for x, d in zip(column, line, strict=True)] for column in of[:3]]
+        forward, backward, later = (
+            [x / SPEED[d] for x, d in zip(column, line, strict=True)] for column in of[:3]
+        )
         return virtual_line(
             line,
-            *timed,
+            forward,
+            backward,
+            later,
             self.micro,
             wire_s=self.wire_ms,
             latency_s=LATENCY_MS,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         in_flight_at as in_flight_at,
     )
     from bigbrain_fx.planning.clock import (
+        Message as Message,
         TimedStages as TimedStages,
         alternating as alternating,
         forwards as forwards,
@@ -120,7 +121,7 @@ else:
         __name__,
         {
             "best_first": "BestFirst",
-            "clock": "TimedStages alternating forwards played_s",
+            "clock": "Message TimedStages alternating forwards played_s",
             "list_play": "Play",
             "polish": "Found polished room_of shifted_cuts",
             "stages": "StageCutter",
@@ -156,6 +157,7 @@ __all__ = [
     "JobOf",
     "Kind",
     "Line",
+    "Message",
     "Numbers",
     "OrderClock",
     "OrdersOf",

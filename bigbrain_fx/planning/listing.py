@@ -184,7 +184,7 @@ class _Book:
     def __init__(self, stages: VirtualStages, device: int, taste: Taste) -> None:
         self._stages, own = stages, stages.on[device]
         # more may stay after Backward than before: that is claimed from the first
-        self._claim = {s: self._most(s) for s in own}
+        self._claim = {s: stages.claim_bytes(s) for s in own}
         self._whole = sum(self._claim.values())
         self._jobs = sum(len(stages.kinds(s)) for s in own)
         self._room = stages.memory_bytes.get(device, _NEVER) * _SLACK
@@ -195,13 +195,6 @@ class _Book:
         places = {d: i for i, d in enumerate(stages.timed.devices)}
         ahead = len(places) - 1 - places[device]
         self._most_inside = _NEVER if taste.in_flight is None else taste.in_flight + ahead
-
-    def _most(self, stage: int) -> float:
-        if stage in self._stages.untrained:
-            return 0.0
-        waits = self._stages.backward_weight_s[stage] is not None
-        waiting = self._stages.waiting_bytes[stage] if waits else 0.0
-        return max(self._stages.saved_bytes[stage], waiting)
 
     def admits(self, job: JobOf) -> bool:
         """Whether all that is here could still end if this began; only a Forward asks for more."""

@@ -39,6 +39,8 @@ WORK = 3_000_000
 """Jobs to play for one order, about: two seconds."""
 _OFFSETS_FOR = 12
 """Micro-batches for which offsets are searched, where a step has more."""
+_EACH = 10_000
+"""Times that the orders of a pipeline are played at most: of a small one there are few."""
 _STRETCHES = (1.0, 1.01, 1.03, 1.08)
 _LISTING = 15
 """A list schedule takes as long as playing so many."""
@@ -85,6 +87,7 @@ def synthesise(stages: VirtualStages, *, in_row: bool, work: int = WORK) -> Synt
         NoPlanError: a device has no room for one micro-batch.
     """
     clock = OrderClock(stages)
+    work = min(work, _EACH * clock.count)
     score = scorer(clock, in_row)
     begun, name, start = _best_start(clock, score, work // 3)
     bound = bound_s(stages, in_row=in_row)
@@ -183,6 +186,13 @@ def _periodic(
 
 
 def _no_room(stages: VirtualStages) -> NoPlanError:
+    never = [m for m in (*stages.timed.values, *stages.timed.gradients) if m.way_s == float("inf")]
+    if never:
+        ends = [stages.timed.device_of[end] for end in (never[0].source, never[0].target)]
+        return NoPlanError(
+            f"no order ends: a message from device {ends[0]} to device {ends[1]} never arrives",
+            help="give their link a bandwidth, or place nothing across it",
+        )
     short = [
         f"device {device}: one micro-batch saves {need:.0f} bytes, room is {room:.0f}"
         for device, own in stages.on.items()

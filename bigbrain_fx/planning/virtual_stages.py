@@ -120,6 +120,13 @@ class VirtualStages:
             most = max(most, now)
         return most
 
+    def claim_bytes(self, stage: int) -> float:
+        """Return the most that a micro-batch of a stage takes, before its Backward or after."""
+        if stage in self.untrained:
+            return 0.0
+        waits = self.backward_weight_s[stage] is not None
+        return max(self.saved_bytes[stage], self.waiting_bytes[stage] if waits else 0.0)
+
     def change_bytes(self, kind: int, stage: int) -> float:
         """Return by how much a job changes what its device holds."""
         if kind == Kind.FORWARD:

@@ -59,20 +59,30 @@ def scheduled(
     step: Step, schedule: str, in_flight: tuple[int, ...] | None
 ) -> tuple[tuple[Program, ...], Forecast]:
     """Return the programs and their forecast; whether they fit is for the caller to say."""
-    if schedule not in SEARCHED:
-        programs = step.programs(schedule, in_flight)
-        return programs, step.forecast(programs)
-    least = _claimed(step)
-    room = room_bytes(step)
+    if schedule in SEARCHED:
+        return _searched(step, schedule, in_flight)[:2]
+    programs = step.programs(schedule, in_flight)
+    return programs, step.forecast(programs)
+
+
+def room_of(step: Step, schedule: str) -> Mapping[str, float]:
+    """Return the room under which a searched order was found."""
+    return _searched(step, schedule, None)[2]
+
+
+def _searched(
+    step: Step, schedule: str, in_flight: tuple[int, ...] | None
+) -> tuple[tuple[Program, ...], Forecast, Mapping[str, float]]:
+    least, less = _claimed(step), room_bytes(step)
     for _ in range(TRIES):
+        room = less
         programs = step.programs(schedule, in_flight, room)
         forecast = step.forecast(programs)
         short = [e.device for e in forecast.devices if e.peak_bytes > _most(step, e.device)]
         less = {d: max(least[d], room[d] * LESS) if d in short else room[d] for d in room}
         if less == room:
             break
-        room = less
-    return programs, forecast
+    return programs, forecast, room
 
 
 def room_bytes(step: Step) -> Mapping[str, float]:

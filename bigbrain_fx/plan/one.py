@@ -173,9 +173,9 @@ def placed(
         NoPlanError: it does not fit in memory.
     """
     require_pieces(options.schedule, options.pieces)
-    if options.schedule in FOLDS and keep_schedule and not placement.breaks:
-        asked = options.schedule, options.pieces
-        placement = folded(graph, placement, costs, micro_batches, *asked)
+    folds = options.schedule in FOLDS and keep_schedule and not placement.breaks
+    if options.schedule is not None and folds:
+        placement = folded(graph, placement, costs, micro_batches, options.schedule, options.pieces)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     stages = cut_replicas(graph, placement, rows, clip=source.clip_norm is not None)

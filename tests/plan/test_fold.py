@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from bigbrain_fx.plan import (
     Options,
     Plan,
     Source,
+    explain,
     from_json,
     make_plan,
     plan_placed,
@@ -28,12 +30,9 @@ GRAPH = chain_graph(1, 12)  # a batch of 4 rows
 LONG = replace(GRAPH, batch=64)
 
 
-def plan_of(schedule: str, devices: int = 2, micro_batches: int | None = 4, **more: object) -> Plan:
+def plan_of(schedule: str, devices: int = 2, micro_batches: int = 4, **more: Any) -> Plan:
     options = Options("naive", schedule=schedule, micro_batches=micro_batches)
-    chosen = replace(options, **more)  # type: ignore[arg-type]  # by name
-    cluster = more.pop("cluster", None) or samples.cluster(devices)
-    assert isinstance(cluster, Cluster)
-    return make_plan(GRAPH, cluster, Source("model.py"), chosen)
+    return make_plan(GRAPH, samples.cluster(devices), Source("model.py"), replace(options, **more))
 
 
 def homes(plan: Plan) -> str:
@@ -56,9 +55,7 @@ def first_with(cluster: Cluster, memory_bytes: int) -> Cluster:
         ("dualpipe-v", 2, {}, "d0 d1 d1 d0"),
     ],
 )
-def test_a_line_is_folded(
-    schedule: str, devices: int, more: dict[str, object], expected: str
-) -> None:
+def test_a_line_is_folded(schedule: str, devices: int, more: dict[str, Any], expected: str) -> None:
     plan = plan_of(schedule, devices, 2 if schedule == "interleaved" else 4, **more)
     assert homes(plan) == expected
     assert plan.schedule == schedule
@@ -104,11 +101,10 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
     ],
 )
 def test_what_cannot_be_folded_is_refused_with_what_to_do(
-    more: dict[str, object], what: str, remedy: str
+    more: dict[str, Any], what: str, remedy: str
 ) -> None:
-    devices = int(str(more.pop("devices", 2)))
     with pytest.raises(InputError, match=what) as caught:
-        plan_of("interleaved", devices, **more)
+        plan_of("interleaved", **more)
     assert remedy in str(caught.value.help)
 
 
@@ -172,3 +168,29 @@ def test_a_searched_order_keeps_to_the_memory_down_to_one_micro_batch() -> None:
 def test_a_folded_plan_keeps_its_schedule_on_devices_of_other_names() -> None:
     plan = plan_of("interleaved")
     assert with_placement(plan, plan.placement).schedule == "interleaved"
+
+
+# --------------------------------------------------------------------------- explained
+
+
+def test_explain_says_what_was_found_how_near_the_bound_and_what_loops_cost() -> None:
+    text = explain(plan_of("auto", 3)).order
+    assert "order: auto, searched from" in text
+    assert "in a row, since nothing is clipped: no order of these stages takes less than" in text
+    assert "periodic" in text
+    clipped = make_plan(
+        GRAPH,
+        samples.cluster(2),
+        Source("model.py", clip_norm=1.0),
+        Options("naive", schedule="interleaved", micro_batches=4),
+    )
+    assert "alone, since gradients are clipped" in explain(clipped).order
+    assert explain(plan_of("1f1b")).order == ""
+
+
+def test_the_orders_clock_is_the_simulators() -> None:
+    """What explain calls a step alone is the forecast, but for norms and tied gradients."""
+    for schedule in ("interleaved", "zb-v", "auto"):
+        plan = plan_of(schedule)
+        said = float(explain(plan).order.split("a step alone takes ")[1].split(" s")[0])
+        assert said == pytest.approx(plan.forecast.step_s, rel=1e-3)

@@ -134,6 +134,16 @@ def require_pieces(schedule: str | None, pieces: int | None) -> None:
         )
 
 
+def require_free(schedule: str, is_given: bool) -> None:
+    """Raise InputError where a user has said where modules go: the line is cut anew."""
+    if is_given:
+        raise InputError(
+            f"schedule '{schedule}' cuts the line anew, and would move what was placed by hand",
+            help="use --schedule auto or list, which keep every placement, or leave --pin and "
+            "--place out",
+        )
+
+
 def _line_of(graph: Graph, placement: Placement, rows: int, schedule: str) -> tuple[str, ...]:
     """Return the devices of a line, in order."""
     if placement.replicas:

@@ -14,7 +14,7 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
-from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_pieces
+from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import recomputing
@@ -175,6 +175,7 @@ def placed(
     require_pieces(options.schedule, options.pieces)
     folds = options.schedule in FOLDS and keep_schedule and not placement.breaks
     if options.schedule is not None and folds:
+        require_free(options.schedule, bool(options.pins or options.place))
         placement = folded(graph, placement, costs, micro_batches, options.schedule, options.pieces)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)

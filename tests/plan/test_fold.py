@@ -108,6 +108,17 @@ def test_what_cannot_be_folded_is_refused_with_what_to_do(
     assert remedy in str(caught.value.help)
 
 
+def test_what_was_placed_by_hand_is_not_moved() -> None:
+    """A pin holds under 1f1b and auto; a fold would cut the line anew."""
+    line = plan_of("1f1b").placement
+    options = Options(
+        "naive", schedule="interleaved", micro_batches=4, pins=(("some.module", "d0"),)
+    )
+    with pytest.raises(InputError, match="would move what was placed by hand") as caught:
+        plan_placed(GRAPH, samples.cluster(2), Source("model.py"), options, line)
+    assert "--schedule auto" in str(caught.value.help)
+
+
 @pytest.mark.parametrize(("schedule", "pieces"), [("1f1b", 2), ("zb-v", 3), ("auto", 2)])
 def test_pieces_are_for_interleaved(schedule: str, pieces: int) -> None:
     with pytest.raises(InputError, match=f"schedule '{schedule}' cannot have {pieces} pieces"):

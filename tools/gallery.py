@@ -5,7 +5,8 @@
 Four equal stages on four devices, eight micro-batches; a forward takes one unit, a backward two,
 and of a split one gradients of inputs and of weights one each. Messages are free. Each letter is
 one unit: F forward, B backward, W backward of weights, with the number of the micro-batch; the
-second unit of a whole backward is "==".
+second unit of a whole backward is "==". With two pieces a device a letter is half a unit, and that
+of a device's second piece is small.
 """
 
 from __future__ import annotations
@@ -18,48 +19,55 @@ from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stage
 from bigbrain_fx.emit.files.device import step_once_lines
 from bigbrain_fx.plan.schedule import SPLIT, StageCosts, build
 from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.planning import loop_line, v_line
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
-SHOWN = ("gpipe", "1f1b", "zb-h1")
+SHOWN = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v")
+LINES = {"interleaved": loop_line(STAGES, 2), "zb-v": v_line(STAGES), "dualpipe-v": v_line(STAGES)}
 _BLOCK = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def pipeline(split: bool) -> tuple[Stages, StageCosts]:
-    """Return equal stages on a device each, and what they cost in units."""
-    forth = [Edge(f"x{i}", i, i + 1, "activation") for i in range(STAGES - 1)]
-    back = [Edge(f"x{i}", i + 1, i, "gradient") for i in range(STAGES - 1)]
+def pipeline(schedule: str) -> tuple[Stages, StageCosts]:
+    """Return equal stages, and what they cost in units of a device's forward."""
+    line = LINES.get(schedule, tuple(range(STAGES)))
+    count, split = len(line), schedule in SPLIT
+    forth = [Edge(f"x{i}", i, i + 1, "activation") for i in range(count - 1)]
+    back = [Edge(f"x{i}", i + 1, i, "gradient") for i in range(count - 1)]
     devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(STAGES))
     deferred = ("weight",) if split else ()
-    made = tuple(Stage(i, f"d{i}", (), deferred=deferred) for i in range(STAGES))
-    units = (1.0,) * STAGES
-    costs = StageCosts(units, (2.0,) * STAGES, (1,) * STAGES, Cluster(devices, Link(0.0, 1e30)))
-    costs = replace(costs, backward_s=units, weight_s=units) if split else costs
+    made = tuple(Stage(i, f"d{d}", (), deferred=deferred) for i, d in enumerate(line))
+    each = (STAGES / count,) * count
+    whole = tuple(2 * unit for unit in each)
+    costs = StageCosts(each, whole, (1,) * count, Cluster(devices, Link(0.0, 1e30)))
+    costs = replace(costs, backward_s=each, weight_s=each) if split else costs
     return Stages(made, (*forth, *back)), costs
 
 
 def picture(schedule: str) -> str:
     """Return a schedule's picture, its step and the emitted order of the second device."""
-    stages, costs = pipeline(schedule in SPLIT)
-    trained = frozenset(range(STAGES))
+    stages, costs = pipeline(schedule)
+    trained = frozenset(range(len(stages.stages)))
     programs = build(schedule, stages, MICRO_BATCHES, costs, trained)
     forecast = simulate(programs, stages, costs)
-    rows = "\n".join(row(forecast, program.device) for program in programs)
+    rows = "\n".join(row(forecast, program.device, costs.forward_s[0]) for program in programs)
     text = "\n".join(line[4:] for line in step_once_lines(programs[1], training=True))
-    took = f"{forecast.step_s:.0f} units; {3 * MICRO_BATCHES} are work"
+    took = f"{forecast.step_s:g} units; {3 * MICRO_BATCHES} are work"
     return f"```\n{rows}\n```\n\n{took}. Device 1 of 4 is written as\n\n```python\n{text}\n```\n"
 
 
-def row(forecast: Forecast, device: str) -> str:
+def row(forecast: Forecast, device: str, unit_s: float) -> str:
     """Return one device's line, two letters a unit."""
-    cells = [" ."] * round(forecast.step_s)
+    cells = [" ."] * round(forecast.step_s / unit_s)
     for bar in forecast.timeline:
-        kind = LETTERS.get(bar.what.split()[0])
-        if bar.device != device or kind is None:
+        kind, stage = bar.what.split()[:2]
+        letter = LETTERS.get(kind)
+        if bar.device != device or letter is None:
             continue
-        start, end = round(bar.start_s), round(bar.end_s)
-        cells[start:end] = [f"{kind}{bar.what.rpartition('#')[2]}", *["=="] * (end - start - 1)]
+        letter = letter.lower() if int(stage) >= STAGES else letter
+        start, end = round(bar.start_s / unit_s), round(bar.end_s / unit_s)
+        cells[start:end] = [f"{letter}{bar.what.rpartition('#')[2]}", *["=="] * (end - start - 1)]
     return f"{device} {' '.join(cells)}"
 
 

@@ -135,7 +135,7 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    for text in filter(None, (found.replicas, found.recompute, found.split)):
+    for text in filter(None, (found.replicas, found.recompute, found.split, found.order)):
         _say(text)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")

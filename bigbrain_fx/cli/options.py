@@ -122,6 +122,11 @@ _OF_PLANNING = (
         help="One of {names} [default: for chains 1f1b, or forward to infer; else list].",
     ),
     _option(
+        "--pieces",
+        type=click.IntRange(min=2),
+        help="Virtual stages of each device, for --schedule interleaved [default: 2].",
+    ),
+    _option(
         "--recompute",
         metavar="all|none|0,2",
         help="Stages that keep no activations: each backward runs them forward again "
@@ -371,4 +376,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         replica_shares=read_shares(choices["replica_shares"]),
         zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
         sum_order=choices["sum_order"],
+        pieces=choices["pieces"],
     )

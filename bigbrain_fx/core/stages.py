@@ -101,7 +101,8 @@ class Replica:
 class Placement:
     """Which device runs which op: anything, contiguous pipelines and scattered ops alike.
 
-    With several `replicas`, `device_of` is the first one's.
+    With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
+    begins another stage, as of a `Replica`: virtual stages that follow each other on a device.
     """
 
     device_of: Mapping[str, str]
@@ -109,6 +110,7 @@ class Placement:
     replicas: tuple[Replica, ...] = ()
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
+    breaks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def cut(
     found = units(concrete)
     groups = [group for group in (_only(group, live) for group in found.groups) if group]
     device_of = [_device_of(concrete, group, placement) for group in groups]
-    order = _shorter(_Groups.of(graph, groups, _parts_of(groups, device_of, graph, breaks)))
+    order = _shorter(_Groups.of(graph, groups, _parts_of(groups, device_of, breaks)))
     stages = [
         _stage(graph, found.replicated, number, device_of[ids[0]], [groups[i] for i in ids])
         for number, ids in enumerate(order)
@@ -135,21 +135,19 @@ class _Groups:
 
 
 def _parts_of(
-    groups: Sequence[tuple[str, ...]],
-    device_of: Sequence[str],
-    graph: Graph,
-    breaks: Sequence[str],
+    groups: Sequence[tuple[str, ...]], device_of: Sequence[str], breaks: Sequence[str]
 ) -> list[str]:
-    """Return each group's device; a device that breaks counts as one for each of its parts."""
+    """Return each group's device; a device that breaks counts as one for each of its parts.
+
+    A part begins with the group of the op that breaks, in the order in which groups can run.
+    """
     if not breaks:
         return list(device_of)
-    place = {op.name: i for i, op in enumerate(graph.ops)}
-    home = {name: device_of[i] for i, group in enumerate(groups) for name in group}
-    starts = {name: min(map(place.__getitem__, group)) for group in groups for name in group}
+    number = {name: i for i, group in enumerate(groups) for name in group}
+    starts = [number[name] for name in breaks if name in number]
     found = []
-    for group, device in zip(groups, device_of, strict=True):
-        own = [name for name in breaks if home[name] == device]
-        part = sum(starts[name] <= starts[group[0]] for name in own)
+    for place, device in enumerate(device_of):
+        part = sum(start <= place and device_of[start] == device for start in starts)
         found.append(f"{device} part {part}" if part else device)
     return found
 

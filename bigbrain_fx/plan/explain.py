@@ -15,6 +15,7 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replica_text import replicas_text
@@ -70,9 +71,9 @@ class Explanation:
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others; `recompute` says which stages run their forward again before
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
-    model share. `measured` is the share of the ops'
-    time that was measured, None if the estimator does not measure. `recovery` is what a failure
-    would cost, None where there is one device or no training.
+    model share, `order` why devices compute in this one. `measured` is the share of the ops' time
+    that was measured, None if the estimator does not measure. `recovery` is what a failure would
+    cost, None where there is one device or no training.
     """
 
     step_s: float
@@ -85,6 +86,7 @@ class Explanation:
     recompute: str = ""
     replicas: str = ""
     split: str = ""
+    order: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -100,7 +102,7 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
-        lines += [text for text in (self.replicas, self.recompute, self.split) if text]
+        lines += [text for text in (self.replicas, self.recompute, self.split, self.order) if text]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -138,6 +140,7 @@ def explain(plan: Plan) -> Explanation:
         recompute_text(plan.stages),
         replicas_text(plan.stages),
         defer_text(plan.stages),
+        order_text(plan, costs),
     )
 
 

@@ -11,6 +11,7 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.by_hand import filled, homes_of, read_placement, with_homes
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.judge import Judge
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
@@ -52,7 +53,9 @@ def make_plan(
         return Judge(graph, cluster, source, options).plan(known)
     tried = counts(graph, cluster, options)
     tries = [partial(planned, graph, cluster, source, options, count) for count in tried]
-    return fastest(tries, but=(NoPlanError,))
+    # where the number is open, those that do not suit a schedule of virtual stages are left out
+    open_count = options.schedule in FOLDS and options.micro_batches is None
+    return fastest(tries, but=(NoPlanError, InputError) if open_count else (NoPlanError,))
 
 
 def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:

@@ -136,6 +136,12 @@ def require_fits(forecast: Forecast, cluster: Cluster) -> None:
         )
 
 
+def tensor_bytes(device: Device) -> float:
+    """Return the most that tensors of a device's process may take, data among them."""
+    process = PROCESS[device.kind]
+    return (device.memory_bytes - process.context_bytes) / process.share
+
+
 def least_memory(forecast: Forecast, cluster: Cluster, graph: Graph, micro_batches: int) -> int:
     """Return a memory that is enough for every device of a plan, a planner's reserve included.
 

@@ -49,7 +49,8 @@ class Options:
     to their speed; 0 tries every number, None takes the cluster file's. `zero_stage` says what they
     divide besides, and `sum_order` how gradients are added; see `core.Placement`.
     `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
-    file that says where all modules go; see `plan.by_hand`.
+    file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
+    device, for the schedule "interleaved"; None is two.
     """
 
     partitioner: Given = "chain-dp"
@@ -73,6 +74,7 @@ class Options:
     sum_order: SumOrder = "replica"
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
+    pieces: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placeme
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
-from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits, with_data
+from bigbrain_fx.plan.fitting import Step, scheduled
+from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
+from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas
-from bigbrain_fx.plan.schedule import SPLIT, build, require_sound, stage_costs
-from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
 
@@ -171,6 +172,11 @@ def placed(
     Raises:
         NoPlanError: it does not fit in memory.
     """
+    require_pieces(options.schedule, options.pieces)
+    folds = options.schedule in FOLDS and keep_schedule and not placement.breaks
+    if options.schedule is not None and folds:
+        require_free(options.schedule, bool(options.pins or options.place))
+        placement = folded(graph, placement, costs, micro_batches, options.schedule, options.pieces)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     stages = cut_replicas(graph, placement, rows, clip=source.clip_norm is not None)
@@ -178,18 +184,17 @@ def placed(
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
-    if not (keep_schedule or stages.is_chain):
+    if not (keep_schedule or stages.is_chain or is_folded(stages, schedule)):
         schedule = "list"
-    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
+    splits = schedule in SPLIT and not stages.micros
+    defer = "all" if options.defer is None and splits else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
     in_flight = options.in_flight
     if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
         in_flight = None
     per_stage = stage_costs(concrete, stages, costs)
-    programs = build(schedule, stages, micro_batches, per_stage, with_backward, in_flight)
-    require_sound(programs, stages)
-    forecast = simulate(programs, stages, per_stage, timeline=False)
-    forecast = with_data(forecast, concrete, stages, micro_batches, cluster)
+    step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
+    programs, forecast = scheduled(step, schedule, in_flight)
     require_fits(forecast, cluster)
     return Plan(
         graph,

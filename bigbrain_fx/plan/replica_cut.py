@@ -42,7 +42,7 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
         InputError: replicas hold a parameter in unlike stages, or write buffers in training.
     """
     if not placement.replicas:
-        return cut(graph, placement, rows, clip=clip)
+        return cut(graph, placement, rows, clip=clip, breaks=placement.breaks)
     _require_no_written_buffers(graph)
     parts = _cut_each(graph, placement, rows)
     firsts = [0, *accumulate(len(part.stages) for part in parts)]

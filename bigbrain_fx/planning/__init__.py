@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         in_flight_at as in_flight_at,
     )
     from bigbrain_fx.planning.clock import (
+        Message as Message,
         TimedStages as TimedStages,
         alternating as alternating,
         forwards as forwards,
@@ -49,7 +50,31 @@ if TYPE_CHECKING:
         hop_of as hop_of,
         least_busy_s as least_busy_s,
     )
+    from bigbrain_fx.planning.fold_cuts import (
+        Cuts as Cuts,
+        searched_cuts as searched_cuts,
+        shared_cuts as shared_cuts,
+    )
+    from bigbrain_fx.planning.known_orders import (
+        Ranked as Ranked,
+        dualpipe_v as dualpipe_v,
+        interleaved as interleaved,
+        one_f_one_b as one_f_one_b,
+        zb_h1 as zb_h1,
+        zb_v as zb_v,
+    )
     from bigbrain_fx.planning.list_play import Play as Play
+    from bigbrain_fx.planning.listing import (
+        Taste as Taste,
+        list_orders as list_orders,
+        tastes as tastes,
+    )
+    from bigbrain_fx.planning.order_bound import (
+        bound_s as bound_s,
+    )
+    from bigbrain_fx.planning.order_clock import (
+        OrderClock as OrderClock,
+    )
     from bigbrain_fx.planning.pace import (
         chain_of as chain_of,
         falling as falling,
@@ -63,6 +88,10 @@ if TYPE_CHECKING:
         shifted_cuts as shifted_cuts,
     )
     from bigbrain_fx.planning.stages import StageCutter as StageCutter
+    from bigbrain_fx.planning.synthesis import (
+        Synthesis as Synthesis,
+        synthesise as synthesise,
+    )
     from bigbrain_fx.planning.unit_io import (
         AHEAD as AHEAD,
         Value as Value,
@@ -78,12 +107,21 @@ if TYPE_CHECKING:
         Work as Work,
         work as work,
     )
+    from bigbrain_fx.planning.virtual_stages import (
+        JobOf as JobOf,
+        Kind as Kind,
+        OrdersOf as OrdersOf,
+        VirtualStages as VirtualStages,
+        loop_line as loop_line,
+        v_line as v_line,
+        virtual_line as virtual_line,
+    )
 else:
     __getattr__ = door(
         __name__,
         {
             "best_first": "BestFirst",
-            "clock": "TimedStages alternating forwards played_s",
+            "clock": "Message TimedStages alternating forwards played_s",
             "list_play": "Play",
             "polish": "Found polished room_of shifted_cuts",
             "stages": "StageCutter",
@@ -91,6 +129,13 @@ else:
             "cutter": "Cutter Hop hop_of least_busy_s",
             "chain": "Crossing InFlight Line Setting Split in_flight_at",
             "unit_work": "Array Numbers Work work",
+            "known_orders": "Ranked dualpipe_v interleaved one_f_one_b zb_h1 zb_v",
+            "synthesis": "Synthesis synthesise",
+            "virtual_stages": "JobOf Kind OrdersOf VirtualStages loop_line v_line virtual_line",
+            "order_clock": "OrderClock",
+            "order_bound": "bound_s",
+            "listing": "Taste list_orders tastes",
+            "fold_cuts": "Cuts searched_cuts shared_cuts",
             "unit_io": "AHEAD Value Weight edges_of once_s values_of weights_of",
         },
     )
@@ -103,28 +148,40 @@ __all__ = [
     "Choice",
     "Crossing",
     "Crowds",
+    "Cuts",
     "Cutter",
     "Found",
     "Given",
     "Hop",
     "InFlight",
+    "JobOf",
+    "Kind",
     "Line",
+    "Message",
     "Numbers",
+    "OrderClock",
+    "OrdersOf",
     "Play",
     "Plugin",
+    "Ranked",
     "Setting",
     "Split",
     "StageCutter",
+    "Synthesis",
+    "Taste",
     "TimedStages",
     "Value",
+    "VirtualStages",
     "Weight",
     "Work",
     "alternating",
     "asked",
+    "bound_s",
     "canonical",
     "chain_of",
     "crowded",
     "device_orders",
+    "dualpipe_v",
     "edges_of",
     "estimator",
     "falling",
@@ -132,13 +189,17 @@ __all__ = [
     "hop_of",
     "in_flight_at",
     "in_flights",
+    "interleaved",
     "is_own",
     "is_size",
     "label",
     "least_busy_s",
+    "list_orders",
     "live_ops",
+    "loop_line",
     "names",
     "once_s",
+    "one_f_one_b",
     "options_of",
     "partitioner",
     "played_s",
@@ -148,13 +209,21 @@ __all__ = [
     "registered",
     "require_ready",
     "room_of",
+    "searched_cuts",
     "settable",
+    "shared_cuts",
     "shifted_cuts",
     "spread",
     "step_s",
+    "synthesise",
+    "tastes",
     "unit_orders",
     "units",
+    "v_line",
     "values_of",
+    "virtual_line",
     "weights_of",
     "work",
+    "zb_h1",
+    "zb_v",
 ]

@@ -98,7 +98,16 @@ class StageCutter:
 
     def stages(self, homes: Sequence[int]) -> TimedStages:
         """Cut a placement: `homes` are numbers of devices, one per unit."""
-        stages = stage_lists(self._before, self._after, homes)
+        return self._timed(stage_lists(self._before, self._after, homes), homes)
+
+    def pieces(self, cuts: Sequence[int], line: Sequence[int]) -> TimedStages:
+        """Cut units in order into pieces; `line` is the device of each, which may come again."""
+        ends = (0, *cuts, self.known.count)
+        stages = [list(range(a, b)) for a, b in pairwise(ends)]
+        homes = [device for device, own in zip(line, stages, strict=True) for _ in own]
+        return self._timed(stages, homes)
+
+    def _timed(self, stages: Sequence[list[int]], homes: Sequence[int]) -> TimedStages:
         stage_of = [0] * len(homes)
         for number, units in enumerate(stages):
             for unit in units:

@@ -224,9 +224,8 @@ def test_help_lists_the_plug_ins() -> None:
     presets = ("analytical", "auto", "chain-dp", "cp-sat", "differentiable", "ideal-dp", "latency")
     others = ("learned", "m-etf", "m-sct", "m-topo", "mcmc", "measured", "naive", "scattered")
     assert f"One of {', '.join((*presets, *others))}." in text
-    assert (
-        "One of 1f1b, forward, gpipe, list, zb-h1 [default: for chains 1f1b, or forward to" in text
-    )
+    schedules = "1f1b, auto, dualpipe-v, forward, gpipe, interleaved, list, zb-h1, zb-v"
+    assert f"One of {schedules} [default: for chains 1f1b, or forward to" in text
 
 
 def test_every_command_is_listed_with_a_whole_sentence() -> None:

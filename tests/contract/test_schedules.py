@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,14 +36,17 @@ from bigbrain_fx.plan.schedule import (
     SCHEDULES,
     Deadlock,
     StageCosts,
+    Synthesised,
     build,
     check,
     in_flight_to_fill,
 )
 from bigbrain_fx.plan.schedule.greedy import play
+from bigbrain_fx.plan.schedule.messages import with_messages
 from bigbrain_fx.plan.simulate import simulate
 
-TRAINING = [name for name in SCHEDULES if name != "forward"]
+LINES = {"interleaved": (0, 1, 2) * 2, "zb-v": (0, 1, 2, 2, 1, 0), "dualpipe-v": (0, 1, 2, 2, 1, 0)}
+TRAINING = [name for name in SCHEDULES if name not in ("forward", "auto", *LINES)]
 
 
 def random_stages(seed: int, count: int, devices: int) -> Stages:
@@ -148,6 +152,43 @@ def test_chains(name: str, case: tuple[Stages, StageCosts, int]) -> None:
     assert_keeps_the_contract(programs, stages, costs, micro_batches)
 
 
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("micro_batches", [6, 9])
+@pytest.mark.parametrize("defers", [False, True])
+def test_several_pieces_a_device(name: str, micro_batches: int, defers: bool) -> None:
+    for seed in range(4):
+        stages = on_line(random_stages(seed, 6, 3), LINES[name], defers=defers)
+        costs = random_costs(seed, stages)
+        programs = build(name, stages, micro_batches, costs, all_of(stages))
+        assert_keeps_the_contract(programs, stages, costs, micro_batches)
+
+
+def on_line(stages: Stages, line: Sequence[int], *, defers: bool) -> Stages:
+    """Put stages on devices of a line; where it defers, the parameter "w" waits in each."""
+    waits = ("w",) if defers else ()
+    each = zip(stages.stages, line, strict=True)
+    moved = tuple(replace(stage, device=f"d{d}", deferred=waits) for stage, d in each)
+    return Stages(
+        moved, tuple(edge for edge in stages.edges if edge.kind in ("activation", "gradient"))
+    )
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_stages_that_lie_otherwise_are_refused(name: str) -> None:
+    stages = on_line(random_stages(1, 6, 3), (0, 1, 2, 1, 0, 2), defers=False)
+    with pytest.raises(InputError, match=f"schedule '{name}' needs stages on d0 d1 d2"):
+        build(name, stages, 6, random_costs(1, stages), all_of(stages))
+
+
+@settings(max_examples=20, deadline=None)
+@given(case=cases(chain=False))
+def test_a_searched_order_runs_any_stage_graph(case: tuple[Stages, StageCosts, int]) -> None:
+    stages, costs, micro_batches = case
+    order = Synthesised(work=3_000).order(stages, micro_batches, costs, all_of(stages))
+    programs = with_messages(stages, order, all_of(stages))
+    assert_keeps_the_contract(programs, stages, costs, micro_batches)
+
+
 @settings(max_examples=150, deadline=None)
 @given(case=cases(chain=False), in_flight=st.none() | st.integers(1, 7))
 def test_list_runs_any_stage_graph(
@@ -223,7 +264,7 @@ def test_what_the_checker_accepts_can_run(
         assert simulate(programs, stages, costs).step_s >= 0.0
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [*TRAINING, "forward", "auto"])
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_inference_has_only_forwards(name: str, devices: int) -> None:
     stages = random_stages(seed=devices, count=devices, devices=devices)
@@ -309,10 +350,13 @@ def fingerprint() -> str:
     chain, scattered = random_stages(7, 4, 4), random_stages(8, 12, 3)
     digest = hashlib.sha256()
     for name in SCHEDULES:
-        for stages in (chain, scattered) if name == "list" else (chain,):
+        shapes = (chain, scattered) if name == "list" else (chain,)
+        if name in LINES:
+            shapes = (on_line(random_stages(7, 6, 3), LINES[name], defers=True),)
+        for stages in shapes:
             costs = random_costs(9, stages)
-            trained = all_of(stages) if name in TRAINING else frozenset[int]()
-            programs = build(name, stages, 5, costs, trained)
+            trained = all_of(stages) if name != "forward" else frozenset[int]()
+            programs = build(name, stages, 6, costs, trained)
             digest.update(repr((programs, simulate(programs, stages, costs))).encode())
     return digest.hexdigest()
 

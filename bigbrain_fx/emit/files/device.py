@@ -456,6 +456,8 @@ def _loop(loop: MicroLoop, of_replica: bool) -> list[str]:
         return [f"        {call(step.action, str(step.micro))}" for step in loop.body]
     least = min(step.micro for step in loop.body)
     bounds = f"{least}, {least + loop.count}" if least else f"{loop.count}"
+    if loop.stride > 1:  # the end is where the next turn would begin
+        bounds = f"{least}, {least + loop.count * loop.stride}, {loop.stride}"
     lines = [f"        for {name} in range({bounds}):"]
     for step in loop.body:
         shift = step.micro - least

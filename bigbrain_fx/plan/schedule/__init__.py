@@ -33,25 +33,32 @@ from bigbrain_fx.plan.schedule.faults import (
 from bigbrain_fx.plan.schedule.forward import ForwardOnly
 from bigbrain_fx.plan.schedule.gpipe import GPipe
 from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
+from bigbrain_fx.plan.schedule.interleaved import Interleaved
 from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler
 from bigbrain_fx.plan.schedule.memory import Held, fixed_bytes, held
 from bigbrain_fx.plan.schedule.messages import Orders, messages, with_messages
 from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
 from bigbrain_fx.plan.schedule.parts import nodes, parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
+from bigbrain_fx.plan.schedule.synthesised import Synthesised, goes_in_row
 from bigbrain_fx.plan.schedule.table import table
+from bigbrain_fx.plan.schedule.v_placement import DualPipeV, ZeroBubbleV
+from bigbrain_fx.plan.schedule.virtual import line_of, virtual_stages
 from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
 
 __all__ = [
     "SCHEDULES",
+    "SEARCHED",
     "SPLIT",
     "BackwardBeforeForward",
     "Deadlock",
+    "DualPipeV",
     "DuplicateMessage",
     "Finding",
     "ForwardOnly",
     "GPipe",
     "Held",
+    "Interleaved",
     "ListScheduler",
     "MicroOrder",
     "Misplaced",
@@ -63,16 +70,20 @@ __all__ = [
     "Schedule",
     "StageCosts",
     "StageTimes",
+    "Synthesised",
     "UnmatchedRecv",
     "UnmatchedSend",
     "WeightBeforeBackward",
     "ZeroBubbleH1",
+    "ZeroBubbleV",
     "build",
     "check",
     "fixed_bytes",
+    "goes_in_row",
     "held",
     "in_flight_to_fill",
     "library_bytes",
+    "line_of",
     "messages",
     "nodes",
     "parts",
@@ -80,6 +91,7 @@ __all__ = [
     "rounded",
     "stage_costs",
     "table",
+    "virtual_stages",
 ]
 
 
@@ -111,12 +123,20 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     OneForwardOneBackward.name: OneForwardOneBackward,
     ListScheduler.name: ListScheduler,
     ZeroBubbleH1.name: ZeroBubbleH1,
+    Interleaved.name: Interleaved,
+    ZeroBubbleV.name: ZeroBubbleV,
+    DualPipeV.name: DualPipeV,
+    Synthesised.name: Synthesised,
     ForwardOnly.name: ForwardOnly,
 }
 """Every schedule by its name; each takes `in_flight`. All but "forward" train."""
 
-SPLIT = frozenset({ZeroBubbleH1.name})
+SPLIT = frozenset({ZeroBubbleH1.name, ZeroBubbleV.name, DualPipeV.name, Synthesised.name})
 """Schedules that are made for split backwards: with them all stages defer unless one says which."""
+
+
+SEARCHED = frozenset({Synthesised.name})
+"""Schedules whose order is searched under the room that devices have."""
 
 
 def build(
@@ -126,6 +146,7 @@ def build(
     costs: StageCosts,
     trained: frozenset[int],
     in_flight: InFlight = None,
+    room_bytes: Mapping[str, float] | None = None,
 ) -> tuple[Program, ...]:
     """Schedule one step.
 
@@ -137,6 +158,7 @@ def build(
         trained: indices of the stages that have a Backward; empty for inference: then there are
             only forwards, no gradient, tied or norm messages and no OptimizerStep.
         in_flight: the most micro-batches on each device at once, in the order of `stages.devices`.
+        room_bytes: by device, for what is saved and what waits; for those in `SEARCHED`.
 
     Returns:
         One program per device, in the order of `stages.devices`.
@@ -153,14 +175,16 @@ def build(
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
     _require_in_flight(stages, in_flight)
     _require_gradients_between(stages, trained)
+    told: dict[str, object] = {"room_bytes": room_bytes} if name in SEARCHED else {}
     if not stages.micros:
-        orders = SCHEDULES[name](in_flight=in_flight).order(stages, micro_batches, costs, trained)
+        schedule = SCHEDULES[name](in_flight=in_flight, **told)
+        orders = schedule.order(stages, micro_batches, costs, trained)
         return with_messages(stages, with_weights(stages, orders), trained)
 
     def order(
         part: Stages, count: int, own: StageCosts, has: frozenset[int], most: InFlight
     ) -> Orders:
-        return SCHEDULES[name](in_flight=most).order(part, count, own, has)
+        return SCHEDULES[name](in_flight=most, **told).order(part, count, own, has)
 
     orders = order_replicas(order, stages, costs, trained, in_flight)
     return with_messages(stages, with_weights(stages, orders), trained)

@@ -389,8 +389,10 @@ class _Run:
         many = f"the {orders} orders" if orders > 1 else "the order"
         counts = [str(at.micro_batches) for at in self.at]
         micro = ", ".join(counts[:-1]) + " or " * (len(counts) > 1) + counts[-1]
-        covers = f"split into one piece per device, of {many} of ops that were tried,"
-        kind = f"plan of any kind with {micro} micro-batches"
+        covers = (
+            f"pipeline of whole backwards, one piece per device, of {many} of ops that were tried,"
+        )
+        kind = f"plan of any kind, of whole backwards, with {micro} micro-batches"
         return Bound(kind, every), Bound(covers, float(chains))
 
 

@@ -29,8 +29,10 @@ def shown(loops: list[MicroLoop]) -> str:
         ("F0 F1 F2 B0 B1 B2", "3 x (F0); 3 x (B0)"),
         ("F0 F1 B0 F2 B1 F3 B2 B3", "2 x (F0); 2 x (B0 F2); 2 x (B2)"),
         ("F0 B0 F1 B1 F2 B2", "3 x (F0 B0)"),
-        ("F0 F2 F4", "F0; F2; F4"),
+        ("F0 F2 F4", "3 x (F0)"),
         ("F0 F0 F0", "F0; F0; F0"),
+        ("F0 F1 G0 G1 F2 F3 G2 G3 F4 F5 G4 G5", "3 x (F0 F1 G0 G1)"),
+        ("F3 F2 F1 F0", "F3; F2; F1; F0"),
     ],
 )
 def test_what_repeats_is_written_once(word: str, expected: str) -> None:

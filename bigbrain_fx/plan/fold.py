@@ -1,0 +1,256 @@
+"""A partitioner's line of devices -> virtual stages: each device comes again, in a loop or in a V.
+
+A line of one piece a device says which devices run the model and in which order; the pieces are cut
+anew, for the schedule that will run them: work is shared as before, then cuts move while the step
+that the schedule gives gets shorter. It knows units, costs and orders; it knows no programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+from bigbrain_fx.core import Costs, Graph, Placement, Stages
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.cut import cut
+from bigbrain_fx.plan.deferring import LAYERS
+from bigbrain_fx.plan.schedule import SPLIT, line_of
+from bigbrain_fx.planning import (
+    Cuts,
+    OrderClock,
+    Ranked,
+    StageCutter,
+    VirtualStages,
+    Work,
+    dualpipe_v,
+    interleaved,
+    loop_line,
+    searched_cuts,
+    shared_cuts,
+    v_line,
+    work,
+    zb_v,
+)
+
+CUTS = 60
+"""Cuts to play a step for, at most."""
+
+Order: TypeAlias = Callable[[int, int, int], Ranked]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a schedule lays its pieces over devices.
+
+    Attributes:
+        shape: in words.
+        line: (devices, pieces) -> the device of each piece.
+        order: (devices, micro-batches, pieces) -> what it computes.
+        any_pieces: whether a device may have more than two.
+    """
+
+    shape: str
+    line: Callable[[int, int], tuple[int, ...]]
+    order: Order
+    any_pieces: bool = False
+
+
+def _v(devices: int, _pieces: int) -> tuple[int, ...]:
+    return v_line(devices)
+
+
+FOLDS: Mapping[str, Fold] = {
+    "interleaved": Fold("loop", loop_line, interleaved, any_pieces=True),
+    "zb-v": Fold("V", _v, lambda devices, micro, _: zb_v(devices, micro)),
+    "dualpipe-v": Fold("V", _v, lambda devices, micro, _: dualpipe_v(devices, micro)),
+}
+"""The schedules that bring their own cut of a line, by name."""
+
+
+def folded(
+    graph: Graph,
+    placement: Placement,
+    costs: Costs,
+    micro_batches: int,
+    schedule: str,
+    pieces: int | None = None,
+) -> Placement:
+    """Return a placement with several pieces a device, as a schedule wants them.
+
+    Args:
+        graph: as captured.
+        placement: a line: one piece a device.
+        costs: of the graph at the rows of a micro-batch.
+        micro_batches: of a step.
+        schedule: one of `FOLDS`.
+        pieces: of each device; two where it is left out.
+
+    Raises:
+        InputError: the placement is no line, has one device or replicas, or the model has too few
+            units for the pieces; or the micro-batches do not suit the schedule.
+    """
+    fold = FOLDS[schedule]
+    rows = graph.batch // micro_batches
+    names = _line_of(graph, placement, rows, schedule)
+    known = work(graph.at(rows), costs)
+    line = fold.line(len(names), pieces or 2)
+    if known.count < len(line):
+        raise InputError(
+            f"schedule '{schedule}' needs {len(line)} pieces, and the model has {known.count} "
+            "units that can be cut apart",
+            help="use fewer devices, or --schedule 1f1b",
+        )
+    numbers = {device.name: i for i, device in enumerate(costs.cluster.devices)}
+    homes = tuple(numbers[names[place]] for place in line)
+    later_s = _later_s(graph, known, costs, homes) if schedule in SPLIT else {}
+    cutter = StageCutter(known, costs.cluster)
+    judge = _Judge(cutter, homes, fold, micro_batches, pieces or 2, later_s)
+    step_s, cuts = searched_cuts(_shared(known, names, line), known.count, judge.step_s, CUTS)
+    found = _placed(known, cuts, [names[place] for place in line], fold.shape, step_s)
+    _require_pieces(graph, found, rows, schedule, [names[place] for place in line])
+    return found
+
+
+def is_folded(stages: Stages, schedule: str) -> bool:
+    """Whether stages lie as a schedule of `FOLDS` has them."""
+    if schedule not in FOLDS or stages.micros:
+        return False
+    devices = len(stages.devices)
+    return line_of(stages) == FOLDS[schedule].line(devices, len(stages.stages) // devices)
+
+
+def require_pieces(schedule: str | None, pieces: int | None) -> None:
+    """Raise InputError for a number of pieces that a schedule does not have."""
+    if pieces is None:
+        return
+    fold = FOLDS.get(schedule or "")
+    if fold is None or pieces < 2 or (pieces > 2 and not fold.any_pieces):
+        raise InputError(
+            f"schedule '{schedule}' cannot have {pieces} pieces a device",
+            at="--pieces",
+            help="use --schedule interleaved with --pieces 2 or more, or leave it out",
+        )
+
+
+def require_free(schedule: str, is_given: bool) -> None:
+    """Raise InputError where a user has said where modules go: the line is cut anew."""
+    if is_given:
+        raise InputError(
+            f"schedule '{schedule}' cuts the line anew, and would move what was placed by hand",
+            help="use --schedule auto or list, which keep every placement, or leave --pin and "
+            "--place out",
+        )
+
+
+def _line_of(graph: Graph, placement: Placement, rows: int, schedule: str) -> tuple[str, ...]:
+    """Return the devices of a line, in order."""
+    if placement.replicas:
+        raise InputError(
+            f"schedule '{schedule}' cuts the line of one copy of the model, and this plan has "
+            f"{len(placement.replicas)} replicas",
+            help="leave --replicas out, or use --schedule 1f1b",
+        )
+    stages = cut(graph, placement, rows)
+    if len(stages.devices) < 2:
+        raise InputError(
+            f"schedule '{schedule}' goes over several devices, and all of the model is on "
+            f"{stages.devices[0]}",
+            help="use --partitioner naive, which uses all devices, or --schedule 1f1b",
+        )
+    if not stages.is_chain:
+        twice = next(device for device in stages.devices if len(stages.of(device)) > 1)
+        raise InputError(
+            f"schedule '{schedule}' folds a line of one piece a device, and this placement is "
+            f"none: device '{twice}' has {len(stages.of(twice))}",
+            help="use --partitioner chain-dp or naive, or --schedule list",
+        )
+    return stages.devices
+
+
+def _shared(known: Work, names: tuple[str, ...], line: tuple[int, ...]) -> Cuts:
+    """Return cuts by which devices work for equally long."""
+    seconds = [known.seconds[name] for name in names]
+    every = [float(each.sum()) for each in seconds]
+    speed = [1.0 / total if total else 1.0 for total in every]
+    return shared_cuts([float(unit) for unit in seconds[0]], line, speed)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Plays the schedule's own order for one cut after another.
+
+    `later_s` is what a BackwardWeight takes of each unit, by device; without a split it is empty.
+    """
+
+    cutter: StageCutter
+    homes: tuple[int, ...]
+    fold: Fold
+    micro_batches: int
+    pieces: int
+    later_s: Mapping[int, Sequence[float]]
+
+    def step_s(self, cuts: Cuts) -> float:
+        """Return the seconds of a step."""
+        stages = self._stages(cuts)
+        clock = OrderClock(stages)
+        devices = stages.timed.devices
+        ranked = self.fold.order(len(devices), self.micro_batches, self.pieces)
+        return clock.step_s(clock.numbered(dict(zip(devices, ranked, strict=True))))
+
+    def _stages(self, cuts: Cuts) -> VirtualStages:
+        timed, nothing = self.cutter.pieces(cuts, self.homes), (0.0,) * len(self.homes)
+        if not self.later_s:
+            none = (None,) * len(self.homes)
+            return VirtualStages(timed, self.micro_batches, none, nothing, nothing, {})
+        ends = pairwise((0, *cuts, self.cutter.known.count))
+        later = tuple(sum(self.later_s[d][a:b]) for d, (a, b) in zip(self.homes, ends, strict=True))
+        now = tuple(max(0.0, b - w) for b, w in zip(timed.backward_s, later, strict=True))
+        split = replace(timed, backward_s=now)
+        return VirtualStages(split, self.micro_batches, later, nothing, nothing, {})
+
+
+def _later_s(
+    graph: Graph, known: Work, costs: Costs, homes: Sequence[int]
+) -> dict[int, list[float]]:
+    """Return, by device, what of each unit's backward makes gradients of weights that may wait."""
+    layers = {op.name for op in graph.ops if op.target in LAYERS}
+    found = {}
+    for number in dict.fromkeys(homes):
+        of = costs.ops[costs.cluster.devices[number].name]
+        found[number] = [
+            sum(of[n].backward_s - of[n].backward_input_s for n in group if n in layers)
+            for group in known.groups
+        ]
+    return found
+
+
+def _placed(known: Work, cuts: Cuts, line: list[str], shape: str, step_s: float) -> Placement:
+    ends = (*cuts, known.count)
+    homes: list[str] = []
+    for device, end in zip(line, ends, strict=True):
+        homes += [device] * (end - len(homes))
+    seen: set[str] = set()
+    breaks = []
+    for device, start in zip(line, (0, *cuts), strict=True):
+        breaks += [known.groups[start][0]] if device in seen else []
+        seen.add(device)
+    reason = (
+        f"{len(line)} pieces in a {shape}, {' -> '.join(line)}: about {step_s:.4g} s a step alone"
+    )
+    return Placement(known.placed(homes), reason, breaks=tuple(breaks))
+
+
+def _require_pieces(
+    graph: Graph, placement: Placement, rows: int, schedule: str, line: list[str]
+) -> None:
+    """Raise where the pieces of a line do not come out as stages: they wait for nobody between."""
+    stages = cut(graph, placement, rows, breaks=placement.breaks)
+    found = [stage.device for stage in stages.stages]
+    if found != line:
+        raise InputError(
+            f"schedule '{schedule}' needs the stages {' '.join(line)}, but the model's branches "
+            f"make {' '.join(found)}",
+            help="use --schedule list, which runs any stage graph",
+        )

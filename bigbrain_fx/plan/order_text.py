@@ -1,0 +1,90 @@
+"""Why devices compute in this order: what was found, how near the bound, what loops cost."""
+
+from __future__ import annotations
+
+from bigbrain_fx.core import Backward, BackwardWeight, Costs, Forward, Instruction
+from bigbrain_fx.plan.fitting import Step, room_of
+from bigbrain_fx.plan.fold import FOLDS
+from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.schedule import (
+    SEARCHED,
+    Synthesised,
+    goes_in_row,
+    stage_costs,
+    virtual_stages,
+)
+from bigbrain_fx.planning import JobOf, Kind, OrderClock, Synthesis, VirtualStages, bound_s
+
+
+def order_text(plan: Plan, costs: Costs) -> str:
+    """Say it of a schedule of virtual stages, or one that was searched; nothing of others.
+
+    Args:
+        plan: to explain.
+        costs: of its ops; the search is made again, which gives the same.
+    """
+    if plan.schedule not in (*SEARCHED, *FOLDS) or plan.mode != "train" or plan.stages.micros:
+        return ""
+    concrete, trained = plan.graph.at(plan.rows), frozenset(plan.trained)
+    per_stage = stage_costs(concrete, plan.stages, costs)
+    step = Step(concrete, plan.stages, plan.micro_batches, per_stage, trained, plan.cluster)
+    given = virtual_stages(plan.stages, plan.micro_batches, per_stage, trained)
+    found = None
+    if plan.schedule in SEARCHED:
+        own = Synthesised(room_bytes=room_of(step, plan.schedule))
+        found = own.found(plan.stages, plan.micro_batches, per_stage, trained)
+    return _said(plan, given, found)
+
+
+def _said(plan: Plan, given: VirtualStages, found: Synthesis | None) -> str:
+    in_row = goes_in_row(plan.stages)
+    clock = OrderClock(given)
+    row_s, alone_s = clock.row_s(clock.numbered(_jobs(plan)))
+    least_s = bound_s(given, in_row=in_row)
+    why = "in a row, since nothing is clipped" if in_row else "alone, since gradients are clipped"
+    gap = (row_s if in_row else alone_s) / least_s - 1 if least_s else 0.0
+    lines = [
+        f"order: {plan.schedule}{_start(found)}; a step alone takes {alone_s:.4g} s, one more in a "
+        f"row {row_s:.4g} s",
+        f"  what counts is a step {why}: no order of these stages takes less than {least_s:.4g} s, "
+        f"this one {gap:.1%} more",
+    ]
+    return "\n".join([*lines, *([_form(found)] if found else [])])
+
+
+def _start(found: Synthesis | None) -> str:
+    if found is None:
+        return ""
+    kept = "a list schedule" if found.start == "list" else found.start
+    return f", searched from {kept} under the devices' memory"
+
+
+def _form(found: Synthesis) -> str:
+    """Say which form is written, and what the other would take."""
+    if found.periodic_s is None:
+        return "  no periodic order has room: the free one is written, as a table where it is long"
+    cost = found.periodic_s / found.free_s - 1 if found.free_s else 0.0
+    if found.form == "periodic":
+        return f"  it is periodic, so that it reads as loops, which costs {max(0.0, cost):.1%}"
+    return (
+        f"  a periodic order, which reads as loops, would cost {cost:.1%}: the free one is written"
+    )
+
+
+def _jobs(plan: Plan) -> dict[int, list[JobOf]]:
+    """Return the plan's own orders as the planning kernel has them."""
+    return {
+        place: [job for i in program.instructions for job in _job(i)]
+        for place, program in enumerate(plan.programs)
+    }
+
+
+def _job(instruction: Instruction) -> list[JobOf]:
+    match instruction:
+        case Forward(stage, micro):
+            return [(Kind.FORWARD, stage, micro)]
+        case Backward(stage, micro):
+            return [(Kind.BACKWARD, stage, micro)]
+        case BackwardWeight(stage, micro):
+            return [(Kind.BACKWARD_WEIGHT, stage, micro)]
+    return []

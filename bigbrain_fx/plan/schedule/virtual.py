@@ -1,0 +1,117 @@
+"""Stages and their costs as the planning kernel has them, and its jobs as instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bigbrain_fx.core import Backward, BackwardWeight, Compute, Edge, Forward, Stages
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.schedule.costs import StageCosts
+from bigbrain_fx.plan.schedule.messages import Orders
+from bigbrain_fx.planning import JobOf, Kind, Message, TimedStages, VirtualStages
+
+
+def line_of(stages: Stages) -> tuple[int, ...]:
+    """Return the device of each stage, by its place in `stages.devices`."""
+    places = {device: place for place, device in enumerate(stages.devices)}
+    return tuple(places[stage.device] for stage in stages.stages)
+
+
+def require_line(
+    name: str, stages: Stages, line: Sequence[int], in_flight: tuple[int, ...] | None
+) -> None:
+    """Raise InputError unless stages lie on the devices as a schedule has them."""
+    if in_flight is not None:
+        raise InputError(
+            f"schedule '{name}' says itself how many micro-batches are in flight",
+            help="use --schedule list, or leave in_flight out",
+        )
+    if line_of(stages) != tuple(line):
+        wanted = " ".join(stages.devices[place] for place in line)
+        found = " ".join(stage.device for stage in stages.stages)
+        raise InputError(
+            f"schedule '{name}' needs stages on {wanted}, but they are on {found}",
+            help="use --schedule list, which runs any stage graph",
+        )
+
+
+def with_instructions(
+    stages: Stages, ranked: Iterable[Sequence[JobOf]], trained: frozenset[int]
+) -> Orders:
+    """Return each device's jobs as instructions; what a stage does not have is left out."""
+    each = (tuple(_computes(jobs, stages, trained)) for jobs in ranked)
+    return dict(zip(stages.devices, each, strict=True))
+
+
+def _computes(jobs: Iterable[JobOf], stages: Stages, trained: frozenset[int]) -> Iterator[Compute]:
+    for kind, stage, micro in jobs:
+        if kind == Kind.FORWARD:
+            yield Forward(stage, micro)
+        elif kind == Kind.BACKWARD and stage in trained:
+            yield Backward(stage, micro)
+        elif kind == Kind.BACKWARD_WEIGHT and stages.stages[stage].deferred:
+            yield BackwardWeight(stage, micro)
+
+
+def virtual_stages(
+    stages: Stages,
+    micro_batches: int,
+    costs: StageCosts,
+    trained: frozenset[int],
+    room_bytes: Mapping[str, float] | None = None,
+) -> VirtualStages:
+    """Return stages for the planning kernel.
+
+    Args:
+        stages: the cut graph; devices are numbers in the order of `stages.devices`.
+        micro_batches: of a step.
+        costs: of the same stages.
+        trained: stages that have a Backward.
+        room_bytes: by device, for what is saved and what waits; no limit where it is left out.
+    """
+    devices = [costs.cluster.device[name] for name in stages.devices]
+    places = range(len(devices))
+    waits = [bool(stage.deferred) and stage.index in trained for stage in stages.stages]
+    timed = TimedStages(
+        line_of(stages),
+        costs.forward_s,
+        costs.backward_s,
+        tuple(_messages(stages, costs, "activation")),
+        tuple(_messages(stages, costs, "gradient")) if trained else (),
+        {place: devices[place].overheads.step_s for place in places},
+        {place: devices[place].overheads.instruction_s for place in places},
+        {place: costs.optimizer_s.get(stages.devices[place], 0.0) for place in places},
+    )
+    room = room_bytes or {}
+    return VirtualStages(
+        timed,
+        micro_batches,
+        tuple(s if wait else None for s, wait in zip(costs.weight_s, waits, strict=True)),
+        tuple(float(_saved_bytes(stages, costs, stage)) for stage in range(len(waits))),
+        tuple(float(costs.working_of(stage).waiting_bytes) for stage in range(len(waits))),
+        {place: room[name] for place, name in enumerate(stages.devices) if name in room},
+        frozenset(range(len(waits))) - trained,
+    )
+
+
+def _messages(stages: Stages, costs: StageCosts, kind: str) -> Iterator[Message]:
+    for edge in stages.edges:
+        if edge.kind == kind:
+            yield _message(stages, costs, edge)
+
+
+def _message(stages: Stages, costs: StageCosts, edge: Edge) -> Message:
+    if stages.is_local(edge):
+        return Message(edge.source, edge.target, edge.nbytes)
+    ends = (stages.stages[end].device for end in (edge.source, edge.target))
+    there, here = (costs.cluster.device[name].overheads for name in ends)
+    handled_s = there.handling_s(edge.nbytes), here.handling_s(edge.nbytes)
+    return Message(edge.source, edge.target, edge.nbytes, *costs.wire_s(stages, edge), *handled_s)
+
+
+def _saved_bytes(stages: Stages, costs: StageCosts, stage: int) -> int:
+    """Return what a stage keeps from Forward to Backward, messages included, as the ledger does."""
+    received = sum(e.nbytes for e in stages.into(stage, "activation") if not stages.is_local(e))
+    made = {edge.value: edge.nbytes for edge in stages.out_of(stage, "activation")}
+    again = stages.stages[stage].runs_again
+    return costs.working_of(stage).saved_bytes + received + (0 if again else sum(made.values()))

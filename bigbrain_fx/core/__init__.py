@@ -47,6 +47,15 @@ from bigbrain_fx.core.programs import (
     Slice,
 )
 from bigbrain_fx.core.protocols import Estimator, Partitioner
+from bigbrain_fx.core.shards import (
+    Axis,
+    Exchange,
+    ExchangeKind,
+    Place,
+    Shard,
+    Sharded,
+    Trial,
+)
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
 from bigbrain_fx.core.stages import (
     Bucket,
@@ -70,6 +79,7 @@ __all__ = [
     "DTYPE_BYTES",
     "VERSION",
     "Arg",
+    "Axis",
     "Backward",
     "BackwardWeight",
     "Bucket",
@@ -84,6 +94,8 @@ __all__ = [
     "Edge",
     "EdgeKind",
     "Estimator",
+    "Exchange",
+    "ExchangeKind",
     "Forecast",
     "Forward",
     "Graph",
@@ -99,6 +111,7 @@ __all__ = [
     "Param",
     "ParamRef",
     "Partitioner",
+    "Place",
     "Placement",
     "Program",
     "Recv",
@@ -106,11 +119,14 @@ __all__ = [
     "Replica",
     "Saves",
     "Send",
+    "Shard",
+    "Sharded",
     "Slice",
     "Stage",
     "Stages",
     "SumOrder",
     "TensorSpec",
+    "Trial",
     "ZeroStage",
     "blas_bytes",
     "door",

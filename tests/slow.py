@@ -6,6 +6,7 @@ By file, what their names begin with. Each has a smaller sibling in the same fil
 from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
+    "tests/verification/test_sharding.py": ("test_the_models_that_ship",),
     "tests/promise/test_matrix.py": (
         *(
             f"test_every_cell_of_a_model_is_equal[{name}]"

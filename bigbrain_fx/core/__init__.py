@@ -47,6 +47,15 @@ from bigbrain_fx.core.programs import (
     Slice,
 )
 from bigbrain_fx.core.protocols import Estimator, Partitioner
+from bigbrain_fx.core.shards import (
+    Axis,
+    Exchange,
+    ExchangeKind,
+    Place,
+    Shard,
+    Sharded,
+    Trial,
+)
 from bigbrain_fx.core.showing import Shown
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
 from bigbrain_fx.core.stages import (
@@ -71,6 +80,7 @@ __all__ = [
     "DTYPE_BYTES",
     "VERSION",
     "Arg",
+    "Axis",
     "Backward",
     "BackwardWeight",
     "Bucket",
@@ -85,6 +95,8 @@ __all__ = [
     "Edge",
     "EdgeKind",
     "Estimator",
+    "Exchange",
+    "ExchangeKind",
     "Forecast",
     "Forward",
     "Graph",
@@ -100,6 +112,7 @@ __all__ = [
     "Param",
     "ParamRef",
     "Partitioner",
+    "Place",
     "Placement",
     "Program",
     "Recv",
@@ -107,12 +120,15 @@ __all__ = [
     "Replica",
     "Saves",
     "Send",
+    "Shard",
+    "Sharded",
     "Shown",
     "Slice",
     "Stage",
     "Stages",
     "SumOrder",
     "TensorSpec",
+    "Trial",
     "ZeroStage",
     "blas_bytes",
     "door",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.export import ambient as ambient
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
+    from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
     from bigbrain_fx.frontend.tracing.rounding import (
         Gradients as Gradients,
         allowed as allowed,
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
         without_fast_path as without_fast_path,
     )
     from bigbrain_fx.frontend.tracing.trace import Captured as Captured, capture as capture
+    from bigbrain_fx.frontend.tracing.trying import (
+        try_rule as try_rule,
+        widened as widened,
+    )
     from bigbrain_fx.frontend.translation.batch import (
         graph_inputs as graph_inputs,
         take_apart as take_apart,
@@ -76,9 +81,11 @@ else:
             "tracing.export": "ambient",
             "tracing.filled": "fill",
             "tracing.interpret": "run_graph",
+            "tracing.lockstep": "run_members taken",
             "tracing.rounding": "Gradients allowed differences distance exact_gradients",
             "tracing.step": "Route Step route settle without_fast_path",
             "tracing.trace": "Captured capture",
+            "tracing.trying": "try_rule widened",
             "translation.batch": "graph_inputs take_apart",
             "translation.leaf": "leaf leaf_paths",
             "translation.oracle": "answers_in",

@@ -39,6 +39,16 @@ from bigbrain_fx.plan.report import report
 from bigbrain_fx.plan.reuse import place_like
 from bigbrain_fx.plan.schedule import SCHEDULES, messages
 from bigbrain_fx.plan.search import Candidate, Search
+from bigbrain_fx.plan.shard import (
+    axes,
+    chosen_axes,
+    exchanges,
+    priced_axes,
+    ruleless,
+    sharded,
+    sound_axes,
+    trials,
+)
 from bigbrain_fx.plan.simulate import chrome_trace
 
 __all__ = [
@@ -55,11 +65,14 @@ __all__ = [
     "Recovery",
     "Search",
     "Source",
+    "axes",
     "choose",
+    "chosen_axes",
     "chrome_trace",
     "closed_form",
     "costs_of",
     "defer_text",
+    "exchanges",
     "explain",
     "from_json",
     "holders",
@@ -73,6 +86,7 @@ __all__ = [
     "place_like",
     "plan_or_remedy",
     "plan_placed",
+    "priced_axes",
     "read_defer",
     "read_pins",
     "read_placement",
@@ -84,9 +98,13 @@ __all__ = [
     "report",
     "restart_all",
     "roots",
+    "ruleless",
+    "sharded",
     "size_text",
+    "sound_axes",
     "timeline",
     "to_json",
+    "trials",
     "tried",
     "updating",
     "with_placement",

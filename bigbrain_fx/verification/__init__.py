@@ -1,6 +1,8 @@
 """Bundles against the unsplit model (`bundle`), and against each other (`comparison`).
 
-It knows the bundle as any user does. Only its child processes import torch.
+`sharding` holds shards inside an op against the graph that they are of; it imports torch itself.
+
+It knows the bundle as any user does. Else only its child processes import torch.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ if TYPE_CHECKING:
         Contender as Contender,
         compare as compare,
     )
+    from bigbrain_fx.verification.sharding import (
+        Agreement as Agreement,
+        agree as agree,
+        tried_axes as tried_axes,
+    )
 else:
     __getattr__ = door(
         __name__,
         {
             "bundle": "Verification verify",
             "comparison": "Comparison Contender compare",
+            "sharding": "Agreement agree tried_axes",
         },
     )

@@ -71,22 +71,23 @@ def run_graph(
         else [*([graph.loss] if graph.loss else []), *graph.outputs]
     )
     ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
-    machine = _Machine(tensors, leaf, functions or {}, torch.device(device), watch)
+    machine = Machine(tensors, leaf, functions or {}, torch.device(device), watch)
     read = {name for op in ops for name in op.refs}.union(wanted)
     missing = [e.name for e in graph.inputs if e.name not in inputs and e.name in read]
     if missing:
         raise InputError(f"the graph needs inputs {', '.join(missing)}, found {', '.join(inputs)}")
-    with _autocast(graph.autocast, machine.device):
+    with autocast(graph.autocast, machine.device):
         return machine.run(ops, dict(inputs), wanted, key)
 
 
-def _autocast(dtype: str | None, device: torch.device) -> AbstractContextManager[object]:
+def autocast(dtype: str | None, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context that a whole step runs under; `dtype` is the graph's."""
     if dtype is None:
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
-class _Machine:
+class Machine:
     """Hold what every op of one run may need."""
 
     def __init__(
@@ -113,7 +114,7 @@ class _Machine:
     ) -> dict[str, object]:
         """Run ops in order; `owner` is the region that they are the body of."""
         ops = list(ops)
-        last = _last_uses(ops, wanted)
+        last = last_uses(ops, wanted)
         for position, op in enumerate(ops):
             with key(op) if key is not None and op.random else nullcontext():
                 env[op.name] = self.call(op, env, owner or op.name)
@@ -129,8 +130,8 @@ class _Machine:
             return self._region(op, env, reader)
         if op.target.startswith(LEAF) or op.target == LOSS:
             return self._kept(op, env, reader)
-        args = [self._value(arg, env, reader) for arg in op.args]
-        kwargs = {name: self._value(arg, env, reader) for name, arg in op.kwargs}
+        args = [self.value(arg, env, reader) for arg in op.args]
+        kwargs = {name: self.value(arg, env, reader) for name, arg in op.kwargs}
         if op.target.startswith(oracle.PREFIX):
             oracle.check(op, args[0])
             return None
@@ -144,15 +145,15 @@ class _Machine:
         own = self.functions.get(op.target)
         if not callable(own):
             raise InputError(f"op {op.name} needs the user's own {op.target}, found none")
-        given = decode(op.args[0], lambda arg: self._value(arg, env, reader))
+        given = decode(op.args[0], lambda arg: self.value(arg, env, reader))
         if isinstance(own, nn.Module):
-            return run_leaf(own, [self._value(arg, env, reader) for arg in op.args[1:]], given)
+            return run_leaf(own, [self.value(arg, env, reader) for arg in op.args[1:]], given)
         return own(*cast("tuple[object, ...]", given))
 
     def _region(self, op: Op, env: Mapping[str, object], reader: str) -> object:
         body = op.body
         assert body is not None
-        given = [self._value(arg, env, reader) for arg in op.args]
+        given = [self.value(arg, env, reader) for arg in op.args]
         inner = {entry.name: value for entry, value in zip(body.inputs, given, strict=True)}
         with ExitStack() as stack:
             stack.enter_context(self._mode(op))
@@ -165,10 +166,11 @@ class _Machine:
                 return torch.no_grad()
             case "region.enable_grad":
                 return torch.enable_grad()
-        options = {name: self._value(arg, {}, op.name) for name, arg in op.kwargs}
+        options = {name: self.value(arg, {}, op.name) for name, arg in op.kwargs}
         return torch.autocast(self.device.type, **options)  # type: ignore[arg-type]
 
-    def _value(self, arg: Arg, env: Mapping[str, object], reader: str) -> object:
+    def value(self, arg: Arg, env: Mapping[str, object], reader: str) -> object:
+        """Return what an argument stands for; `reader` is the op, or the region that it is in."""
         match arg:
             case Ref(value):
                 return env[value]
@@ -177,7 +179,7 @@ class _Machine:
             case Const(const):
                 return self.device if const == "device" else constant(const)
             case tuple():
-                return [self._value(item, env, reader) for item in arg]
+                return [self.value(item, env, reader) for item in arg]
         return arg
 
 
@@ -211,7 +213,7 @@ def resolve(target: str) -> Callable[..., object]:
     return found  # type: ignore[no-any-return]
 
 
-def _last_uses(ops: list[Op], wanted: list[str]) -> dict[int, list[str]]:
+def last_uses(ops: list[Op], wanted: list[str]) -> dict[int, list[str]]:
     """Name, for each position, the values that nobody reads after it."""
     last: dict[str, int] = {}
     for position, op in enumerate(ops):

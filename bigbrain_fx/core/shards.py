@@ -1,0 +1,125 @@
+"""Shards inside an op: what can be cut together, who has which part, and what that sends.
+
+An axis is a set of pieces of dimensions of values and parameters. A dimension is read as
+(rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Splitting
+an axis gives each member of a tensor group some of its `size` indices, everywhere.
+
+Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for what is sent; that dimensions are
+followed through the graph instead of named per module is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bigbrain_fx.core.graph import Graph
+
+ExchangeKind = Literal["copy_to_group", "all_reduce", "all_gather", "split"]
+"""What members do at a place: see `Exchange`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an axis lies in a value or parameter: dimension `dim`, read as (rest, size, inner)."""
+
+    name: str
+    dim: int
+    inner: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the members of a group send each other at one place.
+
+    copy_to_group   nothing forward; backward the members' gradients are added (Megatron's f)
+    all_reduce      forward the members' parts are added in rank order; nothing backward (its g)
+    all_gather      forward every member gets the others' parts; backward it keeps its own
+    split           forward a member takes its own part; backward the gradients are gathered
+
+    Attributes:
+        value: what is sent, by its name in the graph that was not split.
+        at: the op that needs it, or whose parts are added.
+        nbytes: of the whole tensor, for the example batch.
+        backward: whether it is sent in the backward pass.
+    """
+
+    kind: ExchangeKind
+    value: str
+    at: str
+    nbytes: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Pieces of dimensions that can only be split together.
+
+    Attributes:
+        name: the modules that have it, and its kind.
+        kind: heads, hidden, vocabulary, experts, channels, sequence or other.
+        size: how many parts it has; a member gets some of them, whole: key-value groups, say.
+        params, values: where it lies.
+        along: ops that compute each part from the same part.
+        summed: ops whose result is the sum of what the parts give.
+        whole: ops that have it and need it whole: norms over it, and ops without a rule.
+        flops: what is divided, forward, for the example batch.
+        nbytes: of the parameters that are divided.
+        exchanges: what splitting this axis alone would send.
+    """
+
+    name: str
+    kind: str
+    size: int
+    params: tuple[Place, ...]
+    values: tuple[Place, ...]
+    along: tuple[str, ...]
+    summed: tuple[str, ...]
+    whole: tuple[str, ...]
+    flops: int = 0
+    nbytes: int = 0
+    exchanges: tuple[Exchange, ...] = ()
+
+    def sent_bytes(self, *, backward: bool) -> int:
+        """Bytes of the tensors that are exchanged in one direction of a step."""
+        return sum(e.nbytes for e in self.exchanges if e.backward == backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of a parameter that one member has: indices start..stop of an axis.
+
+    A dimension that is read as (rest, size, inner) is narrowed in its middle.
+    """
+
+    param: str
+    member: int
+    dim: int
+    size: int
+    inner: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A graph for each member of a tensor group: the same ops, other numbers; and what each has.
+
+    Parameters that no shard names are whole on every member.
+    """
+
+    members: tuple[Graph, ...]
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One op, whole and in shares: what must give the same numbers before its rule is used.
+
+    Attributes:
+        ops: (name of the axis, op): those that it stands for, all alike.
+    """
+
+    ops: tuple[tuple[str, str], ...]
+    whole: Graph
+    sharded: Sharded

@@ -1,0 +1,170 @@
+"""Run the graphs of a tensor group's members in one process, op by op, forward and backward.
+
+What members exchange is one autograd function over all of them, which adds in rank order: the
+numbers are those of processes that send each other messages. It knows nothing of how a graph was
+split; `run_graph` is the same for one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from bigbrain_fx.core import Graph, Op, Shard
+from bigbrain_fx.frontend.tracing.interpret import Key, Machine, autocast, last_uses
+
+Env = dict[str, object]
+
+
+def own_part(tensor: Tensor, dim: int, inner: int, lengths: Sequence[int], member: int) -> Tensor:
+    """Return a member's part of a tensor whose dimension is read as (rest, size, inner)."""
+    start = sum(lengths[:member])
+    return _narrowed(tensor, dim, (sum(lengths), inner), start, lengths[member])
+
+
+def _narrowed(tensor: Tensor, dim: int, read: tuple[int, int], start: int, length: int) -> Tensor:
+    cut: Tensor = tensor.unflatten(dim, (-1, *read))
+    return cut.narrow(dim + 1, start, length).flatten(dim, dim + 2)
+
+
+def taken(tensor: Tensor, shard: Shard) -> Tensor:
+    """Return the part of a parameter that a shard names."""
+    read, length = (shard.size, shard.inner), shard.stop - shard.start
+    return _narrowed(tensor, shard.dim, read, shard.start, length)
+
+
+def run_members(
+    graphs: Sequence[Graph],
+    tensors: Sequence[Mapping[str, Tensor]],
+    inputs: Sequence[Mapping[str, Tensor]],
+    *,
+    key: Key | None = None,
+    values: Iterable[str] | None = None,
+    functions: Mapping[str, object] | None = None,
+) -> list[dict[str, object]]:
+    """Run the graphs of all members, in step.
+
+    Args:
+        graphs: the same ops, other numbers: `Sharded.members`.
+        tensors: for each member what it has of parameters, buffers and constants.
+        inputs: for each member the batch's tensors by name; they are the same.
+        key: a context entered around each random op.
+        values: names of the values to return; the loss and the outputs when left out.
+        functions: as in `run_graph`.
+
+    Returns:
+        For each member value by name. Gradients flow across members: take them for all at once.
+    """
+    first = graphs[0]
+    wanted = list(values if values is not None else [*filter(None, [first.loss]), *first.outputs])
+    device = torch.device("cpu")
+    machines = [Machine(own, None, functions or {}, device, None) for own in tensors]
+    envs: list[Env] = [dict(own) for own in inputs]
+    freed = last_uses(list(first.ops), wanted)
+    with autocast(first.autocast, device):
+        for position, ops in enumerate(zip(*(graph.ops for graph in graphs), strict=True)):
+            _step(ops, machines, envs, key)
+            for name in freed.get(position, ()):
+                for env in envs:
+                    env.pop(name, None)
+    return [{name: env[name] for name in wanted} for env in envs]
+
+
+def _step(
+    ops: tuple[Op, ...], machines: Sequence[Machine], envs: Sequence[Env], key: Key | None
+) -> None:
+    if ops[0].target.startswith("shard."):
+        _exchange(ops, machines, envs)
+        return
+    for op, machine, env in zip(ops, machines, envs, strict=True):
+        if key is None or not op.random:
+            env[op.name] = machine.call(op, env, op.name)
+            continue
+        with key(op):
+            env[op.name] = machine.call(op, env, op.name)
+
+
+Move = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class _How:
+    """What members do with a value forward, and with its gradient backward."""
+
+    forward: Move
+    backward: Move
+
+
+class _Noted(FunctionCtx):
+    how: _How
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Noted, how: _How, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.how = how
+        return tuple(how.forward(given))
+
+    @staticmethod
+    def backward(ctx: _Noted, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.how.backward(gradients))
+
+
+def _exchange(ops: tuple[Op, ...], machines: Sequence[Machine], envs: Sequence[Env]) -> None:
+    given = [
+        cast("Tensor", machine.value(op.args[0], env, op.name))
+        for op, machine, env in zip(ops, machines, envs, strict=True)
+    ]
+    how = _how(ops[0])
+    made = cast("Sequence[Tensor]", _Exchange.apply(how, *given))  # type: ignore[no-untyped-call]
+    for op, env, value in zip(ops, envs, made, strict=True):
+        env[op.name] = value
+
+
+def _how(op: Op) -> _How:
+    kind, args = op.target.removeprefix("shard."), op.args[1:]
+    if kind == "copy_to_group":
+        return _How(_same, _added)
+    if kind == "all_reduce":
+        return _How(_added if args[0] == "sum" else _largest, _same)
+    dim, inner, lengths = cast("tuple[int, int, tuple[int, ...]]", args)
+    own, whole = partial(_own, dim, inner, lengths), partial(_whole, dim, inner, lengths)
+    return _How(whole, own) if kind == "all_gather" else _How(own, whole)
+
+
+def _same(given: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [value.view_as(value) for value in given]
+
+
+def _added(given: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Add in rank order; each member has a sum of its own."""
+    total = given[0]
+    for part in given[1:]:
+        total = total + part
+    return [total.clone() for _ in given]
+
+
+def _largest(given: Sequence[Tensor]) -> Sequence[Tensor]:
+    most = given[0]
+    for other in given[1:]:
+        most = torch.maximum(most, other)
+    return [most.clone() for _ in given]
+
+
+def _own(dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]) -> Sequence[Tensor]:
+    parts = (own_part(value, dim, inner, lengths, m) for m, value in enumerate(given))
+    return [part.contiguous() for part in parts]
+
+
+def _whole(
+    dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    cut = [part.unflatten(dim, (-1, n, inner)) for part, n in zip(given, lengths, strict=True)]
+    whole = torch.cat(cut, dim + 1).flatten(dim, dim + 2)
+    return [whole.clone() for _ in given]

@@ -1,0 +1,258 @@
+"""Run a trial: one op whole and in shares, forward and backward, on random numbers in float64.
+
+A wrong rule is not rounding: results, gradients and written buffers must agree within 1e-12 of the
+largest. It knows graphs and shards; it knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.core import (
+    Arg,
+    Const,
+    Graph,
+    Op,
+    ParamRef,
+    Ref,
+    Shard,
+    Sharded,
+    TensorSpec,
+    Trial,
+)
+from bigbrain_fx.frontend.tracing.interpret import run_graph
+from bigbrain_fx.frontend.tracing.lockstep import run_members, taken
+
+_ALLOWED = 1e-12  # of the largest number
+_SEED = 7
+_FLOATS = ("float32", "bfloat16", "float16")
+_OTHERS = 4  # integers that no table is asked for stay below this
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Numbers for one run: the tensors of the model and the batch, and what gradients come in."""
+
+    tensors: Tensors
+    inputs: Tensors
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run gave: values, gradients of tensors and of inputs, and buffers after it."""
+
+    values: Tensors
+    gradients: Tensors
+    buffers: Tensors
+
+
+def widened(graph: Graph) -> Graph:
+    """Return a graph that computes in float64: types that are named in arguments, too."""
+    return replace(
+        graph,
+        ops=tuple(map(_wide, graph.ops)),
+        params=tuple(replace(p, spec=_wide_spec(p.spec)) for p in graph.params),
+        inputs=tuple(replace(e, spec=_wide_spec(e.spec)) for e in graph.inputs),
+    )
+
+
+def try_rule(trial: Trial) -> str | None:
+    """Return why what the members compute is not what the whole op does; None if it is."""
+    given = _given(trial.whole)
+    try:
+        want = _whole(trial.whole, given)
+        found = _members(trial.sharded, given)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return str(error).splitlines()[0]
+    if not all(_says_something(value) for value in want.values.values()):
+        return "it makes no numbers to compare"
+    for member, made in enumerate(found):
+        own = {s.param: s for s in trial.sharded.shards if s.member == member}
+        for problem in _unlike(want, made, own):
+            return f"{problem} on member {member}"
+    return None
+
+
+def _whole(graph: Graph, given: Given) -> Made:
+    leaves = _leaves(graph, given.tensors)
+    inputs = _leaves(graph, given.inputs)
+    with torch.enable_grad():
+        values = run_graph(widened(graph), leaves, _cloned(inputs), key=_keyed)
+    return _made([graph], [values], [leaves], [inputs])[0]
+
+
+def _members(sharded: Sharded, given: Given) -> list[Made]:
+    graphs = sharded.members
+    leaves, inputs = [], []
+    for member, graph in enumerate(graphs):
+        own = {shard.param: shard for shard in sharded.shards if shard.member == member}
+        mine = {n: taken(t, own[n]) if n in own else t for n, t in given.tensors.items()}
+        leaves.append(_leaves(graph, mine))
+        inputs.append(_leaves(graph, given.inputs))
+    wide = [widened(graph) for graph in graphs]
+    batches = [_cloned(each) for each in inputs]
+    values = run_members(wide, leaves, batches, key=_keyed)
+    return _made(graphs, values, leaves, inputs)
+
+
+def _made(
+    graphs: Sequence[Graph],
+    values: Sequence[Mapping[str, object]],
+    leaves: Sequence[Tensors],
+    inputs: Sequence[Tensors],
+) -> list[Made]:
+    """Take the gradients of all members at once, for the same random ones of each result."""
+    outs = [dict(zip(_names(graphs[0]), _tensors(v), strict=True)) for v in values]
+    graded = [{n: t for n, t in own.items() if t.requires_grad} for own in outs]
+    dice = torch.Generator().manual_seed(_SEED)
+    into = {n: _random(t, dice) for n, t in graded[0].items()}
+    wanted = [
+        {n: t for n, t in (*own.items(), *batch.items()) if t.requires_grad}
+        for own, batch in zip(leaves, inputs, strict=True)
+    ]
+    flat = [t for own in wanted for t in own.values()]
+    found: list[Tensor | None] = [None] * len(flat)
+    if into and flat:
+        ends = [t for own in graded for t in own.values()]
+        seeds = [into[name] for own in graded for name in own]
+        found = list(torch.autograd.grad(ends, flat, seeds, allow_unused=True))
+    rest = iter(found)
+    gradients = [{n: _or_zero(next(rest), t) for n, t in own.items()} for own in wanted]
+    kept = [{n: t for n, t in own.items() if not t.requires_grad} for own in leaves]
+    return [Made(*each) for each in zip(outs, gradients, kept, strict=True)]
+
+
+def _names(graph: Graph) -> list[str]:
+    return [str(place) for place in range(len(graph.outputs))]
+
+
+def _tensors(values: Mapping[str, object]) -> list[Tensor]:
+    return [cast("Tensor", value) for value in values.values()]
+
+
+def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
+    return torch.zeros_like(of) if gradient is None else gradient
+
+
+def _says_something(value: Tensor) -> bool:
+    """Whether there is a finite number: NaN equals NaN, which would prove nothing."""
+    return bool(value.detach().isfinite().any())
+
+
+def _unlike(want: Made, made: Made, own: Mapping[str, Shard]) -> Iterator[str]:
+    for what, one, other in (
+        ("result", want.values, made.values),
+        ("gradient of", want.gradients, made.gradients),
+        ("buffer", want.buffers, made.buffers),
+    ):
+        for name, tensor in one.items():
+            mine = taken(tensor, own[name]) if name in own else tensor
+            apart = _apart(mine, other[name], tensor)
+            if apart > _ALLOWED:
+                yield f"{what} {name} differs by {apart:.1e} of the largest"
+
+
+def _apart(want: Tensor, have: Tensor, whole: Tensor) -> float:
+    """Return the largest difference, of the largest number; NaN equals NaN."""
+    if want.shape != have.shape:
+        return float("inf")
+    a, b = want.detach().double(), have.detach().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
+    if not apart.numel() or not bool(apart.any()):
+        return 0.0
+    largest = whole.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).max()
+    return float(apart.max() / largest.clamp_min(1e-300))
+
+
+def _given(graph: Graph) -> Given:
+    dice = torch.Generator().manual_seed(_SEED)
+    sized, bound = graph.at(graph.batch), _bound(graph.at(graph.batch))
+    tensors = {p.name: _filled(p.spec, dice, bound) for p in sized.params}
+    for param in sized.params:
+        if param.kind != "parameter" and tensors[param.name].is_floating_point():
+            tensors[param.name] = tensors[param.name].abs() + 0.5  # variances
+    return Given(tensors, {e.name: _filled(e.spec, dice, bound) for e in sized.inputs})
+
+
+def _bound(graph: Graph) -> int:
+    """Return how many rows or classes integers choose from."""
+    op = next(op for op in graph.ops if op.outputs)
+    if op.target.startswith("aten.one_hot"):
+        return int(op.outputs[0].shape[-1])
+    dim = {"aten.embedding": 0, "aten.cross_entropy_loss": 1}.get(op.target.rpartition(".")[0])
+    if "grouped_mm" in op.target:
+        dim = 0  # offsets of rows
+    if dim is None:
+        return _OTHERS
+    first = op.args[0]
+    if isinstance(first, ParamRef):
+        spec = graph.param[first.param].spec
+    else:
+        spec = graph.input[cast("Ref", first).value].spec
+    return int(spec.shape[dim])
+
+
+def _filled(spec: TensorSpec, dice: torch.Generator, bound: int) -> Tensor:
+    shape = [int(n) for n in spec.shape]
+    if spec.dtype == "bool":
+        return torch.rand(shape, generator=dice) < 0.8
+    if "int" in spec.dtype:
+        chosen = torch.randint(bound, shape, generator=dice).to(getattr(torch, spec.dtype))
+        return chosen.sort().values if len(shape) == 1 else chosen  # offsets ascend
+    return torch.randn(shape, generator=dice, dtype=torch.float64)
+
+
+def _random(like: Tensor, dice: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=dice, dtype=like.dtype)
+
+
+def _leaves(graph: Graph, tensors: Tensors) -> dict[str, Tensor]:
+    """Return tensors of one's own, which want gradients where the graph says so."""
+    specs = {n: p.spec for n, p in graph.param.items()} | {
+        n: e.spec for n, e in graph.input.items()
+    }
+    return {
+        n: t.detach().clone().requires_grad_(specs[n].requires_grad and t.is_floating_point())
+        for n, t in tensors.items()
+    }
+
+
+def _cloned(tensors: Tensors) -> dict[str, Tensor]:
+    """Return what an op may write into."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def _keyed(_op: Op) -> Iterator[None]:
+    torch.manual_seed(_SEED)
+    yield
+
+
+def _wide(op: Op) -> Op:
+    return replace(
+        op,
+        args=tuple(map(_wide_arg, op.args)),
+        kwargs=tuple((key, _wide_arg(value)) for key, value in op.kwargs),
+        outputs=tuple(map(_wide_spec, op.outputs)),
+        body=widened(op.body) if op.body else None,
+    )
+
+
+def _wide_arg(arg: Arg) -> Arg:
+    if isinstance(arg, tuple):
+        return tuple(map(_wide_arg, arg))
+    named = isinstance(arg, Const) and arg.const.removeprefix("torch.") in _FLOATS
+    return Const("torch.float64") if named else arg
+
+
+def _wide_spec(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, dtype="float64") if spec.dtype in _FLOATS else spec

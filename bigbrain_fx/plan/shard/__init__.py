@@ -1,0 +1,25 @@
+"""Shards inside an op: graph -> axes -> one graph for each member of a tensor group.
+
+`axes` finds what can be split together by following every dimension through every op; `sharded`
+writes the members' graphs, with what they exchange as ops. This room knows ops and shares; it knows
+nothing of devices, schedules or torch: rules are tried by `frontend`, which runs `trials`.
+"""
+
+from __future__ import annotations
+
+from bigbrain_fx.plan.shard.choose import chosen_axes, priced_axes
+from bigbrain_fx.plan.shard.find import axes, ruleless
+from bigbrain_fx.plan.shard.rewrite import exchanges, lengths, sharded
+from bigbrain_fx.plan.shard.trials import sound_axes, trials
+
+__all__ = [
+    "axes",
+    "chosen_axes",
+    "exchanges",
+    "lengths",
+    "priced_axes",
+    "ruleless",
+    "sharded",
+    "sound_axes",
+    "trials",
+]

@@ -1,0 +1,226 @@
+"""Graph -> axes: every dimension followed through every op.
+
+Batch dimensions are no axes: they are replicas' and micro-batches'. An op without a rule, or whose
+dimensions do not divide as a rule needs, is whole: what it makes are new dimensions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
+from bigbrain_fx.plan.shard import layers, products, views
+from bigbrain_fx.plan.shard.call import Call, Rule, Ruled
+from bigbrain_fx.plan.shard.factors import Dims, Factor, UnlikeError, flat, fresh, leaves
+
+RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES}
+
+_KINDS = ("experts", "heads", "vocabulary", "channels", "hidden", "sequence")
+_ROWS = 1_000_003  # a prime: no view of the model can divide the batch, or take it for a width
+
+
+def family(target: str) -> str:
+    """Return the name under which a target's rule stands: "add" for aten.add_.Tensor.
+
+    A library's own operator, "library.transformers.grouped_mm.default", stands under its name, too.
+    """
+    space, *rest = target.split(".")
+    place = {"aten": 0, "library": 1}.get(space)
+    name = rest[place] if place is not None else ""
+    return name.rstrip("_") if name.endswith("_") and not name.startswith("__") else name
+
+
+def axes(graph: Graph) -> tuple[Axis, ...]:
+    """Return what of a graph can be split, the axes that divide most work first."""
+    found = _Following(graph)
+    for op in found.graph.ops:
+        if op.outputs:
+            found.follow(op)
+    return tuple(sorted(_named(found.axes()), key=lambda axis: -axis.flops))
+
+
+def ruleless(graph: Graph) -> dict[str, int]:
+    """Count the ops with tensors that no rule knows, by target."""
+    found: dict[str, int] = defaultdict(int)
+    for op in graph.ops:
+        known = op.target == "operator.getitem" or family(op.target) in RULES
+        if op.outputs and op.refs and not known:
+            found[op.target] += 1
+    return dict(found)
+
+
+@dataclass
+class _Roles:
+    """What ops do to one factor."""
+
+    params: dict[str, Place] = field(default_factory=dict)
+    values: dict[str, Place] = field(default_factory=dict)
+    doubled: set[str] = field(default_factory=set)
+    along: set[str] = field(default_factory=set)
+    summed: set[str] = field(default_factory=set)
+    touched: dict[str, None] = field(default_factory=dict)
+
+
+class _Following:
+    """Dimensions of every value so far, and what each op said about them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.example = graph.at(graph.batch)
+        self.graph = graph.at(graph.static_batch or _ROWS)
+        self.known: dict[Ref | ParamRef, Dims] = {}
+        self.tuples: dict[str, tuple[Dims, ...]] = {}
+        self.ruled: dict[str, Ruled] = {}
+        shared: dict[str, Dims] = {}
+        for param in self.graph.params:
+            dims = shared.setdefault(param.canonical, fresh(map(int, param.spec.shape)))
+            self.known[ParamRef(param.name)] = dims
+        for entry in self.graph.inputs:
+            self.known[Ref(entry.name)] = fresh(map(int, entry.spec.shape))
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the batch may have any size; `_ROWS` stands for it."""
+        return self.graph.static_batch is None
+
+    def follow(self, op: Op) -> None:
+        """Carry the dimensions of what an op reads to what it makes."""
+        ruled = self._ruled(op)
+        self.ruled[op.name] = ruled
+        if op.is_tuple:
+            self.tuples[op.name] = ruled.outs
+        else:
+            self.known[Ref(op.name)] = ruled.outs[0]
+
+    def _ruled(self, op: Op) -> Ruled:
+        if op.target == "operator.getitem":
+            return self._item(op)
+        whole = Ruled(tuple(fresh(map(int, spec.shape)) for spec in op.outputs))
+        rule = RULES.get(family(op.target))
+        if rule is None or op.body is not None:
+            return whole
+        try:
+            return rule(Call(op, self.known))
+        except (TypeError, IndexError, UnlikeError):
+            return whole
+
+    def _item(self, op: Op) -> Ruled:
+        source, index = op.args
+        assert isinstance(source, Ref)
+        assert isinstance(index, int)
+        dims = self.tuples[source.value][index]
+        return Ruled((dims,), tuple(flat(dims)))
+
+    def axes(self) -> Iterator[Axis]:
+        """Yield every axis that divides a parameter or work, without its name."""
+        batch = self._batch()
+        roles: dict[Factor, _Roles] = defaultdict(_Roles)
+        self._note_places(roles)
+        for op in self.graph.ops:
+            if op.name in self.ruled:
+                self._note_ops(op, roles)
+        written = self._written()
+        for factor, role in roles.items():
+            if factor not in batch and self._is_sound(role, written):
+                axis = self._axis(factor, role)
+                if axis.flops or axis.params:
+                    yield axis
+
+    def _batch(self) -> set[Factor]:
+        rows = [self.known[Ref(e.name)][0] for e in self.graph.inputs if e.batched and e.spec.shape]
+        found = set(flat(rows))
+        everything = (f for dims in self.known.values() for f in flat(dims))
+        return found | {f for f in everything if self._is_free and f.size % _ROWS == 0}
+
+    def _note_places(self, roles: Mapping[Factor, _Roles]) -> None:
+        for ref, dims in self.known.items():
+            name = ref.value if isinstance(ref, Ref) else ref.param
+            for factor, place in _places(name, dims):
+                into = roles[factor].values if isinstance(ref, Ref) else roles[factor].params
+                if name in into or (self._is_free and place.inner % _ROWS == 0):
+                    roles[factor].doubled.add(name)
+                into[name] = place
+
+    def _note_ops(self, op: Op, roles: Mapping[Factor, _Roles]) -> None:
+        ruled = self.ruled[op.name]
+        along, summed = set(leaves(ruled.along)), set(leaves(ruled.summed))
+        whole = set(leaves(ruled.whole))
+        made = [list(flat(dims)) for dims in ruled.outs]
+        read = [list(flat(dims)) for dims in Call(op, self.known).tensors()]
+        for factor in dict.fromkeys(f for dims in (*made, *read) for f in dims):
+            role = roles[factor]
+            role.touched[op.name] = None
+            names = {op.name, *op.refs, *op.params}
+            if names & role.doubled or factor in whole:
+                continue
+            if factor in along and factor not in summed and all(factor in dims for dims in made):
+                role.along.add(op.name)
+            elif factor in summed and factor not in along and not any(factor in d for d in made):
+                role.summed.add(op.name)
+
+    def _written(self) -> frozenset[str]:
+        """Name the values that are written in place, with their views."""
+        root: dict[str, str] = {}
+        for op in self.graph.ops:
+            root[op.name] = root.get(op.view_of, op.view_of) if op.view_of else op.name
+        heads = {root.get(n, n) for op in self.graph.ops for n in op.mutates} & set(self.graph.op)
+        return frozenset(name for name, own in root.items() if own in heads)
+
+    def _is_sound(self, role: _Roles, written: frozenset[str]) -> bool:
+        """Whether each op on memory that is written in place works on the members' own parts."""
+        if not written & role.values.keys():
+            return True
+        active = role.along | role.summed
+        touching = {n for n in role.touched if written & {n, *self.graph.op[n].refs}}
+        return touching <= active
+
+    def _axis(self, factor: Factor, role: _Roles) -> Axis:
+        active = role.along | role.summed
+        kind = next((kind for kind in _KINDS if kind in factor.tags), "other")
+        return Axis(
+            name="",
+            kind="sequence" if kind != "experts" and not role.params and kind == "hidden" else kind,
+            size=factor.size,
+            params=tuple(p for n, p in role.params.items() if n not in role.doubled),
+            values=tuple(p for n, p in role.values.items() if n not in role.doubled),
+            along=tuple(name for name in role.touched if name in role.along),
+            summed=tuple(name for name in role.touched if name in role.summed),
+            whole=tuple(name for name in role.touched if name not in active),
+            flops=sum(int(self.example.op[name].flops) for name in role.touched if name in active),
+            nbytes=self._param_bytes(n for n in role.params if n not in role.doubled),
+        )
+
+    def _param_bytes(self, names: Iterable[str]) -> int:
+        params = {self.graph.param[name].canonical: self.graph.param[name] for name in names}
+        return sum(param.spec.nbytes for param in params.values())
+
+
+def _places(name: str, dims: Dims) -> Iterator[tuple[Factor, Place]]:
+    for dim, own in enumerate(dims):
+        inner = 1
+        for factor in reversed(list(leaves(own))):
+            yield factor, Place(name, dim, inner)
+            inner *= factor.size
+
+
+def _named(found: Iterable[Axis]) -> Iterator[Axis]:
+    """Name axes by the modules of their parameters, and their kind."""
+    seen: dict[str, int] = defaultdict(int)
+    for axis in found:
+        paths = [place.name.split(".")[:-1] for place in axis.params]
+        values = axis.values[0].name if axis.values else ""
+        base = ".".join(paths[0][: common(paths)]) if paths else values
+        name = f"{base}:{axis.kind}" if base else axis.kind
+        seen[name] += 1
+        yield replace(axis, name=name if seen[name] == 1 else f"{name}.{seen[name]}")
+
+
+def common(paths: Sequence[Sequence[object]]) -> int:
+    """Return how many items paths begin with alike."""
+    count = 0
+    for items in zip(*paths, strict=False):
+        if any(item != items[0] for item in items):
+            break
+        count += 1
+    return count

@@ -1,0 +1,161 @@
+"""The forms of values on one member: whole, the own part, whole with gradients summed.
+
+A value that stands whole is the same on all members, and so is its gradient; of a part, each member
+has its own gradient. Asked for another form, this file puts an exchange into the graph, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from bigbrain_fx.core import (
+    Arg,
+    Dim,
+    Graph,
+    Op,
+    ParamRef,
+    Place,
+    Ref,
+    TensorSpec,
+)
+from bigbrain_fx.plan.shard.find import common
+from bigbrain_fx.plan.shard.sizes import Part
+
+Held = tuple[Part, Place]
+
+
+class Forms:
+    """One member's graph as it grows: its ops, and how each value stands."""
+
+    def __init__(self, graph: Graph, parts: Iterable[Part]) -> None:
+        self.whole = graph
+        self.ops: list[Op] = []
+        self.own: dict[str, Held] = {}  # values that were made as parts
+        self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
+        for part in parts:
+            for place in (*part.axis.values, *part.axis.params):
+                self.place_of[place.name] = part, place
+        self._names = {*graph.op, *graph.input}
+        self._made: dict[tuple[str, str], str] = {}
+
+    def mapped(self, arg: Arg, change: Callable[[Ref | ParamRef], Arg]) -> Arg:
+        """Change every reference in an argument."""
+        if isinstance(arg, tuple):
+            return tuple(self.mapped(item, change) for item in arg)
+        return change(arg) if isinstance(arg, Ref | ParamRef) else arg
+
+    def with_args(self, op: Op, change: Callable[[Ref | ParamRef], Arg]) -> Op:
+        """Return an op that reads other values."""
+        args = tuple(self.mapped(arg, change) for arg in op.args)
+        kwargs = tuple((key, self.mapped(value, change)) for key, value in op.kwargs)
+        return replace(op, args=args, kwargs=kwargs)
+
+    def whole_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
+        """Return a value whole, as every member has it."""
+        held = self._held(ref)
+        if held is None:
+            return ref
+        return self._exchanged("all_gather", ref, self.spec(ref), ref, held)
+
+    def copied_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
+        """Return a value whole, for an op that gives it a part of its gradient."""
+        spec = self.spec(ref)
+        whole = self.whole_form(ref)
+        if spec is None or not spec.requires_grad:
+            return whole
+        return self._exchanged("copy_to_group", ref, spec, whole, None)
+
+    def own_form(self, ref: Ref | ParamRef, held: Held) -> Ref | ParamRef:
+        """Return the member's own part of a value."""
+        if self._held(ref) is not None:
+            return ref
+        spec = self.spec(ref)
+        assert spec is not None
+        return self._exchanged("split", ref, self.narrow(spec, held), ref, held)
+
+    def narrow(self, spec: TensorSpec, held: Held) -> TensorSpec:
+        """Return how the member's part of a tensor is."""
+        return held[0].narrow(spec, held[1], self.whole.batch)
+
+    def exchange(
+        self, kind: str, name: str, value: Arg, spec: TensorSpec, like: Op, *args: Arg
+    ) -> Op:
+        """Return an op that exchanges something with the other members."""
+        return Op(
+            name=name,
+            target=f"shard.{kind}",
+            args=(value, *args),
+            outputs=(spec,),
+            modules=like.modules,
+            source=like.source,
+            code=like.code,
+            lines=like.lines,
+        )
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget what was made of values before they were written into."""
+        old = set(names)
+        self._made = {key: made for key, made in self._made.items() if key[1] not in old}
+
+    def name(self, wish: str) -> str:
+        """Return a name that no value has; the same on every member."""
+        found, count = wish, 1
+        while found in self._names:
+            count += 1
+            found = f"{wish}_{count}"
+        self._names.add(found)
+        return found
+
+    def _exchanged(
+        self,
+        kind: str,
+        ref: Ref | ParamRef,
+        spec: TensorSpec | None,
+        value: Ref | ParamRef,
+        held: Held | None,
+    ) -> Ref:
+        name = _name(ref)
+        if (kind, name) not in self._made:
+            assert spec is not None
+            suffix = {"all_gather": "whole", "split": "own", "copy_to_group": "copy"}[kind]
+            made = self.name(f"{name.replace('.', '_')}_{suffix}")
+            args = _layout(*held) if held else ()
+            self.ops.append(self.exchange(kind, made, value, spec, self._around(name), *args))
+            self._made[kind, name] = made
+        return Ref(self._made[kind, name])
+
+    def _around(self, name: str) -> Op:
+        """Return an op inside the innermost module call that all readers of a value share."""
+        readers = self._readers(name)
+        first = readers[0] if readers else self.whole.ops[-1]
+        count = common([op.modules for op in readers])
+        return replace(first, modules=first.modules[:count], lines=first.lines[: count + 1])
+
+    def _readers(self, name: str) -> list[Op]:
+        if name in self.whole.param:
+            return [op for op in self.whole.ops if name in op.params]
+        return [self.whole.op[reader] for reader in self.whole.consumers[name]]
+
+    def _held(self, ref: Ref | ParamRef) -> Held | None:
+        if isinstance(ref, ParamRef):
+            return self.place_of.get(ref.param)
+        return self.own.get(ref.value)
+
+    def spec(self, ref: Ref | ParamRef) -> TensorSpec | None:
+        """Return how a value is in the graph that is split; None for what is no tensor."""
+        if isinstance(ref, ParamRef):
+            return self.whole.param[ref.param].spec
+        if ref.value in self.whole.input:
+            return self.whole.input[ref.value].spec
+        op = self.whole.op[ref.value]
+        return op.outputs[0] if op.outputs and not op.is_tuple else None
+
+
+def _name(ref: Ref | ParamRef) -> str:
+    return ref.value if isinstance(ref, Ref) else ref.param
+
+
+def _layout(part: Part, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
+    """Return (dimension, inner, what each member has): how parts lie in a whole."""
+    return place.dim, place.inner, part.lengths

@@ -1,0 +1,220 @@
+"""Graph, axes, shares -> one graph for each member of a tensor group.
+
+Where an op needs a value in another form than it was made in, an exchange is put before it
+(`core.Exchange` says which). Ops have the same names on all members; only numbers differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias, cast
+
+from bigbrain_fx.core import (
+    Axis,
+    Exchange,
+    ExchangeKind,
+    Graph,
+    Op,
+    Param,
+    ParamRef,
+    Place,
+    Ref,
+    Shard,
+    Sharded,
+    TensorSpec,
+    leaves,
+)
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.shard.find import family
+from bigbrain_fx.plan.shard.forms import Forms
+from bigbrain_fx.plan.shard.local import BIAS, LOCAL, Local, plainly
+from bigbrain_fx.plan.shard.sizes import Part
+
+Shares: TypeAlias = Sequence[float]
+
+
+def lengths(size: int, shares: Shares) -> tuple[int, ...]:
+    """Divide `size` indices by shares, each member at least one: 3 by 2:1 is 2, 1.
+
+    One by one to who would be done first with it (D'Hondt).
+
+    Raises:
+        InputError: there are more members than indices, or a share is not above zero.
+    """
+    if not all(share > 0 for share in shares):
+        raise InputError(
+            f"expected shares above 0, found {':'.join(map(str, shares))}", at="--tensor-shares"
+        )
+    if size < len(shares):
+        raise InputError(
+            f"an axis of {size} cannot be split over {len(shares)} members",
+            at="--tensor",
+            help=f"use at most {size} members, or leave the axis out",
+        )
+    found = [1] * len(shares)
+    for _ in range(size - len(shares)):
+        found[min(range(len(shares)), key=lambda i: (found[i] + 1) / shares[i])] += 1
+    return tuple(found)
+
+
+def sharded(graph: Graph, axes: Iterable[Axis], shares: Shares) -> Sharded:
+    """Split a graph along some of its axes.
+
+    Args:
+        graph: symbolic or in numbers.
+        axes: of this graph; no value and no parameter may have two of them.
+        shares: one number a member; each axis is divided in this proportion.
+
+    Raises:
+        InputError: two axes meet in one tensor, or an axis is too small.
+    """
+    divided = [(axis, lengths(axis.size, shares)) for axis in axes]
+    _require_apart([axis for axis, _ in divided])
+    members = [
+        _Rewriting(graph, [Part(axis, each, member) for axis, each in divided])
+        for member in range(len(shares))
+    ]
+    graphs = tuple(member.graph() for member in members)
+    return Sharded(graphs, tuple(shard for member in members for shard in member.shards()))
+
+
+def exchanges(graph: Graph, axes: Iterable[Axis]) -> tuple[Exchange, ...]:
+    """Return what the members of a group would send for an example batch, in graph order."""
+    axes = tuple(axes)
+    touched = {name for a in axes for name in (*a.along, *a.summed, *a.whole)}
+    rewriting = _Rewriting(graph.at(graph.batch), [Part(a, (a.size,), 0) for a in axes])
+    rewriting.visit(op for op in graph.at(graph.batch).ops if op.name in touched)
+    return tuple(found for op in rewriting.forms.ops for found in _sent(op))
+
+
+def _sent(op: Op) -> Iterator[Exchange]:
+    space, _, kind = op.target.partition(".")
+    if space != "shard":
+        return
+    spec, value = op.outputs[0], next(leaves(op.args))
+    name = value.value if isinstance(value, Ref) else cast("ParamRef", value).param
+    backward = kind in ("copy_to_group", "split")
+    if not backward or spec.requires_grad:
+        yield Exchange(cast("ExchangeKind", kind), name, op.name, spec.nbytes, backward)
+
+
+def _without_bias(op: Op) -> Op:
+    place = BIAS.get(family(op.target), len(op.args))
+    if place >= len(op.args):
+        return op
+    return replace(op, args=(*op.args[:place], None, *op.args[place + 1 :]))
+
+
+def _require_apart(axes: Sequence[Axis]) -> None:
+    seen: dict[str, Axis] = {}
+    for axis in axes:
+        for place in (*axis.params, *axis.values):
+            other = seen.setdefault(place.name, axis)
+            if other is not axis:
+                raise InputError(
+                    f"'{place.name}' has two of the axes: {other.name} and {axis.name}",
+                    at="--tensor-axes",
+                    help=f"leave out {axis.name}",
+                )
+
+
+class _Rewriting:
+    """One member: the ops of the graph, each as a part or whole."""
+
+    def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
+        self.whole = graph
+        self.forms = Forms(graph, parts)
+        self.active: dict[str, list[Part]] = {}
+        for part in parts:
+            for name in (*part.axis.along, *part.axis.summed):
+                self.active.setdefault(name, []).append(part)
+
+    def graph(self) -> Graph:
+        """Return the member's graph."""
+        self.visit(self.whole.ops)
+        wanted = dict.fromkeys(
+            (*([self.whole.loss] if self.whole.loss else []), *self.whole.outputs)
+        )
+        made = {name: self._final(name) for name in wanted}
+        return replace(
+            self.whole,
+            params=tuple(map(self._param, self.whole.params)),
+            loss=made[self.whole.loss] if self.whole.loss else None,
+            outputs=tuple(made[name] for name in self.whole.outputs),
+            output_names=tuple((k, made.get(v, v)) for k, v in self.whole.output_names),
+            ops=tuple(self.forms.ops),
+        )
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield what this member has of parameters that are split."""
+        for param in self.whole.params:
+            held = self.forms.place_of.get(param.name)
+            if held is None:
+                continue
+            part, place = held
+            stop = part.start + part.length
+            yield Shard(
+                param.name, part.member, place.dim, part.axis.size, place.inner, part.start, stop
+            )
+
+    def visit(self, ops: Iterable[Op]) -> None:
+        """Write ops, with what must be exchanged before each."""
+        for op in ops:
+            self._visit(op)
+            self.forms.forget(op.mutates)
+
+    def _visit(self, op: Op) -> None:
+        active = self.active.get(op.name, ())
+        if op.target == "operator.getitem":
+            self._item(op)
+        elif not op.outputs:
+            self.forms.ops.append(op)  # a size; of the batch, which no axis divides
+        elif len(active) == 1:
+            self._split(op, active[0])
+        else:
+            self.forms.ops.append(self.forms.with_args(op, self.forms.whole_form))
+
+    def _item(self, op: Op) -> None:
+        """Write an item of a tuple: a part where the tuple was made of parts."""
+        held = self.forms.place_of.get(op.name)
+        if op.refs[0] not in self.forms.own or held is None:
+            self.forms.ops.append(op)
+            return
+        self.forms.own[op.name] = held
+        self.forms.ops.append(replace(op, outputs=(self.forms.narrow(op.outputs[0], held),)))
+
+    def _split(self, op: Op, part: Part) -> None:
+        """Write an op of which each member computes its part."""
+
+        def changed(ref: Ref | ParamRef) -> Ref | ParamRef:
+            held = self.forms.place_of.get(ref.value if isinstance(ref, Ref) else ref.param)
+            if held is not None and held[0] is part:
+                return self.forms.own_form(ref, held)
+            return self.forms.copied_form(ref)
+
+        along = op.name in part.axis.along
+        given = self.forms.with_args(op if along else _without_bias(op), changed)
+        given = part.work(given, self._made(op, part) if along else op.outputs)
+        self.forms.ops += LOCAL.get(family(op.target), plainly)(Local(self.forms, op, given, part))
+
+    def _made(self, op: Op, part: Part) -> tuple[TensorSpec, ...]:
+        """Note that an op makes parts; return how they are."""
+        if not op.is_tuple:
+            held = self.forms.own[op.name] = self.forms.place_of[op.name]
+            return (self.forms.narrow(op.outputs[0], held),)
+        self.forms.own[op.name] = part, Place(op.name, 0)
+        specs = list(op.outputs)
+        for name in self.whole.consumers.get(op.name, ()):
+            index = self.whole.op[name].args[1]
+            if name in self.forms.place_of and isinstance(index, int):
+                specs[index] = self.forms.narrow(specs[index], self.forms.place_of[name])
+        return tuple(specs)
+
+    def _final(self, name: str) -> str:
+        made = self.forms.whole_form(Ref(name))
+        return cast("Ref", made).value
+
+    def _param(self, param: Param) -> Param:
+        held = self.forms.place_of.get(param.name)
+        return param if held is None else replace(param, spec=self.forms.narrow(param.spec, held))

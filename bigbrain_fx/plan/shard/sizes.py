@@ -1,0 +1,69 @@
+"""Sizes of parts: what becomes of shapes, strides and counts when an axis is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Axis, Dim, Op, Place, TensorSpec, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one member has of an axis."""
+
+    axis: Axis
+    lengths: tuple[int, ...]
+    member: int
+
+    @property
+    def start(self) -> int:
+        """First index of the axis that the member has."""
+        return sum(self.lengths[: self.member])
+
+    @property
+    def length(self) -> int:
+        """How many of them it has."""
+        return self.lengths[self.member]
+
+    def of(self, count: Dim) -> Dim:
+        """Return the member's part of a count."""
+        if isinstance(count, int):
+            return count * self.length // self.axis.size
+        return f"({count})*{self.length}//{self.axis.size}"
+
+    def narrow(self, spec: TensorSpec, place: Place, batch: int) -> TensorSpec:
+        """Return how the member's part of a tensor is."""
+        there = spec.strides[place.dim] if spec.strides else 0
+        shape = tuple(self.of(n) if i == place.dim else n for i, n in enumerate(spec.shape))
+        strides = tuple(
+            self.of(stride) if size_of(stride, batch) > size_of(there, batch) else stride
+            for stride in spec.strides
+        )
+        return replace(spec, shape=shape, strides=strides)
+
+    def work(self, op: Op, outputs: tuple[TensorSpec, ...]) -> Op:
+        """Return an op with the member's part of its work; what it saves has to be measured."""
+        return replace(
+            op,
+            outputs=outputs,
+            flops=self.of(op.flops),
+            reads_bytes=self.of(op.reads_bytes),
+            writes_bytes=self.of(op.writes_bytes),
+            saves=None,
+        )
+
+
+def contiguous(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the strides of a dense tensor."""
+    found: list[Dim] = []
+    step: Dim = 1
+    for n in reversed(shape):
+        found.append(step)
+        step = step * n if isinstance(step, int) and isinstance(n, int) else f"({step})*({n})"
+    return tuple(reversed(found))
+
+
+def dense(shape: Sequence[Dim], dtype: str, *, grad: bool) -> TensorSpec:
+    """Return a dense tensor's spec."""
+    return TensorSpec(tuple(shape), dtype, contiguous(shape), grad)

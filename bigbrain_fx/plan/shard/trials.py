@@ -1,0 +1,134 @@
+"""Axes -> trials: each op that a rewriting would split, as a graph of its own, whole and in shares.
+
+Rules are checked like everything else: whoever runs the trials tells which failed, and
+`sound_axes` puts those ops back to whole. One trial stands for all ops that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, Trial
+from bigbrain_fx.plan.shard.choose import priced_axes
+from bigbrain_fx.plan.shard.rewrite import Shares, sharded
+
+_ROWS = 3  # of the batch in a trial
+
+
+def trials(graph: Graph, axes: Iterable[Axis], shares: Shares) -> tuple[Trial, ...]:
+    """Return one trial for each kind of op and axis that `sharded` would use, in graph order."""
+    alike: dict[str, list[tuple[Axis, str]]] = {}
+    for axis in axes:
+        for name in (*axis.along, *axis.summed):
+            if graph.op[name].target != "operator.getitem":  # tried with the tuple it is of
+                alike.setdefault(_signature(graph, axis, name), []).append((axis, name))
+    return tuple(_trial(graph, same, shares) for same in alike.values())
+
+
+def sound_axes(
+    graph: Graph, axes: Iterable[Axis], failed: Iterable[tuple[Trial, str]]
+) -> tuple[tuple[Axis, ...], Mapping[tuple[str, str], str]]:
+    """Leave the ops whole whose trials failed.
+
+    Returns:
+        The axes, priced_axes anew, and the reason for each (axis, op).
+    """
+    reasons = {pair: why for trial, why in failed for pair in trial.ops}
+    return priced_axes(graph, (_without(axis, reasons.keys()) for axis in axes)), reasons
+
+
+def _without(axis: Axis, bad: Container[tuple[str, str]]) -> Axis:
+    def good(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if (axis.name, name) not in bad)
+
+    out = tuple(name for name in (*axis.along, *axis.summed) if (axis.name, name) in bad)
+    return replace(
+        axis, along=good(axis.along), summed=good(axis.summed), whole=(*axis.whole, *out)
+    )
+
+
+def _trial(graph: Graph, alike: Sequence[tuple[Axis, str]], shares: Shares) -> Trial:
+    axis, name = alike[0]
+    small = _alone(graph, graph.op[name])
+    made = sharded(small, [_within(axis, small)], shares)
+    return Trial(tuple((own.name, op) for own, op in alike), small, made)
+
+
+def _signature(graph: Graph, axis: Axis, name: str) -> str:
+    """Say all that a trial of an op depends on: its arguments, their sizes, where the axis lies."""
+    op = graph.op[name]
+    places = {p.name: (p.dim, p.inner) for p in (*axis.values, *axis.params)}
+
+    def said(arg: Arg) -> object:
+        if isinstance(arg, tuple):
+            return tuple(map(said, arg))
+        if isinstance(arg, ParamRef):
+            return graph.param[arg.param].spec, graph.param[arg.param].kind, places.get(arg.param)
+        if isinstance(arg, Ref):
+            return _specs(graph, arg.value), places.get(arg.value)
+        return arg
+
+    args = said((*op.args, *(value for _, value in op.kwargs)))
+    keys = tuple(key for key, _ in op.kwargs)
+    role = name in axis.summed
+    return repr((op.target, args, keys, op.outputs, places.get(name), axis.size, role))
+
+
+def _specs(graph: Graph, name: str) -> object:
+    return graph.input[name].spec if name in graph.input else graph.op[name].outputs
+
+
+def _within(axis: Axis, small: Graph) -> Axis:
+    """Return what of an axis lies in a part of the graph."""
+    names = {*small.op, *small.input, *small.param}
+
+    def inside(ops: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in ops if name in small.op)
+
+    return replace(
+        axis,
+        params=tuple(place for place in axis.params if place.name in names),
+        values=tuple(place for place in axis.values if place.name in names),
+        along=inside(axis.along),
+        summed=inside(axis.summed),
+        whole=inside(axis.whole),
+    )
+
+
+def _alone(graph: Graph, op: Op) -> Graph:
+    """Return a graph of one op, with the sizes it reads and the items of what it makes."""
+    sizes = _sizes(graph, op)
+    items = [graph.op[name] for name in graph.consumers[op.name]] if op.is_tuple else []
+    ops = [replace(each, modules=(), lines=(), saves=None) for each in (*sizes, op, *items)]
+    made = {each.name for each in ops}
+    read = dict.fromkeys(name for each in ops for name in each.refs if name not in made)
+    return Graph(
+        name="trial",
+        ops=tuple(ops),
+        inputs=tuple(_input(graph, name) for name in read),
+        params=tuple(graph.param[name] for name in op.params),
+        outputs=tuple(item.name for item in items) or (op.name,),
+        loss=None,
+        batch=graph.static_batch or _ROWS,
+        static_batch=graph.static_batch,
+        training=graph.training,
+    )
+
+
+def _sizes(graph: Graph, op: Op) -> list[Op]:
+    """Return the ops that make the numbers an op reads, in order."""
+    found: dict[str, Op] = {}
+    pending = list(op.refs)
+    while pending:
+        name = pending.pop()
+        made = graph.op.get(name)
+        if made is not None and not made.outputs:
+            found[name] = made
+            pending += made.refs
+    return [made for made in graph.ops if made.name in found]
+
+
+def _input(graph: Graph, name: str) -> Input:
+    spec = graph.input[name].spec if name in graph.input else graph.op[name].outputs[0]
+    return Input(name, (name,), spec)

@@ -1,0 +1,179 @@
+"""How views, copies and cuts of tensors carry dimensions: nothing is computed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from bigbrain_fx.plan.shard.call import Call, Rule, Ruled
+from bigbrain_fx.plan.shard.factors import (
+    Dimension,
+    Dims,
+    Factor,
+    UnlikeError,
+    flat,
+    fresh,
+    reshaped,
+    size,
+    unify,
+)
+
+
+def _carried(before: Dims, *after: Dims) -> Ruled:
+    """Say that what stands before and after an op goes along it."""
+    kept = {id(factor) for factor in flat(before)}
+    along = {id(f): f for dims in after for f in flat(dims) if id(f) in kept}
+    return Ruled(after, tuple(along.values()))
+
+
+def _reshape(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    after = reshaped(before, call.shape)
+    return _carried(before, after)
+
+
+def _transpose(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    one, other = (call.number(i, f"dim{i - 1}", 0) % len(before) for i in (1, 2))
+    order = list(range(len(before)))
+    order[one], order[other] = other, one
+    return _carried(before, tuple(before[i] for i in order))
+
+
+def _permute(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    return _carried(before, tuple(before[i] for i in call.numbers(1, "dims")))
+
+
+def _turned(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    return _carried(before, before[::-1] if len(before) == 2 else before)
+
+
+def _without(call: Call, dim: int) -> tuple[Dims, Dims]:
+    before = call.dims(call.op.args[0])
+    return before, before[: dim % len(before)] + before[dim % len(before) + 1 :]
+
+
+def _unbind(call: Call) -> Ruled:
+    before, after = _without(call, call.number(1, "dim", 0))
+    return _carried(before, *(after for _ in call.op.outputs))
+
+
+def _select(call: Call) -> Ruled:
+    before, after = _without(call, call.number(1, "dim", 0))
+    return _carried(before, after)
+
+
+def _apart(call: Call, dim: int) -> Ruled:
+    """Cut a dimension into pieces; equal ones are (which, index): fused query, key and value."""
+    before = call.dims(call.op.args[0])
+    dim %= len(before)
+    sizes = [int(spec.shape[dim]) for spec in call.op.outputs]
+    alike = len(set(sizes)) == 1
+    piece = reshaped((before[dim],), (len(sizes), sizes[0]))[1] if alike else None
+    pieces = [fresh((n,))[0] if piece is None else piece for n in sizes]
+    return _carried(before, *((*before[:dim], own, *before[dim + 1 :]) for own in pieces))
+
+
+def _chunk(call: Call) -> Ruled:
+    return _apart(call, call.number(2, "dim", 0))
+
+
+def _slice(call: Call) -> Ruled:
+    """Take start..stop of a dimension: all of it, or one of several equal pieces."""
+    before = call.dims(call.op.args[0])
+    dim = call.number(1, "dim", 0) % len(before)
+    start, step = call.arg(2, "start", 0) or 0, call.number(4, "step", 1)
+    have, want = size(before[dim]), call.shape[dim]
+    if not isinstance(start, int):
+        raise TypeError("start is no number")
+    start = start + have if start < 0 else start
+    own: Dimension = (Factor(want),)
+    if have == want and step == 1:
+        own = before[dim]
+    elif step == 1 and want and have % want == 0 and start % want == 0:
+        own = reshaped((before[dim],), (have // want, want))[1]
+    return _carried(before, (*before[:dim], own, *before[dim + 1 :]))
+
+
+def _cat(call: Call) -> Ruled:
+    """Join equal pieces as (which, index); unequal ones are joined whole."""
+    items = call.op.args[0]
+    parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
+    dim = call.number(1, "dim", 0) % len(parts[0])
+    sizes = {size(part[dim]) for part in parts}
+    for other in parts[1:]:
+        for place, (a, b) in enumerate(zip(parts[0], other, strict=True)):
+            if place != dim or len(sizes) == 1:
+                unify(a, b)
+    joined = (Factor(len(parts)), *parts[0][dim]) if len(sizes) == 1 else (Factor(call.shape[dim]),)
+    return _carried(parts[0], (*parts[0][:dim], joined, *parts[0][dim + 1 :]))
+
+
+def _stack(call: Call) -> Ruled:
+    items = call.op.args[0]
+    parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
+    dim = call.number(1, "dim", 0) % (len(parts[0]) + 1)
+    for other in parts[1:]:
+        for a, b in zip(parts[0], other, strict=True):
+            unify(a, b)
+    after = (*parts[0][:dim], (Factor(len(parts)),), *parts[0][dim:])
+    return _carried(parts[0], after)
+
+
+def _expand(call: Call) -> Ruled:
+    """Repeat dimensions of size one: each part is made of the whole."""
+    before = call.dims(call.op.args[0])
+    after = list(fresh(call.shape))
+    shift = len(after) - len(before)
+    for place, own in enumerate(before):
+        if size(own) == call.shape[shift + place]:
+            after[shift + place] = own
+    return Ruled((tuple(after),), tuple(flat(after)))
+
+
+def _repeat_interleave(call: Call) -> Ruled:
+    """Repeat each index: (index, which of its copies)."""
+    before = call.dims(call.op.args[0])
+    times, dim = call.number(1, "repeats", 1), call.number(2, "dim", 0) % len(before)
+    after = (*before[:dim], (*before[dim], Factor(times)), *before[dim + 1 :])
+    return Ruled((after,), tuple(flat(after)))
+
+
+def _pad(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    after = tuple(
+        own if size(own) == want else (Factor(want),)
+        for own, want in zip(before, call.shape, strict=True)
+    )
+    return _carried(before, after)
+
+
+def _same(call: Call) -> Ruled:
+    before = call.dims(call.op.args[0])
+    if math.prod(map(size, before)) != math.prod(call.shape):
+        raise UnlikeError("a copy of another size")
+    return _carried(before, before)
+
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
+        _reshape,
+    ),
+    **dict.fromkeys(("transpose", "swapaxes"), _transpose),
+    "permute": _permute,
+    **dict.fromkeys(("t", "numpy_T"), _turned),
+    "unbind": _unbind,
+    "select": _select,
+    **dict.fromkeys(("chunk",), _chunk),
+    **dict.fromkeys(("split", "split_with_sizes"), _chunk),
+    "slice": _slice,
+    **dict.fromkeys(("cat", "concat"), _cat),
+    "stack": _stack,
+    **dict.fromkeys(("expand", "broadcast_to"), _expand),
+    "repeat_interleave": _repeat_interleave,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    **dict.fromkeys(("contiguous", "clone", "alias", "detach", "lift_fresh_copy"), _same),
+}

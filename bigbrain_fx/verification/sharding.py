@@ -1,0 +1,206 @@
+"""Whether a graph in shards computes what the graph does: the one link that is close, not bitwise.
+
+A wrong rule is not rounding, so rules are tried one by one first (`tried_axes`), and then the whole
+sharded graph is run in lockstep beside the graph, forward and backward (`agree`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.core import Axis, Graph, Op, Shard, Sharded
+from bigbrain_fx.frontend import (
+    Captured,
+    draw_places,
+    place_name,
+    run_graph,
+    run_members,
+    taken,
+    try_rule,
+    widened,
+)
+from bigbrain_fx.plan import sharded, sound_axes, trials
+from bigbrain_fx.runtime import reseed
+
+_ZERO = 1e-2  # of the largest of all: a gradient below it may be a zero that rounding left
+_SEED = 7
+
+Tensors = Mapping[str, Tensor]
+Key = Callable[[Op], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the members are from the whole.
+
+    Attributes:
+        loss: the largest difference of a member's loss, of the loss.
+        gradients: the largest difference of a gradient, of that gradient's largest number, or of a
+            hundredth of the largest of all where that is more.
+        buffers: the largest difference of a buffer that was written, likewise.
+        compared: how many gradients were compared, of all members.
+        exchanges: how many ops of each kind a member has.
+        held: numbers of the parameters that each member holds.
+    """
+
+    loss: float
+    gradients: float
+    buffers: float
+    compared: int
+    exchanges: Mapping[str, int]
+    held: tuple[int, ...]
+
+
+def tried_axes(
+    graph: Graph, axes: Sequence[Axis], shares: Sequence[float]
+) -> tuple[tuple[Axis, ...], Mapping[tuple[str, str], str]]:
+    """Run every rule that splitting along `axes` would use; leave ops whole where one fails.
+
+    Returns:
+        The axes, and for each (axis, op) that is left whole the reason.
+    """
+    results = [(trial, try_rule(trial)) for trial in trials(graph, axes, shares)]
+    failed = [(trial, why) for trial, why in results if why is not None]
+    return sound_axes(graph, axes, failed) if failed else (tuple(axes), {})
+
+
+def agree(
+    captured: Captured,
+    axes: Sequence[Axis],
+    shares: Sequence[float],
+    *,
+    rows: int | None = None,
+    exact: bool = False,
+) -> Agreement:
+    """Run one training step's forward and backward, whole and in shares.
+
+    Args:
+        captured: a model with a loss.
+        axes: to split along.
+        shares: of the members.
+        rows: of the batch.
+        exact: in float64.
+    """
+    graph = widened(captured.graph) if exact else captured.graph
+    made = sharded(graph, axes, shares)
+    whole = _Numbers(captured, exact=exact)
+    inputs = {name: whole.cast(t) for name, t in captured.inputs(rows).items()}
+    own = captured.functions
+    values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
+    members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
+    found = run_members(
+        made.members,
+        [member.tensors for member in members],
+        [inputs for _ in members],
+        key=_keyed(made.members[0]),
+        functions=own,
+    )
+    loss = cast("Tensor", values[graph.loss or ""])
+    pairs = zip(found, made.members, strict=True)
+    losses = [cast("Tensor", each[member.loss or ""]) for each, member in pairs]
+    return _compared(whole, members, loss, losses, made)
+
+
+class _Numbers:
+    """Tensors of the model as one member has them; tied names share one."""
+
+    def __init__(
+        self, captured: Captured, made: Sharded | None = None, member: int = 0, *, exact: bool
+    ) -> None:
+        self.exact = exact
+        shards = made.shards if made else ()
+        self.shard: dict[str, Shard] = {s.param: s for s in shards if s.member == member}
+        self.leaves: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.name_of: dict[str, str] = {}
+        for param in captured.graph.params:
+            if param.canonical not in self.leaves:
+                own = self.part(param.name, self.cast(captured.tensors[param.name]))
+                self.leaves[param.canonical] = own.clone().requires_grad_(param.spec.requires_grad)
+                self.name_of[param.canonical] = param.name
+            self.tensors[param.name] = self.leaves[param.canonical]
+
+    def cast(self, tensor: Tensor) -> Tensor:
+        """Return a copy in the type of the run."""
+        wide = self.exact and tensor.is_floating_point()
+        return tensor.detach().to(torch.float64 if wide else tensor.dtype, copy=True)
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        """Return what this member has of a whole tensor."""
+        return taken(tensor, self.shard[name]) if name in self.shard else tensor
+
+    def graded(self) -> dict[str, Tensor]:
+        """Return the trained parameters, each once."""
+        return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
+
+
+def _compared(
+    whole: _Numbers, members: Sequence[_Numbers], loss: Tensor, losses: list[Tensor], made: Sharded
+) -> Agreement:
+    wanted = list(whole.graded().values())
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+    want = dict(zip(whole.graded(), gradients, strict=True))
+    flat = [leaf for member in members for leaf in member.graded().values()]
+    of_all: Sequence[Tensor | None] = torch.autograd.grad(losses, flat, allow_unused=True)
+    found = iter(of_all)
+    loss, losses = loss.detach(), [own.detach() for own in losses]
+    most = max((float(g.abs().max()) for g in want.values() if g is not None), default=0.0)
+    apart = [
+        _distance(member.part(member.name_of[name], _or_zero(g, whole.leaves[name])), own, g, most)
+        for member in members
+        for name, g in want.items()
+        for own in [_or_zero(next(found), member.leaves[name])]
+    ]
+    return Agreement(
+        loss=max(float((own - loss).abs() / loss.abs()) for own in losses),
+        gradients=max(apart, default=0.0),
+        buffers=_buffers(whole, members),
+        compared=len(apart),
+        exchanges=Counter(
+            op.target.removeprefix("shard.")
+            for op in made.members[0].ops
+            if op.target.startswith("shard.")
+        ),
+        held=tuple(sum(t.numel() for t in member.graded().values()) for member in members),
+    )
+
+
+def _buffers(whole: _Numbers, members: Sequence[_Numbers]) -> float:
+    found = 0.0
+    for member in members:
+        for name, tensor in member.leaves.items():
+            if not tensor.requires_grad:
+                want = member.part(member.name_of[name], whole.leaves[name])
+                found = max(found, _distance(want, tensor, want, 0.0))
+    return found
+
+
+def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
+    return torch.zeros_like(of) if gradient is None else gradient
+
+
+def _distance(want: Tensor, have: Tensor, whole: Tensor | None, most: float) -> float:
+    if not want.numel():
+        return 0.0
+    scale = 0.0 if whole is None else float(whole.detach().abs().max())
+    apart = float((want.detach().double() - have.detach().double()).abs().max())
+    return apart / max(scale, _ZERO * most) if apart else 0.0
+
+
+def _keyed(graph: Graph) -> Key:
+    """Seed every draw by its place in the model: the same in the graph and in its shards."""
+    places = draw_places(graph)
+
+    @contextmanager
+    def key(op: Op) -> Iterator[None]:
+        reseed((_SEED, 0, 0), place_name(*places[op.name]), torch.device("cpu"))
+        yield
+
+    return key

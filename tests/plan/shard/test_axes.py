@@ -1,0 +1,124 @@
+"""Axes of small models: what is found, what is whole, and what the members send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Axis, Graph
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import axes, priced_axes, ruleless, sharded
+
+ROWS, LENGTH, DIM = 3, 5, 12
+
+
+class Calls(nn.Module):
+    """Any function of one input and the layers given, and the mean of its square as loss."""
+
+    def __init__(self, forward: Callable[..., Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.call = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self, x).pow(2).mean()
+
+
+def graph_of(model: nn.Module, x: Tensor) -> Graph:
+    return capture(model, {"x": x}).graph
+
+
+def found(graph: Graph, kind: str) -> Axis:
+    """The axis of a kind that most parameters have."""
+    return max((a for a in axes(graph) if a.kind == kind), key=lambda a: len(a.params))
+
+
+def attended(own: Any, x: Tensor) -> Tensor:
+    q, k, v = own.qkv(x).unflatten(-1, (3, 3, 4)).unbind(2)
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    return own.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_fused_attention_is_split_by_heads() -> None:
+    model = Calls(attended, qkv=nn.Linear(DIM, 3 * DIM), out=nn.Linear(DIM, DIM))
+    graph = graph_of(model, torch.randn(ROWS, LENGTH, DIM))
+    heads = found(graph, "heads")
+    assert heads.size == 3
+    places = {place.name: (place.dim, place.inner) for place in heads.params}
+    assert places == {"qkv.weight": (0, 4), "qkv.bias": (0, 4), "out.weight": (1, 4)}
+    assert not heads.whole
+    (heads,) = priced_axes(graph, [heads])
+    nbytes = ROWS * LENGTH * DIM * 4
+    assert [(e.kind, e.nbytes) for e in heads.exchanges] == [("all_reduce", nbytes)]  # x is input
+
+
+def test_members_hold_unequal_rows_of_a_fused_weight() -> None:
+    model = Calls(attended, qkv=nn.Linear(DIM, 3 * DIM), out=nn.Linear(DIM, DIM))
+    graph = graph_of(model, torch.randn(ROWS, LENGTH, DIM))
+    made = sharded(graph, [found(graph, "heads")], (2, 1))
+    shapes = [member.param["qkv.weight"].spec.shape for member in made.members]
+    assert shapes == [(24, DIM), (12, DIM)]
+    shard = next(s for s in made.shards if s.param == "qkv.weight" and s.member == 1)
+    assert (shard.dim, shard.size, shard.inner, shard.start, shard.stop) == (0, 3, 4, 2, 3)
+    names = [[op.name for op in member.ops] for member in made.members]
+    assert names[0] == names[1]
+
+
+def grouped(own: Any, x: Tensor) -> Tensor:
+    q = own.q(x).unflatten(-1, (-1, 2)).transpose(1, 2)
+    k, v = (part(x).unflatten(-1, (-1, 2)).transpose(1, 2) for part in (own.k, own.v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return own.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_grouped_queries_are_split_in_whole_groups() -> None:
+    layers = {"q": nn.Linear(DIM, 12), "k": nn.Linear(DIM, 6), "v": nn.Linear(DIM, 6)}
+    model = Calls(grouped, **layers, out=nn.Linear(12, DIM))
+    heads = found(graph_of(model, torch.randn(ROWS, LENGTH, DIM)), "heads")
+    assert heads.size == 3
+    inner = {place.name: place.inner for place in heads.params if "weight" in place.name}
+    assert inner == {"q.weight": 4, "k.weight": 2, "v.weight": 2, "out.weight": 4}
+
+
+def test_depthwise_and_grouped_filters_are_split() -> None:
+    model = Calls(
+        lambda own, x: own.last(F.relu(own.deep(own.first(x)))),
+        first=nn.Conv2d(3, 6, 1),
+        deep=nn.Conv2d(6, 12, 3, groups=6),
+        last=nn.Conv2d(12, 2, 1),
+    )
+    graph = graph_of(model, torch.randn(ROWS, 3, 6, 6))
+    channels = max((a for a in axes(graph) if a.size == 6), key=lambda a: len(a.params))
+    assert {place.name for place in channels.params} == {
+        "first.weight", "first.bias", "deep.weight", "deep.bias", "last.weight"
+    }  # fmt: skip
+    member = sharded(graph, [channels], (2, 1)).members[1]
+    assert next(op for op in member.ops if op.name == "conv2d_1").args[6] == 2
+
+
+def test_a_norm_and_an_op_without_a_rule_are_whole_and_named() -> None:
+    model = Calls(
+        lambda own, x: own.two(torch.roll(own.norm(own.one(x)), 1, -1)),
+        one=nn.Linear(DIM, 8),
+        norm=nn.LayerNorm(8),
+        two=nn.Linear(8, DIM),
+    )
+    graph = graph_of(model, torch.randn(ROWS, DIM))
+    assert ruleless(graph) == {"aten.roll.default": 1}
+    one = next(a for a in axes(graph) if "one.weight" in {p.name for p in a.params} and a.size == 8)
+    assert one.whole == ("layer_norm",)
+    (one,) = priced_axes(graph, [one])
+    assert [(e.kind, e.at) for e in one.exchanges] == [("all_gather", "linear_whole")]
+
+
+def test_two_axes_that_meet_in_a_parameter_are_refused() -> None:
+    graph = graph_of(Calls(lambda own, x: own.a(x), a=nn.Linear(DIM, 8)), torch.randn(ROWS, DIM))
+    with pytest.raises(InputError, match=r"'a\.weight' has two of the axes"):
+        sharded(graph, [a for a in axes(graph) if a.params], (1, 1))

@@ -1,0 +1,137 @@
+"""Graphs in shares against the graph: every model that has an axis, 2 and 3 unlike members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Axis
+from bigbrain_fx.frontend import Captured, capture, load_model_file
+from bigbrain_fx.plan import axes, chosen_axes, priced_axes
+from bigbrain_fx.plan.shard import find, local, products, rewrite
+from bigbrain_fx.verification import agree, tried_axes
+from models import gpt, llama, moe
+
+SMALL: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
+    "gpt": (gpt, lambda: gpt.GPT(blocks=1, dim=48, heads=3, sequence=64)),
+    "llama": (llama, lambda: llama.Llama(blocks=1, dim=48, heads=6, kv_heads=3, hidden=20)),
+    "moe": (moe, lambda: moe.MoE(blocks=1, dim=24, heads=3, hidden=16, experts=5)),
+}
+CASES = [(name, shares) for name in SMALL for shares in ((2, 1), (3, 2, 1))]
+
+
+@lru_cache
+def captured(name: str) -> Captured:
+    torch.manual_seed(0)
+    module, make = SMALL[name]
+    return capture(make(), module.example_batch(), getattr(module, "loss", None))
+
+
+@lru_cache
+def every(name: str) -> tuple[Axis, ...]:
+    return priced_axes(captured(name).graph, axes(captured(name).graph))
+
+
+@pytest.mark.parametrize(("name", "shares"), CASES)
+def test_shares_compute_what_the_graph_does(name: str, shares: tuple[int, ...]) -> None:
+    found = captured(name)
+    chosen, dropped = tried_axes(found.graph, chosen_axes(every(name), len(shares)), shares)
+    assert chosen
+    assert not dropped
+    for exact, limit in ((False, 1e-5), (True, 1e-12)):
+        result = agree(found, chosen, shares, rows=3, exact=exact)
+        print(name, shares, "float64" if exact else "float32", result)
+        assert result.gradients <= limit
+        assert result.loss <= limit
+        assert result.buffers <= limit
+        assert result.compared > len(shares)
+        assert result.exchanges["all_reduce"] > 0
+        assert sum(result.held) > max(result.held)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe", "encdec", "unet", "resnet", "digits"])
+def test_the_models_that_ship(name: str) -> None:
+    file = load_model_file(f"models/{name}.py", seed=0)
+    found = capture(file.model, file.example_batch, file.loss)
+    found_axes = priced_axes(found.graph, axes(found.graph))
+    for shares in ((2, 1), (3, 2, 1)):
+        chosen, dropped = tried_axes(found.graph, chosen_axes(found_axes, len(shares)), shares)
+        assert not dropped
+        for exact, limit in ((False, 1e-5), (True, 1e-12)):
+            result = agree(found, chosen, shares, rows=3, exact=exact)
+            print(name, shares, "float64" if exact else "float32", result)
+            assert max(result.gradients, result.loss, result.buffers) <= limit
+
+
+def test_convolutions_with_norms_and_their_classes() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, groups=4), nn.GroupNorm(4, 8), nn.ConvTranspose2d(8, 6, 2, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5),
+    )  # fmt: skip
+    batch = {"input": torch.randn(4, 3, 8, 8), "target": torch.tensor([0, 4, 2, -100])}
+    found = capture(module, batch, _error)
+    there = priced_axes(found.graph, axes(found.graph))
+    for kind in ("channels", "vocabulary"):
+        chosen = chosen_axes(there, 2, (kind,))
+        tried, dropped = tried_axes(found.graph, chosen, (3, 1))
+        assert tried
+        assert not dropped
+        exact = agree(found, tried, (3, 1), exact=True)
+        assert max(exact.gradients, exact.loss, exact.buffers) <= 1e-12
+        assert agree(found, tried, (3, 1)).gradients <= 1e-5
+
+
+def _error(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(output, batch["target"])
+
+
+def test_every_axis_there_is_splits_right() -> None:
+    """Sequence, and what nobody would choose: each alone, tried."""
+    graph = captured("llama").graph
+    tried, dropped = tried_axes(graph, every("llama"), (2, 1))
+    assert not dropped
+    assert any(axis.kind == "sequence" and axis.along for axis in tried)
+
+
+class Softmaxed(nn.Module):
+    """One hidden axis with a softmax over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).softmax(-1)).pow(2).sum()
+
+
+def test_a_wrong_rule_is_caught_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(find.RULES, "softmax", products.RULES["relu"])
+    found = capture(Softmaxed(), {"x": torch.randn(5, 4)})
+    hidden = next(a for a in axes(found.graph) if a.size == 6)
+    assert "softmax" in hidden.along
+    assert agree(found, [hidden], (2, 1), exact=True).gradients > 1e-3  # what it would have done
+    tried, dropped = tried_axes(found.graph, [hidden], (2, 1))
+    ((axis, op), why), *others = dropped.items()
+    assert not others
+    assert (axis, op) == (hidden.name, "softmax")
+    assert "differs by" in why
+    assert "softmax" in tried[0].whole
+    assert agree(found, tried, (2, 1), exact=True).gradients <= 1e-12
+
+
+def test_a_wrong_form_of_an_op_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that every member adds."""
+    monkeypatch.setattr(rewrite, "BIAS", {})
+    monkeypatch.setattr(local, "LOCAL", {})
+    monkeypatch.setattr(rewrite, "LOCAL", {})
+    found = capture(Softmaxed(), {"x": torch.randn(5, 4)})
+    summed = next(a for a in axes(found.graph) if "linear_1" in a.summed)
+    tried, dropped = tried_axes(found.graph, [summed], (2, 1))
+    assert [op for _, op in dropped] == ["linear_1"]
+    assert agree(found, tried, (2, 1), exact=True).gradients <= 1e-12

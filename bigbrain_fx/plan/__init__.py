@@ -40,6 +40,7 @@ from bigbrain_fx.plan.reuse import place_like
 from bigbrain_fx.plan.schedule import SCHEDULES, messages
 from bigbrain_fx.plan.search import Candidate, Search
 from bigbrain_fx.plan.simulate import chrome_trace
+from bigbrain_fx.plan.spread import Spread, spread
 
 __all__ = [
     "AUTO",
@@ -55,6 +56,7 @@ __all__ = [
     "Recovery",
     "Search",
     "Source",
+    "Spread",
     "choose",
     "chrome_trace",
     "closed_form",
@@ -85,6 +87,7 @@ __all__ = [
     "restart_all",
     "roots",
     "size_text",
+    "spread",
     "timeline",
     "to_json",
     "tried",

@@ -170,7 +170,7 @@ def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
         plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
     assert plans.keys() == {"measured", "analytical", "preset"}
     rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
-    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].flops_per_s]
+    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].sustained_flops_per_s]
     (profiled,) = plans["measured"].cluster.devices
     assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
     assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}

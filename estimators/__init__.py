@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from estimators.analytical import Analytical
+from estimators.compiled import Compiled
 from estimators.learned import Learned
 from estimators.measured import Measured
 
 TABLE: Mapping[str, Callable[..., object]] = {
     Analytical.name: Analytical,
+    Compiled.name: Compiled,
     Learned.name: Learned,
     Measured.name: Measured,
 }

@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from estimators.calls import GraphScope, PricedCall, number
+from estimators.cuda_clock import HALF, CudaClock
 from estimators.kept import saved_bytes, scores_bytes
 from estimators.op_rules import (
     ANY_OTHER,
     CONVOLUTION_3X3,
-    CUDA_ATTENTION,
-    CUDA_BYTES,
     CUDA_OPTIMIZER_LAUNCHES,
-    CUDA_PRODUCT,
     DICE,
     GELU_TANH,
     OP_RULES,
@@ -40,7 +38,6 @@ VIEW_LAUNCHES = 1.0
 OPTIMIZER_STATE = 2.0  # Adam keeps two moments
 
 _WIDE_CHANNELS = 64
-_HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -55,23 +52,26 @@ class Analytical:
         Devices with equal rates share their figures. Regions cost the sum of their ops. What
         several ops keep for the backward counts at the first of them. Sizes cost nothing.
         """
-        known: dict[Device, dict[str, OpCost]] = {}
-        for device in cluster.devices:
-            if _rates(device) not in known:
-                known[_rates(device)] = dict(_costs(GraphScope(graph), device, set()))
-        return Costs(
-            ops={device.name: known[_rates(device)] for device in cluster.devices},
-            cluster=cluster,
-            optimizer_s_per_byte={
-                device.name: OPTIMIZER_TOUCHES / device.memory_bytes_per_s
-                for device in cluster.devices
-            },
-            optimizer_state_per_byte=OPTIMIZER_STATE,
-            optimizer_s_per_tensor={
-                device.name: _optimizer_launches(device) * device.launch_s
-                for device in cluster.devices
-            },
-        )
+        return estimated(graph, cluster, fused=False)
+
+
+def estimated(graph: Graph, cluster: Cluster, *, fused: bool) -> Costs:
+    """Estimate as `Analytical` does; `fused`: GPUs run what torch.compile makes of the graph."""
+    known: dict[Device, dict[str, OpCost]] = {}
+    for device in cluster.devices:
+        if _rates(device) not in known:
+            known[_rates(device)] = dict(_costs(GraphScope(graph), device, set(), fused))
+    return Costs(
+        ops={device.name: known[_rates(device)] for device in cluster.devices},
+        cluster=cluster,
+        optimizer_s_per_byte={
+            device.name: OPTIMIZER_TOUCHES / device.memory_bytes_per_s for device in cluster.devices
+        },
+        optimizer_state_per_byte=OPTIMIZER_STATE,
+        optimizer_s_per_tensor={
+            device.name: _optimizer_launches(device) * device.launch_s for device in cluster.devices
+        },
+    )
 
 
 def family(target: str) -> str:
@@ -98,23 +98,33 @@ def _rates(device: Device) -> Device:
     return replace(device, name="", host="", memory_bytes=0)
 
 
-def _costs(scope: GraphScope, device: Device, kept: set[str]) -> Iterator[tuple[str, OpCost]]:
+def _costs(
+    scope: GraphScope, device: Device, kept: set[str], fused: bool
+) -> Iterator[tuple[str, OpCost]]:
     for call in scope.calls():
-        yield call.op.name, _cost(call, device, kept)
+        yield call.op.name, _cost(call, device, kept, fused)
 
 
-def _cost(call: PricedCall, device: Device, kept: set[str]) -> OpCost:
+def _cost(call: PricedCall, device: Device, kept: set[str], fused: bool) -> OpCost:
     op = call.op
     if op.body is not None:
-        return _region(call, op.body, device, kept)
+        return _region(call, op.body, device, kept, fused)
     if not op.outputs and not op.mutates:
         return OpCost(0.0)  # a size
     rule = rule_of(op)
-    clock = _Clock(call, rule, _speed(call, rule, device), device)
+    clock: _Clock | CudaClock
+    host_forward_s = host_backward_s = 0.0
+    if device.kind == "cuda":
+        clock = CudaClock(call, rule, family(op.target), device, fused=fused)
+        host_forward_s, host_backward_s = clock.host_forward_s(), clock.host_backward_s()
+    else:
+        clock = _Clock(call, rule, _speed(call, rule), device)
     if not op.requires_grad:
-        return OpCost(clock.forward_s())
+        return OpCost(clock.forward_s(), host_forward_s=host_forward_s)
     input_s = clock.inputs_backward_s() + clock.fan_out_s()
     return OpCost(
+        host_forward_s=host_forward_s,
+        host_backward_s=host_backward_s,
         forward_s=clock.forward_s(),
         backward_s=input_s + clock.weights_backward_s(),
         backward_input_s=input_s,
@@ -123,13 +133,15 @@ def _cost(call: PricedCall, device: Device, kept: set[str]) -> OpCost:
     )
 
 
-def _region(call: PricedCall, body: Graph, device: Device, kept: set[str]) -> OpCost:
-    costs = [cost for _, cost in _costs(GraphScope(body, call.scope), device, kept)]
+def _region(call: PricedCall, body: Graph, device: Device, kept: set[str], fused: bool) -> OpCost:
+    costs = [cost for _, cost in _costs(GraphScope(body, call.scope), device, kept, fused)]
     gradient = call.op.requires_grad  # within no_grad the forward is all there is
     return OpCost(
         forward_s=sum(cost.forward_s for cost in costs),
         backward_s=sum(cost.backward_s for cost in costs) if gradient else 0.0,
         backward_input_s=sum(cost.backward_input_s for cost in costs) if gradient else 0.0,
+        host_forward_s=sum(cost.host_forward_s for cost in costs),
+        host_backward_s=sum(cost.host_backward_s for cost in costs) if gradient else 0.0,
         saved_bytes=sum(cost.saved_bytes for cost in costs) if gradient else 0,
         workspace_bytes=max((cost.workspace_bytes for cost in costs), default=0),
     )
@@ -145,15 +157,8 @@ def _workspace_bytes(call: PricedCall, rule: OpRule, device: Device) -> int:
     return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
 
 
-def _speed(call: PricedCall, rule: OpRule, device: Device) -> Speed:
-    if device.kind == "cpu":
-        return CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed
-    if rule.kind == "product":
-        return CUDA_PRODUCT
-    if rule.kind == "attention":
-        return CUDA_ATTENTION
-    passes_on = rule.speed.backward_bytes is None
-    return Speed(bytes=CUDA_BYTES, backward_bytes=None if passes_on else CUDA_BYTES)
+def _speed(call: PricedCall, rule: OpRule) -> Speed:
+    return CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed
 
 
 def _is_wide_3x3(call: PricedCall) -> bool:
@@ -166,7 +171,7 @@ def _is_wide_3x3(call: PricedCall) -> bool:
 
 @dataclass(frozen=True)
 class _Clock:
-    """The seconds of one call on one device."""
+    """The seconds of one call on one CPU, which starts each op when the one before is done."""
 
     call: PricedCall
     rule: OpRule
@@ -176,7 +181,7 @@ class _Clock:
     @property
     def flops_per_s(self) -> float:
         """The device's rate for what the call computes with."""
-        is_half = self.call.op.outputs != () and self.call.result.dtype in _HALF
+        is_half = self.call.op.outputs != () and self.call.result.dtype in HALF
         return (self.device.half_flops_per_s if is_half else None) or self.device.flops_per_s
 
     def forward_s(self) -> float:
@@ -242,7 +247,7 @@ class _Clock:
         return pass_s + self._launches_s(BACKWARD_LAUNCHES)
 
     def _view_s(self) -> float:
-        return self._launches_s(VIEW_LAUNCHES) if self.device.kind == "cpu" else 0.0
+        return self._launches_s(VIEW_LAUNCHES)
 
     def _view_backward_s(self) -> float:
         """Time zeros and a copy for a part, a sum for an expansion, nothing for other views."""

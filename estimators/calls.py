@@ -11,6 +11,14 @@ from functools import cached_property
 
 from bigbrain_fx.core import Dim, Graph, Op, TensorSpec
 
+_PASSES = """
+add sub rsub neg mul div relu relu6 sqrt rsqrt reciprocal sigmoid tanh exp gelu silu hardswish
+hardsigmoid elu leaky_relu hardtanh clamp clamp_min clamp_max pow square abs erf log sin cos
+softplus softmax log_softmax layer_norm rms_norm dropout masked_fill where to _to_copy batch_norm
+"""
+FUSIBLE = frozenset(_PASSES.split())
+"""Passes over memory that Inductor puts into one kernel where they follow each other."""
+
 
 class GraphScope:
     """A graph, or the body of a region within another scope; answers what a name stands for."""
@@ -21,6 +29,11 @@ class GraphScope:
         for op in graph.ops:
             base = op.view_of
             self._roots[op.name] = op.name if base is None else self._roots.get(base, base)
+
+    @cached_property
+    def autocast(self) -> bool:
+        """Whether products are cast to half precision here."""
+        return self.graph.autocast is not None or (self.outer is not None and self.outer.autocast)
 
     def calls(self) -> Iterator[PricedCall]:
         """Yield every op as a call, in order."""
@@ -49,6 +62,29 @@ class GraphScope:
     def is_batch(self, name: str) -> bool:
         """Whether a value is an entry of the batch: its loader holds it anyway."""
         return self.outer is None and name in self.graph.input
+
+    def inside_bytes(self, op: Op) -> int:
+        """Return the bytes that a pass shares with passes before and after it.
+
+        A compiler that fuses them reads what one of them has made while it is in registers, and
+        writes a result only where somebody else reads it, too.
+        """
+        made = (self._maker(name) for name in op.refs)
+        read = sum(o.outputs[0].nbytes for o in made if o is not None and self._is_pass(o))
+        readers = [self.graph.op[name] for name in self.graph.consumers[op.name]]
+        alone = bool(readers) and all(map(self._is_pass, readers))
+        return read + (op.outputs[0].nbytes if alone and op.outputs else 0)
+
+    def _maker(self, name: str) -> Op | None:
+        """Return the op that made a value, through views of it."""
+        root = self.root(name)
+        return self.graph.op.get(root)
+
+    def _is_pass(self, op: Op) -> bool:
+        if op.view_of is not None:
+            readers = self.graph.consumers[op.name]
+            return bool(readers) and all(self._is_pass(self.graph.op[name]) for name in readers)
+        return op.target.split(".")[1].rstrip("_") in FUSIBLE and len(op.outputs) == 1
 
     def gradients_into(self, name: str) -> int:
         """Return how many ops send a gradient back to a value."""

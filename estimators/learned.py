@@ -163,6 +163,8 @@ def _with_times(cost: OpCost, seconds: Mapping[Phase, float]) -> OpCost:
         forward_s=seconds["forward"],
         backward_s=input_s + seconds["backward_weight"],
         backward_input_s=input_s,
+        host_forward_s=0.0,  # what was learned from has what starting an op took
+        host_backward_s=0.0,
     )
 
 

@@ -267,7 +267,7 @@ def _session_machine(base: Known, keys: frozenset[str], machine: Machine) -> Mac
 
 
 def _timed(known: OpCost, found: _Seconds | None) -> OpCost:
-    """Put measured times in; memory stays."""
+    """Put measured times in, which have what starting an op took; memory stays."""
     if found is None:
         return known
     return replace(
@@ -275,4 +275,6 @@ def _timed(known: OpCost, found: _Seconds | None) -> OpCost:
         forward_s=found.forward_s,
         backward_s=found.input_s + found.weight_s,
         backward_input_s=found.input_s,
+        host_forward_s=0.0,
+        host_backward_s=0.0,
     )

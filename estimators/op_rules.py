@@ -3,8 +3,8 @@
 Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies). Most were
 measured op by op with torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; attention,
 convolutions and SIMPLE were then lowered by eye to what the small shapes of `models/` reach;
-SORTING, UNKNOWN and everything named CUDA are guesses. Above 1: the data is in a cache, or the
-kernel is smarter than the plain product (Winograd convolutions). All are assumptions for other
+SORTING and UNKNOWN are guesses; a GPU's are in `cuda_rules`. Above 1: the data is in a cache, or
+the kernel is smarter than the plain product (Winograd convolutions). All are assumptions for other
 machines: `doctor` measures the rates, not the shares. Backward shares are relative to the bytes of
 the *forward* call.
 
@@ -92,12 +92,6 @@ AVERAGE_POOL = Speed(bytes=0.09, backward_bytes=0.09)
 RESIZE = Speed(bytes=0.04, backward_bytes=0.22)
 SORTING = Speed(bytes=0.05, backward_bytes=0.3)
 UNKNOWN = Speed(flops=0.5, bytes=0.5, backward_flops=0.5, backward_bytes=0.5)
-
-CUDA_BYTES = 0.8
-"""On a GPU every pass over memory is assumed to reach this share of the bandwidth."""
-
-CUDA_PRODUCT = Speed(flops=0.9, bytes=CUDA_BYTES, backward_flops=0.85, backward_bytes=CUDA_BYTES)
-CUDA_ATTENTION = Speed(flops=0.6, bytes=CUDA_BYTES, backward_flops=0.5, backward_bytes=CUDA_BYTES)
 
 OPTIMIZER_TOUCHES = 13.0
 """How often AdamW, as it comes, moves each byte of a parameter.

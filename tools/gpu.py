@@ -1,6 +1,6 @@
 """Forecast against measured on one GPU: GPT, Llama and ResNet, each at three sizes.
 
-    python -m tools.gpu [--sizes small] [--models gpt] [--out rows.jsonl] [--write docs/gpu.md]
+    python -m tools.gpu [--sizes small] [--models gpt] [--out rows.jsonl] [--write gpu_measured.md]
 
 `doctor` describes the GPU, `profile` measures each model's ops on it, and the plan on the one
 device is forecast by `measured`, `analytical` and, where a preset speaks of the card, by its

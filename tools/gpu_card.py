@@ -83,13 +83,14 @@ def sheet_rates(sheet: Preset | None) -> Rates | None:
 
 
 def by_datasheet(cluster: Cluster, sheet: Preset) -> Cluster:
-    """Return a cluster of one device with the datasheet's rates; all else stays measured."""
+    """Return a cluster of one device at what a preset says; all else stays measured."""
     (device,) = cluster.devices
     said = replace(
         device,
-        flops_per_s=sheet.flops_per_s,
-        half_flops_per_s=sheet.half_flops_per_s,
-        memory_bytes_per_s=sheet.memory_bytes_per_s,
+        flops_per_s=sheet.sustained_flops_per_s,
+        half_flops_per_s=sheet.sustained_half_flops_per_s,
+        tf32_flops_per_s=sheet.sustained_tf32_flops_per_s,
+        memory_bytes_per_s=sheet.sustained_memory_bytes_per_s,
     )
     return replace(cluster, devices=(said,))
 

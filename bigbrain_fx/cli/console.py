@@ -16,11 +16,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bigbrain_fx.plan import Explanation, Plan, explain, measured_share, measured_text, size_text
+from bigbrain_fx.cluster import assumed
+from bigbrain_fx.plan import (
+    Explanation,
+    Plan,
+    explain,
+    measured_share,
+    measured_text,
+    size_text,
+    spread,
+)
 from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split
+    from bigbrain_fx.cli.prices import Offer
     from bigbrain_fx.plan import Candidate, Search
     from bigbrain_fx.planning import Plugin
     from bigbrain_fx.verification import Comparison, Contender, Verification
@@ -66,8 +76,28 @@ def show_forecast(plan: Plan) -> None:
         times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
         rows.append((entry.device, *times, *map(size_text, sizes)))
     _table((*heads, "messages", "peak", "has"), rows)
+    around = spread(plan)
+    _say(f"{around}{f' ({around.note})' if around.note else ''}")
+    for text in assumed(plan.cluster, plan.graph.autocast):
+        _say(text)
     if plan.search is not None:
         show_search(plan.search)
+
+
+def show_offers(found: Sequence[Offer]) -> None:
+    """Print what each cluster would give, the cheapest first: which one to rent."""
+    rows = [
+        (
+            each.devices,
+            _number(each.step_s, 4),
+            "-" if each.spread is None else str(each.spread),
+            _number(each.rows_per_s, 1),
+            "-" if each.cost is None else str(each.cost),
+            each.refused,
+        )
+        for each in found
+    ]
+    _table(("cluster", "step s", "interval", "rows/s", "cost", "refused"), rows)
 
 
 def show_search(found: Search) -> None:
@@ -260,6 +290,8 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "in_flight": plan.in_flight,
         "search": search_json(plan.search) if plan.search else None,
         "measured": measured_share(plan),
+        "spread": dataclasses.asdict(spread(plan)),
+        "assumed": assumed(plan.cluster, plan.graph.autocast),
         "devices": [
             {
                 **dataclasses.asdict(entry),

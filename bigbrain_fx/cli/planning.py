@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from bigbrain_fx.cli.progress import working
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
+    from bigbrain_fx.cli.prices import Offer
     from bigbrain_fx.plan import Plan
 
 
@@ -96,12 +98,14 @@ def split(
 @model_options
 @click.option("-o", "--out", type=PATH, help="Write the plan to this file, for explain, simulate.")
 @force_file_option
+@click.option("--price", help="Of all devices by the hour, like 2.1/h: what do tokens cost?")
 @json_option
 def estimate(
     model: str,
     devices: Path | None,
     out: Path | None,
     force: bool,
+    price: str | None,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -112,6 +116,8 @@ def estimate(
 
     if devices is None:
         raise InputError("no devices were given", help="add --devices cluster.json")
+    if price is not None:
+        hourly(price)
     if out is not None:
         require_absent(out, force)
     model, options = located(model, choices), chosen(choices)
@@ -119,7 +125,7 @@ def estimate(
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     if out is not None:
         write_plan(plan, out)
-    _print_plan(plan, as_json)
+    _print_plan(plan, as_json, price)
     if out is not None:
         click.echo(f"wrote {out}: bigbrain-fx explain {out}", err=True)
 
@@ -152,14 +158,24 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
 
 @cli.command(short_help="Forecast a plan, here or on another cluster.")
 @click.argument("plan", type=PATH)
-@click.option("-d", "--devices", type=PATH, help="Another cluster.json: what would it give there?")
+@click.option(
+    "-d",
+    "--devices",
+    type=PATH,
+    multiple=True,
+    help="Another cluster.json: what would it give there? Several: a table, the cheapest first.",
+)
+@click.option(
+    "--price", multiple=True, help="Of all devices by the hour, like 2.1/h; one for each cluster."
+)
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @failure_options
 @click.option("--seed", default=0, show_default=True, help="With --mtbf: of the failures.")
 @json_option
 def simulate(
     plan: Path,
-    devices: Path | None,
+    devices: tuple[Path, ...],
+    price: tuple[str, ...],
     again: bool,
     mtbf: str | None,
     hours: float,
@@ -175,19 +191,55 @@ def simulate(
     from bigbrain_fx.bundles import simulate as simulate_plan
     from bigbrain_fx.plan import read_plan
 
-    if again and devices is None:
+    if again and not devices:
         raise InputError("--again is for another cluster", help="add --devices cluster.json")
-    found = simulate_plan(read_plan(plan), devices, again=again)
+    if len(devices) > 1:
+        if mtbf is not None:
+            raise InputError("--mtbf is for one cluster", help="give one --devices")
+        print_offers(offers(read_plan(plan), devices, price, again=again), as_json)
+        return
+    found = simulate_plan(read_plan(plan), devices[0] if devices else None, again=again)
     if mtbf is None:
-        _print_plan(found, as_json)
+        _print_plan(found, as_json, price[0] if price else None)
     else:
         print_failures(found, mtbf, hours, host_share, seed, as_json)
 
 
-def _print_plan(plan: Plan, as_json: bool) -> None:
+def _print_plan(plan: Plan, as_json: bool, price: str | None = None) -> None:
     from bigbrain_fx.cli.console import json_line, plan_json, show_forecast
+    from bigbrain_fx.cli.prices import cost
+
+    paid = None if price is None else cost(plan, hourly(price))
+    if as_json:
+        fields = {"cost": None if paid is None else dataclasses.asdict(paid)}
+        click.echo(json_line({**plan_json(plan), **fields}))
+        return
+    show_forecast(plan)
+    if paid is not None:
+        click.echo(f"at {price}: {paid}")
+
+
+def hourly(text: str) -> float:
+    """Read a price; see `prices`, which is loaded when there is one."""
+    from bigbrain_fx.cli import prices
+
+    return prices.hourly(text)
+
+
+def offers(
+    plan: Plan, devices: Sequence[Path], price: Sequence[str], *, again: bool
+) -> list[Offer]:
+    """Forecast a plan on each cluster; see `prices`."""
+    from bigbrain_fx.cli import prices
+
+    return prices.offers(plan, devices, price, again=again)
+
+
+def print_offers(found: Sequence[Offer], as_json: bool) -> None:
+    """Print a row for each cluster, or one JSON object."""
+    from bigbrain_fx.cli.console import json_line, show_offers
 
     if as_json:
-        click.echo(json_line(plan_json(plan)))
+        click.echo(json_line({"offers": [dataclasses.asdict(each) for each in found]}))
     else:
-        show_forecast(plan)
+        show_offers(found)

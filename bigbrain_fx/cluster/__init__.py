@@ -3,6 +3,7 @@
 This room knows the file; it knows nothing of models or plans, and imports no torch.
 """
 
+from bigbrain_fx.cluster.assumed import assumed
 from bigbrain_fx.cluster.file import schema
 from bigbrain_fx.cluster.presets import PRESETS, Preset
 from bigbrain_fx.cluster.quantity import BadValueError, duration_s
@@ -12,6 +13,7 @@ __all__ = [
     "PRESETS",
     "BadValueError",
     "Preset",
+    "assumed",
     "duration_s",
     "parse_cluster",
     "read_cluster",

@@ -82,6 +82,7 @@ OptionalCompute = Annotated[float | None, *_amount(quantity.COMPUTE, quantity.fl
 Bandwidth = Annotated[float, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
 OptionalBandwidth = Annotated[float | None, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
 Time = Annotated[float, *_amount(quantity.TIME, quantity.seconds)]
+OptionalTime = Annotated[float | None, *_amount(quantity.TIME, quantity.seconds)]
 
 
 def _hide_null(schema: dict[str, Any]) -> None:
@@ -135,7 +136,7 @@ class DeviceEntry(StrictModel):
         description="Where its tensors live; a preset is cuda."
     )
     preset: str | None = _left_out(
-        description="A card by name, with its datasheet's peak FP32 rate.",
+        description="A card by name: its memory, and what models reach of its datasheet's rates.",
         examples=list(PRESETS),
     )
     memory: OptionalMemory = _left_out()
@@ -143,12 +144,23 @@ class DeviceEntry(StrictModel):
     half_flops: OptionalCompute = _left_out(
         description="Of products in float16 and bfloat16. Left out: the preset's, or flops."
     )
+    tf32_flops: OptionalCompute = _left_out(
+        description="In TF32: of convolutions, and of products if matmul_precision is high. "
+        "Left out: the preset's; a device without one has no TF32."
+    )
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        default="highest",
+        description="As torch.set_float32_matmul_precision: high multiplies float32 in TF32.",
+    )
     memory_bandwidth: OptionalBandwidth = _left_out()
     blas_workspace: OptionalMemory = _left_out(
         description="What cuBLAS keeps on a cuda device for each thread that multiplies; `doctor` "
         "finds it. Left out: the preset's, or a guess from half_flops."
     )
-    launch: Time = Field(default=5e-6, json_schema_extra={"default": "5us"})
+    launch: OptionalTime = _left_out(
+        description="What starting one op costs; on cuda its process's time, 0s with CUDA graphs. "
+        "Left out: 5us on cpu, 15us on cuda."
+    )
     threads: int = Field(
         default=1, ge=1, le=4096, description="CPU threads its process computes with."
     )
@@ -178,7 +190,8 @@ class LinksEntry(StrictModel):
         description="Any pair without an entry. Left out: 1Gbit/s and 0.1ms."
     )
     same_host: LinkEntry | None = _left_out(
-        description="Devices of one host. Left out: the default; without one, 1GB/s and 50us."
+        description="Devices of one host. Left out: the default; without one, what "
+        "presets say of NVLink and PCIe, else 1GB/s and 50us."
     )
     between: list[BetweenEntry] = Field(default=[], description="Exceptions.")
 

@@ -26,7 +26,7 @@ from bigbrain_fx.cluster.file import (
     LinksEntry,
     OverheadsEntry,
 )
-from bigbrain_fx.cluster.presets import Preset, preset
+from bigbrain_fx.cluster.presets import PRESETS, UNITS, preset_name
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.errors import InputError
@@ -36,6 +36,10 @@ from bigbrain_fx.errors import InputError
 # a two-core machine: 55 us and 3.9 GB/s).
 DEFAULT_LINK = Link(latency_s=1e-4, bytes_per_s=125e6)
 DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
+
+DEFAULT_LAUNCH_S = {"cpu": 5e-6, "cuda": 15e-6}
+"""On a CPU measured; of a GPU's process a quarter of the 59 us that an op takes it (see
+`estimators/cuda_clock.py`), as `doctor` measures less than a module's call."""
 
 _Pair = frozenset[str]
 
@@ -82,13 +86,15 @@ def parse_cluster(text: str, source: str) -> Cluster:
 
 
 def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
-    card = _preset(document, path, entry)
+    named = _preset(document, path, entry)
+    card = PRESETS[named] if named else None
     kind = entry.kind or ("cuda" if card else None)
     memory_bytes = entry.memory or (card and card.memory_bytes)
-    flops_per_s = entry.flops or (card and card.flops_per_s)
-    memory_bytes_per_s = entry.memory_bandwidth or (card and card.memory_bytes_per_s)
+    flops_per_s = entry.flops or (card and card.sustained_flops_per_s)
+    memory_bytes_per_s = entry.memory_bandwidth or (card and card.sustained_memory_bytes_per_s)
     if not (kind and memory_bytes and flops_per_s and memory_bytes_per_s):
         raise _missing_fields(document, path, entry)
+    said = card if entry.flops is None else None  # flops that are written are all that is known
     return Device(
         name=entry.name,
         host=entry.host,
@@ -96,17 +102,17 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         memory_bytes=memory_bytes,
         flops_per_s=flops_per_s,
         memory_bytes_per_s=memory_bytes_per_s,
-        launch_s=entry.launch,
+        launch_s=DEFAULT_LAUNCH_S[kind] if entry.launch is None else entry.launch,
         threads=entry.threads,
         overheads=_overheads(entry.overheads),
-        half_flops_per_s=entry.half_flops or _half_flops(card, entry),
+        half_flops_per_s=entry.half_flops or (said.sustained_half_flops_per_s if said else None),
         blas_bytes=entry.blas_workspace or (card.blas_bytes if card else None),
+        tf32_flops_per_s=entry.tf32_flops or (said.sustained_tf32_flops_per_s if said else None),
+        matmul_precision=entry.matmul_precision,
+        lacks=card.lacks if card else (),
+        preset=named,
+        units=UNITS.get(named),
     )
-
-
-def _half_flops(card: Preset | None, entry: DeviceEntry) -> float | None:
-    """Return a card's; not where `flops` is written, which then is all that is known."""
-    return card.half_flops_per_s if card is not None and entry.flops is None else None
 
 
 def _overheads(entry: OverheadsEntry | None) -> Overheads:
@@ -115,9 +121,10 @@ def _overheads(entry: OverheadsEntry | None) -> Overheads:
     return Overheads(entry.message, entry.message_bandwidth, entry.instruction, entry.step)
 
 
-def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> Preset | None:
+def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> str:
+    """Return the name of the entry's card; "" where it names none."""
     if entry.preset is None:
-        return None
+        return ""
     if entry.kind == "cpu":
         raise document.error(
             (*path, "kind"),
@@ -125,7 +132,7 @@ def _preset(document: Document, path: JsonPath, entry: DeviceEntry) -> Preset | 
             'delete "kind", or delete "preset" and write memory, flops and memory_bandwidth',
         )
     try:
-        return preset(entry.preset)
+        return preset_name(entry.preset)
     except BadValueError as error:
         raise document.error((*path, "preset"), error.what, error.help) from error
 
@@ -211,9 +218,11 @@ def _links(
         else:
             of_hosts[pair] = _link(entry)
     same_host = _same_host(links)
+    said = links.same_host is not None or links.default is not None
     others = []
     for one, two in itertools.combinations(devices, 2):
-        fallback = same_host if one.host == two.host else None
+        wire = None if said else _wire(one, two)
+        fallback = (wire or same_host) if one.host == two.host else None
         link = of_hosts.get(frozenset((one.host, two.host)), fallback)
         if link and frozenset((one.name, two.name)) not in of_devices:
             others.append((one.name, two.name, link))
@@ -224,6 +233,15 @@ def _same_host(links: LinksEntry) -> Link | None:
     if links.same_host:
         return _link(links.same_host)
     return None if links.default else DEFAULT_SAME_HOST_LINK
+
+
+def _wire(one: Device, two: Device) -> Link | None:
+    """Return what two cards of one host talk over by their datasheets: the slower one's."""
+    if not (one.preset and two.preset):
+        return None
+    wires = (PRESETS[one.preset].wire, PRESETS[two.preset].wire)
+    slower = min(wires, key=lambda wire: wire.bytes_per_s)
+    return Link(slower.latency_s, slower.bytes_per_s)
 
 
 def _ends(
@@ -336,13 +354,17 @@ def _host_json(host: Host) -> dict[str, object]:
 
 def _device_json(device: Device) -> dict[str, object]:
     own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
+    tf32, products = device.tf32_flops_per_s, device.matmul_precision
     return {
         "name": device.name,
         "host": device.host,
         "kind": device.kind,
+        **({"preset": device.preset} if device.preset else {}),
         "memory": quantity.memory_text(device.memory_bytes),
         "flops": quantity.rate_text(device.flops_per_s, "FLOP/s"),
         **({"half_flops": quantity.rate_text(half, "FLOP/s")} if half is not None else {}),
+        **({"tf32_flops": quantity.rate_text(tf32, "FLOP/s")} if tf32 is not None else {}),
+        **({"matmul_precision": products} if products != "highest" else {}),
         "memory_bandwidth": quantity.rate_text(device.memory_bytes_per_s, "B/s"),
         **({"blas_workspace": quantity.memory_text(blas)} if blas is not None else {}),
         "launch": quantity.time_text(device.launch_s),

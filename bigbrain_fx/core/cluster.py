@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
+
+MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
+"""What torch multiplies float32 matrices in: float32, or TF32 where the device has it."""
 
 from bigbrain_fx.core.showing import Shown
 
@@ -71,8 +74,14 @@ class Device:
 
     Where hosts say what their devices share, rates are those of the device alone.
 
-    `launch_s` is what starting one op costs; `threads` are CPU threads its process computes with.
-    `half_flops_per_s` is the rate of products in float16 and bfloat16; None: `flops_per_s`.
+    `launch_s` is what starting one op costs; on a CUDA device its process's time, which passes
+    while the device works. `threads` are CPU threads its process computes with.
+    `half_flops_per_s` is the rate of products in float16 and bfloat16; None: `flops_per_s`. What
+    is in `lacks` has the latter's, too.
+    `tf32_flops_per_s` is the rate in TF32, which convolutions take by default, and products where
+    `matmul_precision` is "high", as in `torch.set_float32_matmul_precision`; None: it has no TF32.
+    `preset` is the name of the card whose datasheet rates come from; "": of none.
+    `units` are its multiprocessors, over which a product's tiles are spread; None: not known.
     `blas_bytes` is the workspace of a cuBLAS handle on a CUDA device; None: nobody has said it.
     """
 
@@ -87,6 +96,11 @@ class Device:
     overheads: Overheads = NO_OVERHEADS
     half_flops_per_s: float | None = None
     blas_bytes: int | None = None
+    tf32_flops_per_s: float | None = None
+    matmul_precision: MatmulPrecision = "highest"
+    lacks: tuple[str, ...] = ()
+    preset: str = ""
+    units: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

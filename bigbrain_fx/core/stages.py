@@ -16,6 +16,8 @@ class OpCost:
 
     `backward_s` is the whole backward, `backward_input_s` the part that the previous stage waits
     for. `saved_bytes` stay from forward to backward; `workspace_bytes` are gone when the op is.
+    `host_forward_s` and `host_backward_s` are what its process takes to start it, while the device
+    works on what was started before: of GPUs only, a CPU's are in the other two.
     """
 
     forward_s: float
@@ -23,6 +25,8 @@ class OpCost:
     backward_input_s: float = 0.0
     saved_bytes: int = 0
     workspace_bytes: int = 0
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
 
 
 @dataclass(frozen=True)

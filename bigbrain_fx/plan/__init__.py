@@ -50,6 +50,7 @@ from bigbrain_fx.plan.shard import (
     trials,
 )
 from bigbrain_fx.plan.simulate import chrome_trace
+from bigbrain_fx.plan.spread import Spread, spread
 
 __all__ = [
     "AUTO",
@@ -65,6 +66,7 @@ __all__ = [
     "Recovery",
     "Search",
     "Source",
+    "Spread",
     "axes",
     "choose",
     "chosen_axes",
@@ -102,6 +104,7 @@ __all__ = [
     "sharded",
     "size_text",
     "sound_axes",
+    "spread",
     "timeline",
     "to_json",
     "trials",

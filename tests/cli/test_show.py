@@ -58,7 +58,8 @@ def test_a_forecast(capsys: Capture) -> None:
     assert lines[2].split()[-3:] == ["messages", "peak", "has"]
     assert lines[3].split()[:5] == ["a", "6.0000", "12.0000", "2.0", "KiB"]  # two weights
     assert lines[4].split()[:5] == ["b", "9.0000", "9.0000", "3.0", "KiB"]
-    assert len({len(line) for line in lines[2:]}) == 1  # columns stand under their heads
+    assert lines[5:] == ["14.04 to 23.04 s in nine of ten"]
+    assert len({len(line) for line in lines[2:5]}) == 1  # columns stand under their heads
 
 
 def test_a_plan_as_json() -> None:

@@ -170,7 +170,7 @@ def test_a_model_is_planned_by_the_ops_by_the_roofline_and_by_the_datasheet(
         plans = gpu.planned(place, model, session, replace(MACHINE, kind="cuda", launch_s=3e-6))
     assert plans.keys() == {"measured", "analytical", "preset"}
     rates = [plan.cluster.devices[0].flops_per_s for plan in plans.values()]
-    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].flops_per_s]
+    assert rates == [MACHINE.flops_per_s, 1e12, PRESETS["h200"].sustained_flops_per_s]
     (profiled,) = plans["measured"].cluster.devices
     assert (profiled.launch_s, profiled.half_flops_per_s) == (3e-6, GPU.half_flops_per_s)
     assert {plan.micro_batches for plan in plans.values()} == {model.micro_batches}
@@ -214,7 +214,7 @@ def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
-        ("NVIDIA A100 80GB PCIe", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
         ("Tesla V100-SXM2-16GB", "v100-16"),
         ("Tesla T4", "t4"),
         ("NVIDIA L4", "l4"),
@@ -222,7 +222,7 @@ def test_doctor_is_asked_for_one_device(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA RTX 6000 Ada Generation", None),
-        ("NVIDIA L40S", None),
+        ("NVIDIA L40S", "l40s"),
         ("AMD EPYC", None),
     ],
 )

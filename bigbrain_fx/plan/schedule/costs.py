@@ -34,9 +34,14 @@ class StageTimes:
     optimizer_s: Mapping[str, float]
     cluster: Cluster
     weight_s: tuple[float, ...] = ()
+    host_forward_s: tuple[float, ...] = ()
+    host_backward_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * len(self.forward_s))
+        count = len(self.forward_s)
+        object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
+        object.__setattr__(self, "host_forward_s", self.host_forward_s or (0.0,) * count)
+        object.__setattr__(self, "host_backward_s", self.host_backward_s or (0.0,) * count)
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,9 @@ class StageCosts:
     `optimizer_workspace_bytes` are there only while the optimizer runs. `gappy_bytes`: by edge, of
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
     `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
-    stage's backward a bucket is complete and leaves. Bytes are as the device's allocator takes
-    them, except `gappy_bytes`, whose edges have two ends.
+    stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
+    what a GPU's process takes to start it all; 0.0 on a CPU. Bytes are as the device's
+    allocator takes them, except `gappy_bytes`, whose edges have two ends.
     """
 
     forward_s: tuple[float, ...]
@@ -75,6 +81,8 @@ class StageCosts:
     library_bytes: Mapping[str, int] = field(default_factory=dict)
     weight_s: tuple[float, ...] = ()
     deferred_bytes: tuple[int, ...] = ()
+    host_forward_s: tuple[float, ...] = ()
+    host_backward_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
@@ -82,6 +90,8 @@ class StageCosts:
         object.__setattr__(self, "deferred_bytes", self.deferred_bytes or (0,) * count)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
+        object.__setattr__(self, "host_forward_s", self.host_forward_s or (0.0,) * count)
+        object.__setattr__(self, "host_backward_s", self.host_backward_s or (0.0,) * count)
 
     def part(self, stages: range) -> StageCosts:
         """Return the costs of some stages, numbered from 0."""
@@ -90,6 +100,8 @@ class StageCosts:
             self,
             forward_s=self.forward_s[cut],
             backward_s=self.backward_s[cut],
+            host_forward_s=self.host_forward_s[cut],
+            host_backward_s=self.host_backward_s[cut],
             saved_bytes=self.saved_bytes[cut],
             workspace_bytes=self.workspace_bytes[cut],
             gradient_bytes=self.gradient_bytes[cut],
@@ -102,6 +114,8 @@ class StageCosts:
                 forward_s=self.alone.forward_s[cut],
                 backward_s=self.alone.backward_s[cut],
                 weight_s=self.alone.weight_s[cut],
+                host_forward_s=self.alone.host_forward_s[cut],
+                host_backward_s=self.alone.host_backward_s[cut],
             ),
         )
 
@@ -147,6 +161,8 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     return StageCosts(
         forward_s=times.forward_s,
         backward_s=times.backward_s,
+        host_forward_s=times.host_forward_s,
+        host_backward_s=times.host_backward_s,
         saved_bytes=tuple(_saved_bytes(stage, costs) for stage in stages.stages),
         cluster=costs.cluster,
         workspace_bytes=tuple(_workspace_bytes(graph, stage, costs) for stage in stages.stages),
@@ -182,12 +198,18 @@ def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     whole_s = (sum(cost.backward_s for cost in ops) for ops in each)
     backward_s = (whole - later for whole, later in zip(whole_s, weight_s, strict=True))
     again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
+    host_s = tuple(sum(cost.host_forward_s for cost in ops) for ops in each)
     return StageTimes(
         forward_s,
         tuple(map(sum, zip(backward_s, again_s, strict=True))),
         {d: _optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
         weight_s,
+        host_s,
+        tuple(
+            sum(cost.host_backward_s for cost in ops) + (host_s[s.index] if s.runs_again else 0.0)
+            for s, ops in zip(stages.stages, each, strict=True)
+        ),
     )
 
 

@@ -9,6 +9,13 @@ far as the messages that were sent let it come. Where NICs are shared they take 
 device that is earliest goes on until another is, so that messages are sent in order of time. Where
 devices of a host slow each other, `crowd` follows all of them at once.
 
+A GPU has two clocks: what its process has started, and what it has computed. A computation ends
+when both are done with it, so that a process that is slower than its GPU holds it up, and otherwise
+is ahead of it, also while the GPU waits for a message.
+
+    process  |f0|f1|b0|b1|          |f0 |f1 |b0 |b1 |
+    GPU      |f0  |f1  |b0   |b1  |  .f0|. f1|. b0|. b1
+
 It knows nothing of memory, and of how a schedule came to be.
 """
 
@@ -103,6 +110,7 @@ class _Execution:
         self.messages, self.costs = messages, costs
         self.flights = messages.flights
         self.spans: dict[str, list[tuple[float, float]]] = {}
+        self.started_s: dict[str, float] = {}
         self.waiting: dict[Message, Program] = {}
 
     def ready_s(self, program: Program) -> float:
@@ -144,8 +152,10 @@ class _Execution:
             match instruction:
                 case Forward(stage):
                     now_s += self.costs.forward_s[stage] + own.instruction_s
+                    now_s = self._started(program.device, now_s, self.costs.host_forward_s[stage])
                 case Backward(stage):
                     now_s += self.costs.backward_s[stage] + own.instruction_s
+                    now_s = self._started(program.device, now_s, self.costs.host_backward_s[stage])
                 case BackwardWeight(stage):
                     now_s += self.costs.weight_s[stage] + own.instruction_s
                 case OptimizerStep():
@@ -165,3 +175,11 @@ class _Execution:
             if now_s >= until_s or (woken and until_s < math.inf):
                 break
         return woken
+
+    def _started(self, device: str, done_s: float, host_s: float) -> float:
+        """Return when a computation ends whose GPU is done at `done_s`, its process maybe later."""
+        if not host_s:
+            return done_s
+        begun_s = self.started_s.get(device, self.messages.overheads(device).step_s)
+        self.started_s[device] = begun_s + host_s
+        return max(done_s, begun_s + host_s)

@@ -159,9 +159,17 @@ class _Crowded:
         alone, crowded = self.alone, self.costs
         match computation:
             case Forward(stage):
-                return alone.forward_s[stage] + own_s, crowded.forward_s[stage] + own_s
+                least_s = crowded.host_forward_s[stage]  # of a GPU, which nobody crowds
+                return (
+                    max(alone.forward_s[stage], least_s) + own_s,
+                    max(crowded.forward_s[stage], least_s) + own_s,
+                )
             case Backward(stage):
-                return alone.backward_s[stage] + own_s, crowded.backward_s[stage] + own_s
+                least_s = crowded.host_backward_s[stage]
+                return (
+                    max(alone.backward_s[stage], least_s) + own_s,
+                    max(crowded.backward_s[stage], least_s) + own_s,
+                )
             case BackwardWeight(stage):
                 return alone.weight_s[stage] + own_s, crowded.weight_s[stage] + own_s
             case OptimizerStep():

@@ -1,0 +1,111 @@
+"""What a forecast costs: a price by the hour -> money for a million tokens or rows.
+
+It knows plans and words; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbrain_fx.bundles import simulate
+from bigbrain_fx.core import Graph
+from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.plan import Plan, Spread, spread
+
+_HOUR_S = 3600.0
+_PRICE = re.compile(r"^\s*\D{0,3}(\d+(?:\.\d+)?)\s*/\s*h\s*$")
+_INTEGERS = ("int64", "int32")
+
+
+def hourly(text: str) -> float:
+    """Read "2.1/h", which is for all devices together.
+
+    Raises:
+        InputError: it is no price.
+    """
+    found = _PRICE.match(text)
+    if found is None or float(found[1]) <= 0:
+        raise InputError(
+            f"expected a price by the hour, found {text!r}",
+            help="--price 2.1/h, for all devices of the cluster together",
+        )
+    return float(found[1])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Money for a million of what the batch's rows are made of: "tokens", or "rows"."""
+
+    a_million: float
+    unit: str
+
+    def __str__(self) -> str:
+        """Show it in a sentence."""
+        return f"{self.a_million:.4g} a million {self.unit}"
+
+
+def cost(plan: Plan, price: float) -> Cost:
+    """Return what a million tokens cost; rows, where no input is a row of tokens."""
+    each = tokens(plan.graph)
+    per_s = plan.micro_batches * plan.rows * (each or 1) / plan.forecast.step_s
+    return Cost(price / _HOUR_S / per_s * 1e6, "tokens" if each else "rows")
+
+
+def tokens(graph: Graph) -> int:
+    """Return how many tokens a row has: the longest input of whole numbers; 0 without one."""
+    shapes = (entry.spec.shape for entry in graph.inputs if entry.spec.dtype in _INTEGERS)
+    return max((int(s[1]) for s in shapes if len(s) == 2 and isinstance(s[1], int)), default=0)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A cluster file, and what a plan would give there; `refused` says why it would not."""
+
+    devices: str
+    step_s: float | None = None
+    rows_per_s: float | None = None
+    spread: Spread | None = None
+    cost: Cost | None = None
+    refused: str = ""
+
+
+def offers(
+    plan: Plan, clusters: Sequence[Path], prices: Sequence[str], *, again: bool
+) -> list[Offer]:
+    """Forecast a plan on each cluster, the cheapest first, or the fastest without prices.
+
+    Raises:
+        InputError: there are prices, and not one for each cluster.
+    """
+    if prices and len(prices) not in (1, len(clusters)):
+        raise InputError(
+            f"expected a price for each of {len(clusters)} clusters, found {len(prices)}",
+            help="repeat --price in the order of --devices, or give one for all",
+        )
+    each = [hourly(text) for text in prices] * (len(clusters) if len(prices) == 1 else 1)
+    priced: Sequence[float | None] = each or [None] * len(clusters)
+    found = [_offer(plan, path, price, again) for path, price in zip(clusters, priced, strict=True)]
+    return sorted(found, key=_order)
+
+
+def _offer(plan: Plan, path: Path, price: float | None, again: bool) -> Offer:
+    try:
+        moved = simulate(plan, path, again=again)
+    except BigBrainError as error:
+        return Offer(str(path), refused=error.what)
+    return Offer(
+        str(path),
+        moved.forecast.step_s,
+        moved.micro_batches * moved.rows / moved.forecast.step_s,
+        spread(moved),
+        None if price is None else cost(moved, price),
+    )
+
+
+def _order(each: Offer) -> tuple[bool, float]:
+    if each.step_s is None:
+        return True, 0.0
+    return False, each.step_s if each.cost is None else each.cost.a_million

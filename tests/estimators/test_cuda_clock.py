@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.core import Cluster, Device, Link, Op, OpCost, Param, ParamRef, Ref, TensorSpec
+from estimators.analytical import Analytical
+from estimators.compiled import Compiled
+from estimators.cuda_rules import AUTOCAST_LAUNCHES, FORWARD_LAUNCHES
+from tests.support.synthetic import graph_of, op, tensor, weight
+
+GPU = Device(
+    *("gpu", "h", "cuda", 1 << 30, 1e12, 1e12, 1e-5),
+    half_flops_per_s=8e12,
+    tf32_flops_per_s=4e12,
+    units=1,
+)
+WIDE = tensor(1024, 1024)
+
+
+def cost(
+    last: Op,
+    *before: Op,
+    params: tuple[Param, ...] = (),
+    device: Device = GPU,
+    autocast: str | None = None,
+    by: type[Analytical] | type[Compiled] = Analytical,
+) -> OpCost:
+    """Return the cost of the last op of a graph on a device."""
+    graph = replace(graph_of((*before, last), params), autocast=autocast)
+    found = by().estimate(graph, Cluster((device,), Link(0.0, 1e9)))
+    return found.op_cost(last.name, device.name)
+
+
+def product(out: TensorSpec, **more: object) -> tuple[Op, Op]:
+    first = op("a", "aten.neg.default", out=WIDE)
+    return first, op("v", "aten.linear.default", Ref("a"), ParamRef("w"), out=out, **more)
+
+
+def convolution(out: TensorSpec, shape: tuple[int, ...], inside: int, **more: object) -> OpCost:
+    first = op("a", "aten.neg.default", out=tensor(8, inside, 32, 32, dtype=out.dtype))
+    args = Ref("a"), ParamRef("w")
+    last = op("v", "aten.conv2d.default", *args, out=out, flops=10**11, **more)
+    return cost(last, first, params=(Param("w", tensor(*shape, dtype=out.dtype), "w"),))
+
+
+def test_a_process_starts_ops_while_its_gpu_works() -> None:
+    small = op("v", "aten.relu.default", Ref("a"))
+    found = cost(small, op("a", "aten.neg.default"))
+    assert found.host_forward_s == pytest.approx(FORWARD_LAUNCHES * GPU.launch_s)
+    assert 0.0 < found.forward_s < found.host_forward_s / 2
+    assert 0.0 < found.host_backward_s < found.host_forward_s
+    cast = cost(small, op("a", "aten.neg.default"), autocast="float16")
+    assert cast.host_forward_s == pytest.approx(AUTOCAST_LAUNCHES * found.host_forward_s)
+    cpu = cost(small, op("a", "aten.neg.default"), device=replace(GPU, kind="cpu"))
+    assert (cpu.host_forward_s, cpu.host_backward_s) == (0.0, 0.0)
+    assert cpu.forward_s >= FORWARD_LAUNCHES * GPU.launch_s
+
+
+def test_graphs_of_kernels_are_started_at_once() -> None:
+    first, last = op("a", "aten.neg.default", out=WIDE), op("v", "aten.relu.default", Ref("a"))
+    big = replace(last, outputs=(WIDE,), reads_bytes=WIDE.nbytes, writes_bytes=WIDE.nbytes)
+    eager, fused = cost(big, first), cost(big, first, by=Compiled)
+    assert (fused.host_forward_s, fused.host_backward_s) == (0.0, 0.0)
+    assert fused.forward_s < eager.forward_s
+
+
+def test_products_take_tf32_when_asked_and_convolutions_by_themselves() -> None:
+    first, last = product(WIDE, flops=10**11)
+    params = (weight("w", 1024, 1024),)
+    plain = cost(last, first, params=params).forward_s
+    asked = replace(GPU, matmul_precision="high")
+    assert cost(last, first, params=params, device=asked).forward_s == pytest.approx(plain / 4)
+    old = replace(asked, tf32_flops_per_s=None)
+    assert cost(last, first, params=params, device=old).forward_s == pytest.approx(plain)
+
+
+def test_a_type_that_a_card_lacks_has_the_float32_rate() -> None:
+    half = tensor(1024, 1024, dtype="bfloat16")
+    first, last = product(half, flops=10**11)
+    first, params = replace(first, outputs=(half,)), (Param("w", half, "w"),)
+    fast = cost(last, first, params=params).forward_s
+    lacking = replace(GPU, lacks=("bfloat16",))
+    assert cost(last, first, params=params, device=lacking).forward_s == pytest.approx(8 * fast)
+
+
+def test_autocast_casts_what_it_reads_in_float32() -> None:
+    half = tensor(1024, 1024, dtype="float16")
+    first, last = product(half, flops=10**9)
+    weights = (Param("w", half, "w"),)
+    cast = cost(last, first, params=weights).forward_s
+    plain = cost(last, replace(first, outputs=(half,)), params=weights).forward_s
+    assert cast - plain == pytest.approx(6 * WIDE.numel / GPU.memory_bytes_per_s)
+
+
+def test_a_causal_mask_halves_attention() -> None:
+    shape = tensor(2, 4, 512, 64)
+    qkv = [op(name, "aten.neg.default", out=shape) for name in "qkv"]
+    target = "aten.scaled_dot_product_attention.default"
+    args = Ref("q"), Ref("k"), Ref("v")
+    full = op("o", target, *args, out=shape, flops=10**11)
+    masked = op("o", target, *args, None, 0.0, True, out=shape, flops=10**11)
+    named = replace(full, kwargs=(("is_causal", True),))
+    whole = cost(full, *qkv).forward_s
+    assert cost(masked, *qkv).forward_s == pytest.approx(whole / 2)
+    assert cost(named, *qkv).forward_s == pytest.approx(whole / 2)
+
+
+def test_a_depthwise_convolution_is_no_product() -> None:
+    out = tensor(8, 64, 32, 32, dtype="float16")
+    dense = convolution(out, (64, 64, 3, 3), 64)
+    grouped = convolution(out, (64, 4, 3, 3), 64)
+    depthwise = convolution(out, (64, 1, 3, 3), 64)
+    assert dense.forward_s < grouped.forward_s < depthwise.forward_s
+
+
+def test_half_precision_is_turned_to_channels_last() -> None:
+    plain = replace(tensor(8, 64, 32, 32, dtype="float16"), strides=(65536, 1024, 32, 1))
+    last = replace(plain, strides=(65536, 1, 2048, 64))
+    moved = {"reads_bytes": 10**9, "writes_bytes": 10**9}
+    turned = convolution(plain, (64, 64, 3, 3), 64, **moved)
+    assert convolution(last, (64, 64, 3, 3), 64, **moved).forward_s < turned.forward_s
+
+
+def test_fewer_flops_are_needed_for_a_3x3_in_float32() -> None:
+    old = replace(GPU, tf32_flops_per_s=None)
+    first = op("a", "aten.neg.default", out=tensor(8, 64, 32, 32))
+
+    def taken_s(window: int, *more: object) -> float:
+        out = tensor(8, 64, 32, 32)
+        args = (Ref("a"), ParamRef("w"), *more)
+        last = op("v", "aten.conv2d.default", *args, out=out, flops=10**11)  # type: ignore[arg-type]
+        params = (weight("w", 64, 64, window, window),)
+        return cost(last, first, params=params, device=old).forward_s
+
+    assert taken_s(3) < taken_s(5)
+    assert taken_s(3) < taken_s(3, None, (2, 2))

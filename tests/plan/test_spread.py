@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.cluster import parse_cluster
+from bigbrain_fx.plan import Plan, spread
+from tests.plan.test_explain import hand_made_costs, placed, stack, two
+
+__all__ = ["hand_made_costs"]  # a fixture, used by all tests here
+
+
+def on(plan: Plan, preset: str) -> Plan:
+    """Return a plan of two CPUs as if they were cards."""
+    names = ", ".join(f'{{"name": "{n}", "preset": "{preset}"}}' for n in "ab")
+    return replace(plan, cluster=parse_cluster(f'{{"devices": [{names}]}}', "x"))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return placed(stack(), "aabbb", two())
+
+
+def test_an_interval_holds_the_forecast(plan: Plan) -> None:
+    found = spread(plan)
+    assert found.low_s < plan.forecast.step_s < found.high_s
+    assert found.note == ""
+    assert str(found).endswith("s in nine of ten")
+
+
+def test_what_was_profiled_is_surer(plan: Plan) -> None:
+    wide, narrow = spread(plan), spread(replace(plan, estimator="measured"))
+    assert wide.low_s < narrow.low_s
+    assert narrow.high_s < wide.high_s
+
+
+def test_a_card_that_nobody_measured_is_less_sure_and_says_so(plan: Plan) -> None:
+    known, unknown = spread(on(plan, "a100-80")), spread(on(plan, "l40s"))
+    assert (known.note, unknown.low_s < known.low_s, unknown.high_s > known.high_s) == (
+        *("", True),
+        True,
+    )
+    assert "l40s" in unknown.note

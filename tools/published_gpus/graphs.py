@@ -1,0 +1,57 @@
+"""Captured graphs as files: one for each source of rows, lines of JSON under xz.
+
+Models of one source are alike, so that together they take little.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from bigbrain_fx.core import Graph
+
+FOLDER = Path(__file__).resolve().parent / "data"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What was captured.
+
+    `side` is a sequence's length or an image's width, `precision` what autocast computes in.
+    """
+
+    name: str
+    side: int
+    task: str
+    precision: str
+    layout: str = "nchw"
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[Graph]:
+    return TypeAdapter(Graph)
+
+
+def write_graphs(path: Path, graphs: Mapping[Key, Graph]) -> None:
+    """Write a file; the same bytes for the same graphs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps([asdict(key), _adapter().dump_python(graph, mode="json", exclude_defaults=True)])
+        for key, graph in graphs.items()
+    )
+    path.write_bytes(lzma.compress("\n".join(lines).encode(), preset=6))
+
+
+def read_graphs(path: Path, wanted: frozenset[Key] | None = None) -> Iterator[tuple[Key, Graph]]:
+    """Yield the graphs of a file, or those wanted of them."""
+    for line in lzma.decompress(path.read_bytes()).decode().splitlines():
+        key_end = line.index("}") + 1
+        key = Key(**json.loads(line[1:key_end]))
+        if wanted is None or key in wanted:
+            yield key, _adapter().validate_python(json.loads(line)[1])

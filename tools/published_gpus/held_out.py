@@ -1,0 +1,113 @@
+"""What a forecast is worth for what it was not fitted on: cards, models and sources left out.
+
+    python -m tools.published_gpus.held_out --data DIR
+
+Every row is forecast at the usual shares, as of a card that nobody measured ("card"); then one
+factor for its card and precision, the median of rows of other models ("model") or of other sources
+("source"), stands for the card's own shares. Rules of families of ops were fitted on all rows. The
+interval that a forecast says is calibrated here, and its coverage is of rows that it was not
+calibrated on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import click
+
+from tools.published_gpus.__main__ import said_of
+from tools.published_gpus.forecasts import Said
+from tools.published_gpus.rows import data_folder, read_rows
+from tools.published_gpus.table import HEAD, line, lines
+
+LOW, HIGH = 0.05, 0.95
+
+
+@dataclass(frozen=True)
+class Band:
+    """Measured over forecast, from one quantile to another, and how many others lie within."""
+
+    low: float
+    high: float
+    coverage: float
+
+    def __str__(self) -> str:
+        """Show it."""
+        return f"{self.low:.2f} to {self.high:.2f}, {self.coverage:.0%} of what was left out"
+
+
+def ratio(said: Said) -> float:
+    """Return measured over forecast."""
+    return said.row.step_s / said.step_s
+
+
+def corrected(said: Sequence[Said], other: Callable[[Said, Said], bool]) -> list[Said]:
+    """Multiply each forecast by the median ratio of rows that may stand for its card."""
+    found = []
+    for each in said:
+        like = [
+            ratio(one)
+            for one in said
+            if (one.row.card, one.row.precision) == (each.row.card, each.row.precision)
+            and other(one, each)
+        ]
+        if like:
+            found.append(replace(each, step_s=each.step_s * median(like)))
+    return found
+
+
+def other_model(one: Said, each: Said) -> bool:
+    """Whether two rows are of unlike models."""
+    return one.row.key.name != each.row.key.name
+
+
+def other_source(one: Said, each: Said) -> bool:
+    """Whether two rows are of unlike sources."""
+    return one.row.source != each.row.source
+
+
+def band(said: Sequence[Said]) -> Band:
+    """Return an interval, and how many rows of models in one half it holds, by the other half."""
+    names = sorted({each.row.key.name for each in said})
+    held = total = 0
+    for part in (0, 1):
+        mine = {name for place, name in enumerate(names) if place % 2 == part}
+        low, high = _ends([ratio(one) for one in said if one.row.key.name in mine])
+        rest = [ratio(one) for one in said if one.row.key.name not in mine]
+        held += sum(low <= value <= high for value in rest)
+        total += len(rest)
+    return Band(*_ends([ratio(one) for one in said]), held / total)
+
+
+def _ends(ratios: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(ratios)
+    last = len(ordered) - 1
+    return ordered[round(LOW * last)], ordered[round(HIGH * last)]
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path))
+def main(data: Path | None) -> None:
+    """Print errors of what is left out, by card, and the intervals."""
+    folder = data_folder(data)
+    if folder is None:
+        click.echo("no published rows here: give --data DIR; nothing is compared")
+        return
+    rows = [row for row in read_rows(folder)[0] if row.parallelism != "PP"]
+    usual = said_of(rows, usual=True)
+    ways = {
+        "card": usual,
+        "model": corrected(usual, other_model),
+        "source": corrected(usual, other_source),
+    }
+    for name, said in ways.items():
+        click.echo(f"\nleft out: the {name}\n{HEAD}")
+        click.echo("\n".join(map(str, lines(said, lambda s: s.row.card))))
+        click.echo(f"{line('all', said)}\ninterval: {band(said)}")
+
+
+if __name__ == "__main__":
+    main()

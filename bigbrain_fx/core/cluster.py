@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from bigbrain_fx.core.showing import Shown
+
 MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 """What torch multiplies float32 matrices in: float32, or TF32 where the device has it."""
-
-from bigbrain_fx.core.showing import Shown
 
 
 @dataclass(frozen=True, slots=True)

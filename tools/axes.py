@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bigbrain_fx.core import Axis, Graph
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import axes, chosen_axes, priced_axes, ruleless
-from bigbrain_fx.verification import Agreement, agree, tried_axes
+from bigbrain_fx.verification import ShardAgreement, agree, tried_axes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def _chosen(graph: Graph, chosen: Sequence[Axis]) -> Iterator[str]:
     )
 
 
-def _said(result: Agreement, *, exact: bool) -> str:
+def _said(result: ShardAgreement, *, exact: bool) -> str:
     counts = ", ".join(f"{n} {kind}" for kind, n in sorted(result.exchanges.items()))
     return (
         f"{'float64' if exact else 'float32'}: loss {result.loss:.1e}, {result.compared} gradients "

@@ -36,7 +36,7 @@ def hourly(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Price:
     """Money for a million of what the batch's rows are made of: "tokens", or "rows"."""
 
     a_million: float
@@ -47,11 +47,11 @@ class Cost:
         return f"{self.a_million:.4g} a million {self.unit}"
 
 
-def cost(plan: Plan, price: float) -> Cost:
+def cost(plan: Plan, price: float) -> Price:
     """Return what a million tokens cost; rows, where no input is a row of tokens."""
     each = tokens(plan.graph)
     per_s = plan.micro_batches * plan.rows * (each or 1) / plan.forecast.step_s
-    return Cost(price / _HOUR_S / per_s * 1e6, "tokens" if each else "rows")
+    return Price(price / _HOUR_S / per_s * 1e6, "tokens" if each else "rows")
 
 
 def tokens(graph: Graph) -> int:
@@ -68,7 +68,7 @@ class Offer:
     step_s: float | None = None
     rows_per_s: float | None = None
     spread: Spread | None = None
-    cost: Cost | None = None
+    cost: Price | None = None
     refused: str = ""
 
 

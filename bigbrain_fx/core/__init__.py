@@ -52,9 +52,9 @@ from bigbrain_fx.core.shards import (
     Exchange,
     ExchangeKind,
     Place,
+    RuleTrial,
     Shard,
     Sharded,
-    Trial,
 )
 from bigbrain_fx.core.showing import Shown
 from bigbrain_fx.core.sizes import DTYPE_BYTES, Dim, size_of
@@ -118,6 +118,7 @@ __all__ = [
     "Recv",
     "Ref",
     "Replica",
+    "RuleTrial",
     "Saves",
     "Send",
     "Shard",
@@ -128,7 +129,6 @@ __all__ = [
     "Stages",
     "SumOrder",
     "TensorSpec",
-    "Trial",
     "ZeroStage",
     "blas_bytes",
     "door",

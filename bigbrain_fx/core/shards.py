@@ -113,7 +113,7 @@ class Sharded:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RuleTrial:
     """One op, whole and in shares: what must give the same numbers before its rule is used.
 
     Attributes:

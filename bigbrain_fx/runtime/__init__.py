@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
-    from .rates import Rates as Rates
+    from .rates import LearningRates as LearningRates
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .replicas import bucket_channels as bucket_channels
@@ -118,7 +118,7 @@ _HOMES = {
     "replicas": "bucket_channels",
     "rendezvous": "join leave_together own_device",
     "loss_scale": "are_finite unscaled",
-    "rates": "Rates",
+    "rates": "LearningRates",
     "rows": "RowStream",
     "train": "example_batches main run_in_process",
     "transport": "Transport",

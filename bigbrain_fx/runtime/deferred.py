@@ -266,7 +266,7 @@ _FUNCTIONS: Mapping[type, str] = {
 
 
 @dataclass(frozen=True)
-class _Waits:
+class _WaitingTap:
     """A tap whose output's gradient is known; it holds nothing of autograd's graph."""
 
     weight: nn.Parameter
@@ -300,9 +300,9 @@ class _Waits:
         return self.make(x, self.gradient)
 
 
-def _waiting(tap: Tap, gradient: Tensor | None) -> _Waits:
+def _waiting(tap: Tap, gradient: Tensor | None) -> _WaitingTap:
     versions = tap.version, 0 if gradient is None else gradient._version
-    return _Waits(tap.weight, tap.bias, tap.x, gradient, versions, tap.make, tap.cast)
+    return _WaitingTap(tap.weight, tap.bias, tap.x, gradient, versions, tap.make, tap.cast)
 
 
 @dataclass
@@ -340,13 +340,13 @@ def _plus(sums: dict[int, Tensor], key: int, gradient: Tensor | None) -> None:
         sums[key] = sums[key] + gradient if key in sums else gradient
 
 
-def _tensors(waits: _Waits | Tap) -> Iterator[nn.Parameter]:
+def _tensors(waits: _WaitingTap | Tap) -> Iterator[nn.Parameter]:
     yield waits.weight
     if waits.bias is not None:
         yield waits.bias
 
 
-def made(waiting: list[_Waits]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def made(waiting: list[_WaitingTap]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yield each parameter and its gradient, as soon as it is complete; empties the list."""
     uses = Counter(id(p) for waits in waiting for p in _tensors(waits))
     casts = Counter(id(p) for w in waiting if w.cast is not None for p in _tensors(w))
@@ -376,7 +376,7 @@ class DeferringDevice(Device):
     ) -> None:
         super().__init__(transport, stream, seed, device)
         self._taps: dict[tuple[int, int], list[Tap]] = {}
-        self._waiting: dict[tuple[int, int], list[_Waits]] = {}
+        self._waiting: dict[tuple[int, int], list[_WaitingTap]] = {}
         self._tapped: frozenset[int] = frozenset()
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401

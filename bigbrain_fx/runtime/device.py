@@ -26,7 +26,7 @@ from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .loss_scale import LEAST, LossScale, are_finite, unscaled
 from .modules import Stage, active, set_parameter
-from .rates import LrScale, MakeScheduler, Rates
+from .rates import LearningRates, LrScale, MakeScheduler
 from .recompute import Read, Twice
 from .replicas import Listed, Replicas, buckets_of
 from .transport import Transport
@@ -194,7 +194,7 @@ class Device:
         self.optimizer = training.optimizer(named) if named else None
         scaling = training.grad_scaler
         self.loss_scale = None if scaling is None else LossScale(**scaling)
-        self.rates = Rates(self.optimizer, training.lr_scale, training.scheduler)
+        self.rates = LearningRates(self.optimizer, training.lr_scale, training.scheduler)
 
     def _updates(self, name: str) -> bool:
         """Whether this device's optimizer updates a parameter: with ZeRO one replica's does."""

@@ -19,7 +19,7 @@ LrScale = Callable[[int], float]
 MakeScheduler = Callable[[Optimizer], Any]  # anything with `step()`
 
 
-class Rates:
+class LearningRates:
     """Sets an optimizer's learning rates, before and after its steps.
 
     Args:

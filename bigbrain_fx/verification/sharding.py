@@ -37,7 +37,7 @@ Key = Callable[[Op], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ShardAgreement:
     """How far the members are from the whole.
 
     Attributes:
@@ -78,7 +78,7 @@ def agree(
     *,
     rows: int | None = None,
     exact: bool = False,
-) -> Agreement:
+) -> ShardAgreement:
     """Run one training step's forward and backward, whole and in shares.
 
     Args:
@@ -143,7 +143,7 @@ class _Numbers:
 
 def _compared(
     whole: _Numbers, members: Sequence[_Numbers], loss: Tensor, losses: list[Tensor], made: Sharded
-) -> Agreement:
+) -> ShardAgreement:
     wanted = list(whole.graded().values())
     gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     want = dict(zip(whole.graded(), gradients, strict=True))
@@ -158,7 +158,7 @@ def _compared(
         for name, g in want.items()
         for own in [_or_zero(next(found), member.leaves[name])]
     ]
-    return Agreement(
+    return ShardAgreement(
         loss=max(float((own - loss).abs() / loss.abs()) for own in losses),
         gradients=max(apart, default=0.0),
         buffers=_buffers(whole, members),

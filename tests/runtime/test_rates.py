@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbrain_fx.runtime.rates import Rates
+from bigbrain_fx.runtime.rates import LearningRates
 
 S = torch.optim.lr_scheduler
 Make = Callable[[torch.optim.Optimizer], Any]
@@ -50,7 +50,7 @@ def test_a_scheduler_made_anew_goes_on_as_torch_has_it(name: str) -> None:
         expected.append(seen(plain))
         scheduler.step()
     optimizer = sgd()
-    rates = Rates(optimizer, scheduler=SCHEDULERS[name])
+    rates = LearningRates(optimizer, scheduler=SCHEDULERS[name])
     for step in (0, 1, 2, 3, 9, 8, 4):
         rates.rewind(step)
         assert seen(optimizer) == expected[step]
@@ -61,7 +61,7 @@ def test_a_scheduler_made_anew_goes_on_as_torch_has_it(name: str) -> None:
 
 def test_a_factor_scales_the_rates_as_they_were_made() -> None:
     optimizer = sgd()
-    rates = Rates(optimizer, lr_scale=lambda step: 0.5**step)
+    rates = LearningRates(optimizer, lr_scale=lambda step: 0.5**step)
     for step in (0, 1, 3):
         rates.set(step)
         rates.advance()
@@ -69,7 +69,7 @@ def test_a_factor_scales_the_rates_as_they_were_made() -> None:
 
 
 def test_a_device_without_parameters_has_no_rates() -> None:
-    rates = Rates(None, scheduler=SCHEDULERS["step"])
+    rates = LearningRates(None, scheduler=SCHEDULERS["step"])
     rates.set(0)
     rates.advance()
     rates.rewind(3)

@@ -71,7 +71,7 @@ def run_graph(
         else [*([graph.loss] if graph.loss else []), *graph.outputs]
     )
     ops = [graph.op[name] for name in order] if order is not None else list(graph.ops)
-    machine = Machine(tensors, leaf, functions or {}, torch.device(device), watch)
+    machine = Interpreter(tensors, leaf, functions or {}, torch.device(device), watch)
     read = {name for op in ops for name in op.refs}.union(wanted)
     missing = [e.name for e in graph.inputs if e.name not in inputs and e.name in read]
     if missing:
@@ -87,7 +87,7 @@ def autocast(dtype: str | None, device: torch.device) -> AbstractContextManager[
     return torch.autocast(device.type, dtype=getattr(torch, dtype))
 
 
-class Machine:
+class Interpreter:
     """Hold what every op of one run may need."""
 
     def __init__(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from bigbrain_fx.core import Graph, Op, Shard
-from bigbrain_fx.frontend.tracing.interpret import Key, Machine, autocast, last_uses
+from bigbrain_fx.frontend.tracing.interpret import Interpreter, Key, autocast, last_uses
 
 Env = dict[str, object]
 
@@ -64,7 +64,7 @@ def run_members(
     first = graphs[0]
     wanted = list(values if values is not None else [*filter(None, [first.loss]), *first.outputs])
     device = torch.device("cpu")
-    machines = [Machine(own, None, functions or {}, device, None) for own in tensors]
+    machines = [Interpreter(own, None, functions or {}, device, None) for own in tensors]
     envs: list[Env] = [dict(own) for own in inputs]
     freed = last_uses(list(first.ops), wanted)
     with autocast(first.autocast, device):
@@ -77,7 +77,7 @@ def run_members(
 
 
 def _step(
-    ops: tuple[Op, ...], machines: Sequence[Machine], envs: Sequence[Env], key: Key | None
+    ops: tuple[Op, ...], machines: Sequence[Interpreter], envs: Sequence[Env], key: Key | None
 ) -> None:
     if ops[0].target.startswith("shard."):
         _exchange(ops, machines, envs)
@@ -116,7 +116,7 @@ class _Exchange(torch.autograd.Function):
         return (None, *ctx.how.backward(gradients))
 
 
-def _exchange(ops: tuple[Op, ...], machines: Sequence[Machine], envs: Sequence[Env]) -> None:
+def _exchange(ops: tuple[Op, ...], machines: Sequence[Interpreter], envs: Sequence[Env]) -> None:
     given = [
         cast("Tensor", machine.value(op.args[0], env, op.name))
         for op, machine, env in zip(ops, machines, envs, strict=True)

@@ -17,7 +17,7 @@ from torch import nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.sources import where
-from bigbrain_fx.runtime import Rates
+from bigbrain_fx.runtime import LearningRates
 
 _STEPS = 3
 _FEW = 8  # the longest dimension: only the optimizer's groups are of interest
@@ -71,7 +71,7 @@ def _run(
     """
     try:
         optimizer = make(list(params.items()))
-        rates = Rates(optimizer, scheduler=_checked(scheduler))
+        rates = LearningRates(optimizer, scheduler=_checked(scheduler))
         seen = []
         with warnings.catch_warnings():  # nothing is updated here
             warnings.simplefilter("ignore")

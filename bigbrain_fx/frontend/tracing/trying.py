@@ -21,10 +21,10 @@ from bigbrain_fx.core import (
     Op,
     ParamRef,
     Ref,
+    RuleTrial,
     Shard,
     Sharded,
     TensorSpec,
-    Trial,
 )
 from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.lockstep import run_members, taken
@@ -38,7 +38,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Given:
+class TrialTensors:
     """Numbers for one run: the tensors of the model and the batch, and what gradients come in."""
 
     tensors: Tensors
@@ -64,7 +64,7 @@ def widened(graph: Graph) -> Graph:
     )
 
 
-def try_rule(trial: Trial) -> str | None:
+def try_rule(trial: RuleTrial) -> str | None:
     """Return why what the members compute is not what the whole op does; None if it is."""
     given = _given(trial.whole)
     try:
@@ -81,7 +81,7 @@ def try_rule(trial: Trial) -> str | None:
     return None
 
 
-def _whole(graph: Graph, given: Given) -> Made:
+def _whole(graph: Graph, given: TrialTensors) -> Made:
     leaves = _leaves(graph, given.tensors)
     inputs = _leaves(graph, given.inputs)
     with torch.enable_grad():
@@ -89,7 +89,7 @@ def _whole(graph: Graph, given: Given) -> Made:
     return _made([graph], [values], [leaves], [inputs])[0]
 
 
-def _members(sharded: Sharded, given: Given) -> list[Made]:
+def _members(sharded: Sharded, given: TrialTensors) -> list[Made]:
     graphs = sharded.members
     leaves, inputs = [], []
     for member, graph in enumerate(graphs):
@@ -173,14 +173,14 @@ def _apart(want: Tensor, have: Tensor, whole: Tensor) -> float:
     return float(apart.max() / largest.clamp_min(1e-300))
 
 
-def _given(graph: Graph) -> Given:
+def _given(graph: Graph) -> TrialTensors:
     dice = torch.Generator().manual_seed(_SEED)
     sized, bound = graph.at(graph.batch), _bound(graph.at(graph.batch))
     tensors = {p.name: _filled(p.spec, dice, bound) for p in sized.params}
     for param in sized.params:
         if param.kind != "parameter" and tensors[param.name].is_floating_point():
             tensors[param.name] = tensors[param.name].abs() + 0.5  # variances
-    return Given(tensors, {e.name: _filled(e.spec, dice, bound) for e in sized.inputs})
+    return TrialTensors(tensors, {e.name: _filled(e.spec, dice, bound) for e in sized.inputs})
 
 
 def _bound(graph: Graph) -> int:

@@ -28,7 +28,7 @@ class Ruled:
 
 
 @dataclass(frozen=True)
-class Call:
+class ShardCall:
     """One op in numbers; `known` has the dimensions of every parameter and value so far."""
 
     op: Op
@@ -89,7 +89,7 @@ class Call:
                 yield self.known[arg]
 
 
-Rule: TypeAlias = Callable[[Call], Ruled]
+Rule: TypeAlias = Callable[[ShardCall], Ruled]
 
 
 def tag(factors: Iterable[Factor], name: str) -> None:

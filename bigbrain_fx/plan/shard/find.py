@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Axis, Graph, Op, ParamRef, Place, Ref
 from bigbrain_fx.plan.shard import layers, products, views
-from bigbrain_fx.plan.shard.call import Call, Rule, Ruled
+from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.factors import Dims, Factor, UnlikeError, flat, fresh, leaves
 
 RULES: Mapping[str, Rule] = {**views.RULES, **products.RULES, **layers.RULES}
@@ -101,7 +101,7 @@ class _Following:
         if rule is None or op.body is not None:
             return whole
         try:
-            return rule(Call(op, self.known))
+            return rule(ShardCall(op, self.known))
         except (TypeError, IndexError, UnlikeError):
             return whole
 
@@ -147,7 +147,7 @@ class _Following:
         along, summed = set(leaves(ruled.along)), set(leaves(ruled.summed))
         whole = set(leaves(ruled.whole))
         made = [list(flat(dims)) for dims in ruled.outs]
-        read = [list(flat(dims)) for dims in Call(op, self.known).tensors()]
+        read = [list(flat(dims)) for dims in ShardCall(op, self.known).tensors()]
         for factor in dict.fromkeys(f for dims in (*made, *read) for f in dims):
             role = roles[factor]
             role.touched[op.name] = None

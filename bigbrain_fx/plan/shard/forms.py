@@ -20,15 +20,15 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.plan.shard.find import common
-from bigbrain_fx.plan.shard.sizes import Part
+from bigbrain_fx.plan.shard.sizes import SizePart
 
-Held = tuple[Part, Place]
+Held = tuple[SizePart, Place]
 
 
 class Forms:
     """One member's graph as it grows: its ops, and how each value stands."""
 
-    def __init__(self, graph: Graph, parts: Iterable[Part]) -> None:
+    def __init__(self, graph: Graph, parts: Iterable[SizePart]) -> None:
         self.whole = graph
         self.ops: list[Op] = []
         self.own: dict[str, Held] = {}  # values that were made as parts
@@ -156,6 +156,6 @@ def _name(ref: Ref | ParamRef) -> str:
     return ref.value if isinstance(ref, Ref) else ref.param
 
 
-def _layout(part: Part, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
+def _layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
     """Return (dimension, inner, what each member has): how parts lie in a whole."""
     return place.dim, place.inner, part.lengths

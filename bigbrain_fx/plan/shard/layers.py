@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigbrain_fx.core import Arg
-from bigbrain_fx.plan.shard.call import Call, Rule, Ruled, tag
+from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall, tag
 from bigbrain_fx.plan.shard.factors import (
     Dims,
     Factor,
@@ -18,7 +18,7 @@ from bigbrain_fx.plan.shard.factors import (
 )
 
 
-def _embedding(call: Call) -> Ruled:
+def _embedding(call: ShardCall) -> Ruled:
     """Look rows up: each member has some of them, and gives zeros for the others."""
     table, index = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if call.arg(3, "scale_grad_by_freq", False) or call.arg(4, "sparse", False):
@@ -29,7 +29,7 @@ def _embedding(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat(after)), tuple(flat(table[:1])))
 
 
-def _attention(call: Call) -> Ruled:
+def _attention(call: ShardCall) -> Ruled:
     """Heads go along; groups of query heads share a head of keys and values."""
     q, k, v = (call.dims(arg) for arg in call.op.args[:3])
     grouped = bool(call.arg(7, "enable_gqa", False))
@@ -62,7 +62,7 @@ def _masked(q: Dims, mask: Dims) -> None:
             unify(own, given)
 
 
-def _convolution(call: Call, *, transposed: bool, groups: int) -> Ruled:
+def _convolution(call: ShardCall, *, transposed: bool, groups: int) -> Ruled:
     """Filters go along, channels are summed; with groups, each has its own of both."""
     x, weight = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if len(x) != len(weight):
@@ -93,15 +93,15 @@ def _weight_sides(
     return (pair[0], weight[1]), pair[1]
 
 
-def _conv(call: Call) -> Ruled:
+def _conv(call: ShardCall) -> Ruled:
     return _convolution(call, transposed=False, groups=call.number(6, "groups", 1))
 
 
-def _conv_transpose(call: Call) -> Ruled:
+def _conv_transpose(call: ShardCall) -> Ruled:
     return _convolution(call, transposed=True, groups=call.number(6, "groups", 1))
 
 
-def _pool(call: Call) -> Ruled:
+def _pool(call: ShardCall) -> Ruled:
     """Pools and resizings leave rows and channels as they are."""
     x = call.dims(call.op.args[0])
     spatial = {"1": 1, "2": 2, "3": 3}[next(c for c in call.op.target if c in "123")]
@@ -110,7 +110,7 @@ def _pool(call: Call) -> Ruled:
     return Ruled(outs, tuple(flat(kept)))
 
 
-def _batch_norm(call: Call) -> Ruled:
+def _batch_norm(call: ShardCall) -> Ruled:
     x = call.dims(call.op.args[0])
     for place in range(1, 5):
         if call.is_tensor(call.op.args[place]):
@@ -119,7 +119,7 @@ def _batch_norm(call: Call) -> Ruled:
     return Ruled(((*fresh((size(x[0]),)), x[1], *fresh(call.shape[2:])),), tuple(flat(x[1:2])))
 
 
-def _group_norm(call: Call) -> Ruled:
+def _group_norm(call: ShardCall) -> Ruled:
     """Whole groups go along; within one, channels and positions are whole."""
     x, groups = call.dims(call.op.args[0]), call.number(1, "num_groups", 1)
     pair = reshaped((x[1],), (groups, size(x[1]) // groups))
@@ -132,7 +132,7 @@ def _group_norm(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat((x[0], pair[0]))))
 
 
-def _layer_norm(call: Call) -> Ruled:
+def _layer_norm(call: ShardCall) -> Ruled:
     """What is normalised is whole; weight and bias are on what comes out."""
     x, count = call.dims(call.op.args[0]), len(call.numbers(1, "normalized_shape"))
     own = fresh(call.shape[-count:])
@@ -144,7 +144,7 @@ def _layer_norm(call: Call) -> Ruled:
     return Ruled(((*x[:-count], *own),), tuple(flat(x[:-count])))
 
 
-def _cross_entropy(call: Call) -> Ruled:
+def _cross_entropy(call: ShardCall) -> Ruled:
     """Classes are summed, in three small sums; all else is averaged with what is ignored."""
     logits, targets = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if len(targets) == len(logits) or len(logits) < 2:
@@ -158,7 +158,7 @@ def _cross_entropy(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat(after)), tuple(flat(logits[1:2])) if plain else ())
 
 
-def _pointwise_loss(call: Call) -> Ruled:
+def _pointwise_loss(call: ShardCall) -> Ruled:
     """Losses that are the mean, or the sum, of what each number gives."""
     x = call.dims(call.op.args[0])
     for other in call.tensors():

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.forms import Forms
-from bigbrain_fx.plan.shard.sizes import Part, dense
+from bigbrain_fx.plan.shard.sizes import SizePart, dense
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Local:
     forms: Forms
     op: Op
     given: Op
-    part: Part
+    part: SizePart
     made: list[Op] = field(default_factory=list)
 
     @property
@@ -153,7 +153,7 @@ def _sliced(local: Local) -> list[Op]:
     return [replace(local.given, args=(*local.given.args[:2], *bounds, *local.given.args[4:]))]
 
 
-def _scaled(part: Part, bound: Arg) -> Arg:
+def _scaled(part: SizePart, bound: Arg) -> Arg:
     return part.of(bound) if isinstance(bound, int) else bound
 
 

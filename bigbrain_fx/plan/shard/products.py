@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigbrain_fx.core import Arg, ParamRef
-from bigbrain_fx.plan.shard.call import Call, Rule, Ruled, tag
+from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall, tag
 from bigbrain_fx.plan.shard.factors import Dimension, Dims, flat, fresh, size, unify
 
 
@@ -16,14 +16,16 @@ def _broadcast(after: Dims, before: Dims) -> None:
             unify(own, given)
 
 
-def _elementwise(call: Call) -> Ruled:
+def _elementwise(call: ShardCall) -> Ruled:
     after = fresh(call.shape)
     for before in call.tensors():
         _broadcast(after, before)
     return Ruled((after,), tuple(flat(after)))
 
 
-def _over(call: Call, dims: tuple[int, ...], *, keep: bool) -> tuple[Dims, Dims, list[Dimension]]:
+def _over(
+    call: ShardCall, dims: tuple[int, ...], *, keep: bool
+) -> tuple[Dims, Dims, list[Dimension]]:
     """Return (before, after, dimensions that are gone) of a reduction; none listed means all."""
     before = call.dims(call.op.args[0])
     gone = {d % len(before) for d in dims} if dims else set(range(len(before)))
@@ -31,14 +33,14 @@ def _over(call: Call, dims: tuple[int, ...], *, keep: bool) -> tuple[Dims, Dims,
     return before, after, [before[i] for i in sorted(gone)]
 
 
-def _sum(call: Call) -> Ruled:
+def _sum(call: ShardCall) -> Ruled:
     listed = call.arg(1, "dim") if call.op.target.split(".")[-1] != "default" else None
     dims = () if listed is None else call.numbers(1, "dim")
     _, after, gone = _over(call, dims, keep=bool(call.arg(2, "keepdim", False)))
     return Ruled((after,), tuple(flat(after)), tuple(flat(gone)))
 
 
-def _along_the_rest(call: Call) -> Ruled:
+def _along_the_rest(call: ShardCall) -> Ruled:
     """Leave one dimension whole: softmax, running sums, the largest few."""
     before = call.dims(call.op.args[0])
     dim = call.number(2 if call.op.target.startswith("aten.topk") else 1, "dim", -1) % len(before)
@@ -54,7 +56,7 @@ def _along_the_rest(call: Call) -> Ruled:
     return Ruled(outs, tuple(flat(kept)))
 
 
-def _extreme(call: Call) -> Ruled:
+def _extreme(call: ShardCall) -> Ruled:
     """Reduce by the largest, not by a sum: what is gone is whole."""
     if call.op.target.split(".")[-1] == "default" and len(call.op.args) < 2:
         raise TypeError("over everything")
@@ -63,13 +65,13 @@ def _extreme(call: Call) -> Ruled:
     return Ruled((after,) * len(call.op.outputs), tuple(flat(after)))
 
 
-def _one_hot(call: Call) -> Ruled:
+def _one_hot(call: ShardCall) -> Ruled:
     """Classes are made here; each part of them from all indices."""
     after = (*call.dims(call.op.args[0]), *fresh(call.shape[-1:]))
     return Ruled((after,), tuple(flat(after[:-1])))
 
 
-def _linear(call: Call) -> Ruled:
+def _linear(call: ShardCall) -> Ruled:
     x, weight = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     unify(x[-1], weight[1])
     bias = call.arg(2, "bias")
@@ -80,7 +82,7 @@ def _linear(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat(after)), tuple(flat((x[-1],))))
 
 
-def _multiplied(a: Dims, b: Dims, call: Call, shape: tuple[int, ...]) -> Ruled:
+def _multiplied(a: Dims, b: Dims, call: ShardCall, shape: tuple[int, ...]) -> Ruled:
     if min(len(a), len(b)) < 2:
         raise TypeError("a product with a vector")
     unify(a[-1], b[-2])
@@ -92,7 +94,7 @@ def _multiplied(a: Dims, b: Dims, call: Call, shape: tuple[int, ...]) -> Ruled:
     return Ruled((after,), tuple(flat(after)), tuple(flat((a[-1],))))
 
 
-def _tag_product(call: Call, batch: Dims, sides: Dims) -> None:
+def _tag_product(call: ShardCall, batch: Dims, sides: Dims) -> None:
     """Products that parameters have a batch of are experts; others' are heads."""
     params = [arg for arg in call.op.args if isinstance(arg, ParamRef)]
     stacked = any(len(call.dims(param)) > 2 for param in params)
@@ -101,12 +103,12 @@ def _tag_product(call: Call, batch: Dims, sides: Dims) -> None:
         tag(flat(sides), "hidden")
 
 
-def _matmul(call: Call) -> Ruled:
+def _matmul(call: ShardCall) -> Ruled:
     a, b = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     return _multiplied(a, b, call, call.shape)
 
 
-def _addmm(call: Call) -> Ruled:
+def _addmm(call: ShardCall) -> Ruled:
     """Add a product to a bias: input + a @ b."""
     if call.arg(3, "beta", 1) != 1 or call.arg(4, "alpha", 1) != 1:
         raise TypeError("scaled")
@@ -116,7 +118,7 @@ def _addmm(call: Call) -> Ruled:
     return found
 
 
-def _grouped_mm(call: Call) -> Ruled:
+def _grouped_mm(call: ShardCall) -> Ruled:
     """Multiply runs of rows by a matrix of each expert; offsets of the runs need all rows."""
     x, experts = call.dims(call.op.args[0]), call.dims(call.op.args[1])
     if (len(x), len(experts)) != (2, 3) or len(call.op.args) > 3:
@@ -128,7 +130,7 @@ def _grouped_mm(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat(after[1:])), tuple(flat(x[1:])), whole)
 
 
-def _einsum(call: Call) -> Ruled:
+def _einsum(call: ShardCall) -> Ruled:
     equation, operands = call.op.args[0], call.op.args[1]
     assert isinstance(equation, str)
     assert isinstance(operands, tuple)

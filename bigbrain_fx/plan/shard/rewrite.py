@@ -29,7 +29,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.find import family
 from bigbrain_fx.plan.shard.forms import Forms
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL, Local, plainly
-from bigbrain_fx.plan.shard.sizes import Part
+from bigbrain_fx.plan.shard.sizes import SizePart
 
 Shares: TypeAlias = Sequence[float]
 
@@ -72,7 +72,7 @@ def sharded(graph: Graph, axes: Iterable[Axis], shares: Shares) -> Sharded:
     divided = [(axis, lengths(axis.size, shares)) for axis in axes]
     _require_apart([axis for axis, _ in divided])
     members = [
-        _Rewriting(graph, [Part(axis, each, member) for axis, each in divided])
+        _Rewriting(graph, [SizePart(axis, each, member) for axis, each in divided])
         for member in range(len(shares))
     ]
     graphs = tuple(member.graph() for member in members)
@@ -83,7 +83,7 @@ def exchanges(graph: Graph, axes: Iterable[Axis]) -> tuple[Exchange, ...]:
     """Return what the members of a group would send for an example batch, in graph order."""
     axes = tuple(axes)
     touched = {name for a in axes for name in (*a.along, *a.summed, *a.whole)}
-    rewriting = _Rewriting(graph.at(graph.batch), [Part(a, (a.size,), 0) for a in axes])
+    rewriting = _Rewriting(graph.at(graph.batch), [SizePart(a, (a.size,), 0) for a in axes])
     rewriting.visit(op for op in graph.at(graph.batch).ops if op.name in touched)
     return tuple(found for op in rewriting.forms.ops for found in _sent(op))
 
@@ -122,10 +122,10 @@ def _require_apart(axes: Sequence[Axis]) -> None:
 class _Rewriting:
     """One member: the ops of the graph, each as a part or whole."""
 
-    def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
+    def __init__(self, graph: Graph, parts: Sequence[SizePart]) -> None:
         self.whole = graph
         self.forms = Forms(graph, parts)
-        self.active: dict[str, list[Part]] = {}
+        self.active: dict[str, list[SizePart]] = {}
         for part in parts:
             for name in (*part.axis.along, *part.axis.summed):
                 self.active.setdefault(name, []).append(part)
@@ -184,7 +184,7 @@ class _Rewriting:
         self.forms.own[op.name] = held
         self.forms.ops.append(replace(op, outputs=(self.forms.narrow(op.outputs[0], held),)))
 
-    def _split(self, op: Op, part: Part) -> None:
+    def _split(self, op: Op, part: SizePart) -> None:
         """Write an op of which each member computes its part."""
 
         def changed(ref: Ref | ParamRef) -> Ref | ParamRef:
@@ -198,7 +198,7 @@ class _Rewriting:
         given = part.work(given, self._made(op, part) if along else op.outputs)
         self.forms.ops += LOCAL.get(family(op.target), plainly)(Local(self.forms, op, given, part))
 
-    def _made(self, op: Op, part: Part) -> tuple[TensorSpec, ...]:
+    def _made(self, op: Op, part: SizePart) -> tuple[TensorSpec, ...]:
         """Note that an op makes parts; return how they are."""
         if not op.is_tuple:
             held = self.forms.own[op.name] = self.forms.place_of[op.name]

@@ -9,7 +9,7 @@ from bigbrain_fx.core import Axis, Dim, Op, Place, TensorSpec, size_of
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SizePart:
     """What one member has of an axis."""
 
     axis: Axis

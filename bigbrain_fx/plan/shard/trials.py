@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, Trial
+from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, RuleTrial
 from bigbrain_fx.plan.shard.choose import priced_axes
 from bigbrain_fx.plan.shard.rewrite import Shares, sharded
 
 _ROWS = 3  # of the batch in a trial
 
 
-def trials(graph: Graph, axes: Iterable[Axis], shares: Shares) -> tuple[Trial, ...]:
+def trials(graph: Graph, axes: Iterable[Axis], shares: Shares) -> tuple[RuleTrial, ...]:
     """Return one trial for each kind of op and axis that `sharded` would use, in graph order."""
     alike: dict[str, list[tuple[Axis, str]]] = {}
     for axis in axes:
@@ -27,7 +27,7 @@ def trials(graph: Graph, axes: Iterable[Axis], shares: Shares) -> tuple[Trial, .
 
 
 def sound_axes(
-    graph: Graph, axes: Iterable[Axis], failed: Iterable[tuple[Trial, str]]
+    graph: Graph, axes: Iterable[Axis], failed: Iterable[tuple[RuleTrial, str]]
 ) -> tuple[tuple[Axis, ...], Mapping[tuple[str, str], str]]:
     """Leave the ops whole whose trials failed.
 
@@ -48,11 +48,11 @@ def _without(axis: Axis, bad: Container[tuple[str, str]]) -> Axis:
     )
 
 
-def _trial(graph: Graph, alike: Sequence[tuple[Axis, str]], shares: Shares) -> Trial:
+def _trial(graph: Graph, alike: Sequence[tuple[Axis, str]], shares: Shares) -> RuleTrial:
     axis, name = alike[0]
     small = _alone(graph, graph.op[name])
     made = sharded(small, [_within(axis, small)], shares)
-    return Trial(tuple((own.name, op) for own, op in alike), small, made)
+    return RuleTrial(tuple((own.name, op) for own, op in alike), small, made)
 
 
 def _signature(graph: Graph, axis: Axis, name: str) -> str:

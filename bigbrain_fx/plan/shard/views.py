@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from bigbrain_fx.plan.shard.call import Call, Rule, Ruled
+from bigbrain_fx.plan.shard.call import Rule, Ruled, ShardCall
 from bigbrain_fx.plan.shard.factors import (
     Dimension,
     Dims,
@@ -26,13 +26,13 @@ def _carried(before: Dims, *after: Dims) -> Ruled:
     return Ruled(after, tuple(along.values()))
 
 
-def _reshape(call: Call) -> Ruled:
+def _reshape(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     after = reshaped(before, call.shape)
     return _carried(before, after)
 
 
-def _transpose(call: Call) -> Ruled:
+def _transpose(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     one, other = (call.number(i, f"dim{i - 1}", 0) % len(before) for i in (1, 2))
     order = list(range(len(before)))
@@ -40,32 +40,32 @@ def _transpose(call: Call) -> Ruled:
     return _carried(before, tuple(before[i] for i in order))
 
 
-def _permute(call: Call) -> Ruled:
+def _permute(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     return _carried(before, tuple(before[i] for i in call.numbers(1, "dims")))
 
 
-def _turned(call: Call) -> Ruled:
+def _turned(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     return _carried(before, before[::-1] if len(before) == 2 else before)
 
 
-def _without(call: Call, dim: int) -> tuple[Dims, Dims]:
+def _without(call: ShardCall, dim: int) -> tuple[Dims, Dims]:
     before = call.dims(call.op.args[0])
     return before, before[: dim % len(before)] + before[dim % len(before) + 1 :]
 
 
-def _unbind(call: Call) -> Ruled:
+def _unbind(call: ShardCall) -> Ruled:
     before, after = _without(call, call.number(1, "dim", 0))
     return _carried(before, *(after for _ in call.op.outputs))
 
 
-def _select(call: Call) -> Ruled:
+def _select(call: ShardCall) -> Ruled:
     before, after = _without(call, call.number(1, "dim", 0))
     return _carried(before, after)
 
 
-def _apart(call: Call, dim: int) -> Ruled:
+def _apart(call: ShardCall, dim: int) -> Ruled:
     """Cut a dimension into pieces; equal ones are (which, index): fused query, key and value."""
     before = call.dims(call.op.args[0])
     dim %= len(before)
@@ -76,11 +76,11 @@ def _apart(call: Call, dim: int) -> Ruled:
     return _carried(before, *((*before[:dim], own, *before[dim + 1 :]) for own in pieces))
 
 
-def _chunk(call: Call) -> Ruled:
+def _chunk(call: ShardCall) -> Ruled:
     return _apart(call, call.number(2, "dim", 0))
 
 
-def _slice(call: Call) -> Ruled:
+def _slice(call: ShardCall) -> Ruled:
     """Take start..stop of a dimension: all of it, or one of several equal pieces."""
     before = call.dims(call.op.args[0])
     dim = call.number(1, "dim", 0) % len(before)
@@ -97,7 +97,7 @@ def _slice(call: Call) -> Ruled:
     return _carried(before, (*before[:dim], own, *before[dim + 1 :]))
 
 
-def _cat(call: Call) -> Ruled:
+def _cat(call: ShardCall) -> Ruled:
     """Join equal pieces as (which, index); unequal ones are joined whole."""
     items = call.op.args[0]
     parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
@@ -111,7 +111,7 @@ def _cat(call: Call) -> Ruled:
     return _carried(parts[0], (*parts[0][:dim], joined, *parts[0][dim + 1 :]))
 
 
-def _stack(call: Call) -> Ruled:
+def _stack(call: ShardCall) -> Ruled:
     items = call.op.args[0]
     parts = [call.dims(item) for item in (items if isinstance(items, tuple) else (items,))]
     dim = call.number(1, "dim", 0) % (len(parts[0]) + 1)
@@ -122,7 +122,7 @@ def _stack(call: Call) -> Ruled:
     return _carried(parts[0], after)
 
 
-def _expand(call: Call) -> Ruled:
+def _expand(call: ShardCall) -> Ruled:
     """Repeat dimensions of size one: each part is made of the whole."""
     before = call.dims(call.op.args[0])
     after = list(fresh(call.shape))
@@ -133,7 +133,7 @@ def _expand(call: Call) -> Ruled:
     return Ruled((tuple(after),), tuple(flat(after)))
 
 
-def _repeat_interleave(call: Call) -> Ruled:
+def _repeat_interleave(call: ShardCall) -> Ruled:
     """Repeat each index: (index, which of its copies)."""
     before = call.dims(call.op.args[0])
     times, dim = call.number(1, "repeats", 1), call.number(2, "dim", 0) % len(before)
@@ -141,7 +141,7 @@ def _repeat_interleave(call: Call) -> Ruled:
     return Ruled((after,), tuple(flat(after)))
 
 
-def _pad(call: Call) -> Ruled:
+def _pad(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     after = tuple(
         own if size(own) == want else (Factor(want),)
@@ -150,7 +150,7 @@ def _pad(call: Call) -> Ruled:
     return _carried(before, after)
 
 
-def _same(call: Call) -> Ruled:
+def _same(call: ShardCall) -> Ruled:
     before = call.dims(call.op.args[0])
     if math.prod(map(size, before)) != math.prod(call.shape):
         raise UnlikeError("a copy of another size")

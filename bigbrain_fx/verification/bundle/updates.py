@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
-from bigbrain_fx.runtime import Rates, clipped, norm
+from bigbrain_fx.runtime import LearningRates, clipped, norm
 from bigbrain_fx.verification.bundle import eager
 from bigbrain_fx.verification.bundle.module import equal
 
@@ -121,7 +121,9 @@ class _Parts:
         ]
         make = file.optimizer or torch.optim.AdamW
         self.optimizers = [make(list(part.items())) for part in self.params if part]
-        self.rates = [Rates(made, file.lr_scale, file.scheduler) for made in self.optimizers]
+        self.rates = [
+            LearningRates(made, file.lr_scale, file.scheduler) for made in self.optimizers
+        ]
 
     def step(self, step: int, before: Tensors | None, given: Tensors | None) -> None:
         """Update, from other numbers if they are given; without gradients let the step pass."""

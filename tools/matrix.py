@@ -200,7 +200,7 @@ class Bench:
                     actual = run_processes(folder, Path(scratch), self.steps)
                 else:
                     actual = run_bundle(bundle, plan, self.steps, plan.seed)
-        failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
+        failed = [c for c in same_training(plan, expected, actual) if c["passed"] is False]
         found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
         return found or other_bytes(expected, actual)
 

@@ -138,11 +138,13 @@ class _Service:
 
     def try_optimizer(self, held: Mapping[str, list[str]], here: bool) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.parted import require_parted
+        from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
         from bigbrain_fx.frontend.tracing.scheduled import require_scheduled
 
         model, own, scheduler = self.file.model, self.file.optimizer, self.file.scheduler
         note = None if own is None else require_parted(model, own, held, here=here)
+        if own is not None and self.file.grad_scaler is not None and not note:
+            require_all_stepped(model, own, held)
         if scheduler is not None and not note:
             require_scheduled(model, own, scheduler, held)
         return note

@@ -361,10 +361,10 @@ def _clip_norm(module: ModuleType, path: Path) -> float | None:
 
 
 _SCALING: dict[str, tuple[float, Callable[[float], bool]]] = {
-    "init_scale": (65536.0, lambda v: v > 0),
-    "growth_factor": (2.0, lambda v: v > 1),
+    "init_scale": (65536.0, lambda v: 2.0**-16 <= v <= 2.0**100),  # see runtime/loss_scale.py
+    "growth_factor": (2.0, lambda v: 1 < v <= 2.0**100),
     "backoff_factor": (0.5, lambda v: 0 < v < 1),
-    "growth_interval": (2000, lambda v: v >= 1 and v == int(v)),
+    "growth_interval": (2000, lambda v: 1 <= v < 2**31 and v == int(v)),
 }
 _SCALER_HELP = "grad_scaler = True, or arguments of torch.amp.GradScaler: {'init_scale': 1024.0}"
 

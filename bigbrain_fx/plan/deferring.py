@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Stage, Stages
@@ -31,6 +31,7 @@ LAYERS: Mapping[str, str] = {
 """Ops whose weight's gradient can wait -> the layer of torch.nn that runs them."""
 _TORCH = "torch.nn.modules."
 _LEAF = "leaf."
+_REAL = frozenset({"float16", "bfloat16", "float32", "float64"})  # complex: other products
 _SPARSE = 4  # the place of `sparse` among embedding's arguments
 
 
@@ -79,9 +80,12 @@ def deferring(
     if not numbers:
         return stages
     _require_one_replica(stages)
-    calls = Counter(op.modules[-1] for op in graph.ops if op.modules and op.outputs)
+    known_layers = _Layers(
+        Counter(op.modules[-1] for op in graph.ops if op.modules and op.outputs),
+        Counter(param.name.rpartition(".")[0] for param in graph.params),
+    )
     marked = (
-        replace(s, deferred=_may_wait(graph, s, calls)) if s.index in numbers else s
+        replace(s, deferred=_may_wait(graph, s, known_layers)) if s.index in numbers else s
         for s in stages.stages
     )
     return replace(stages, stages=tuple(marked))
@@ -110,11 +114,19 @@ def waiting_ops(graph: Graph, stage: Stage) -> frozenset[str]:
     )
 
 
-def _may_wait(graph: Graph, stage: Stage, calls: Counter[ModuleCall]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _Layers:
+    """What a graph's modules are: how many ops a call of one runs, how many tensors each holds."""
+
+    calls: Counter[ModuleCall]
+    tensors: Counter[str]
+
+
+def _may_wait(graph: Graph, stage: Stage, layers: _Layers) -> tuple[str, ...]:
     """Return the parameters of which all uses in a stage are a layer's own weight or bias."""
     found: dict[str, bool] = {}
     for op in (graph.op[name] for name in stage.ops):
-        is_layer = op.name in graph.graded and _is_layer(graph, op, calls)
+        is_layer = op.name in graph.graded and _is_layer(graph, op, layers)
         for name in _uses(graph, op):
             found[name] = is_layer and found.get(name, True)
     order = {param.canonical: i for i, param in reversed(list(enumerate(graph.params)))}
@@ -133,7 +145,7 @@ def _with_partners(graph: Graph, stage: Stage, waiting: set[str]) -> set[str]:
         waiting = kept
 
 
-def _is_layer(graph: Graph, op: Op, calls: Counter[ModuleCall]) -> bool:
+def _is_layer(graph: Graph, op: Op, layers: _Layers) -> bool:
     """Whether an op is all that a layer of torch.nn runs, on its own tensors, all of them trained.
 
     The emitter writes such a layer as torch.nn's; anything else stays an op, whose gradients come
@@ -143,7 +155,7 @@ def _is_layer(graph: Graph, op: Op, calls: Counter[ModuleCall]) -> bool:
         return False
     call = op.modules[-1]
     name = call.type.removeprefix(_TORCH).rpartition(".")[2]
-    if not call.type.startswith(_TORCH) or name != LAYERS[op.target] or calls[call] != 1:
+    if not call.type.startswith(_TORCH) or name != LAYERS[op.target] or layers.calls[call] != 1:
         return False
     at = 0 if name == "Embedding" else 1
     bias = op.args[2] if name != "Embedding" and len(op.args) > 2 else None
@@ -153,7 +165,9 @@ def _is_layer(graph: Graph, op: Op, calls: Counter[ModuleCall]) -> bool:
     if not fits or len(own) != len(op.params) or (len(op.args) > _SPARSE and _is_sparse(op)):
         return False
     specs = [graph.param[param].spec for param in op.params]
-    return all(s.requires_grad for s in specs) and len({s.dtype for s in specs}) == 1
+    dtypes = {spec.dtype for spec in specs}
+    is_all = layers.tensors[call.path] == len(own)  # one that holds more is no layer of torch.nn's
+    return is_all and all(s.requires_grad for s in specs) and len(dtypes) == 1 and dtypes <= _REAL
 
 
 def _is_sparse(op: Op) -> bool:

@@ -468,7 +468,11 @@ class DeferringDevice(Device):
 def _is_spoiled(gradient: Tensor) -> bool:
     """Whether a number that is not finite has come into a gradient through what made it.
 
-    Of a product g.t() @ x one column sees all of g, and one row all of x.
+    Of a product g.t() @ x one column sees all of g, and one row all of x. A sum may be infinite
+    though no number is: then all are looked at.
     """
-    seen = gradient[0].sum() + gradient[:, 0].sum() if gradient.dim() == 2 else gradient.sum()
-    return not math.isfinite(float(seen))
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    seen = [gradient[0], gradient[:, 0]] if gradient.dim() == 2 else [gradient]
+    if all(math.isfinite(float(part.sum(dtype=wide))) for part in seen):
+        return False
+    return not bool(torch.isfinite(gradient).all())

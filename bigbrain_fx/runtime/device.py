@@ -503,7 +503,7 @@ class Device:
         self._summed()
         fine = self.transport.vote(self.step, self.name, self._now.finite, self.names)
         scale.update(fine)
-        if scale.scale < LEAST and self.on_nan == "stop":
+        if not fine and scale.scale < LEAST and self.on_nan == "stop":
             raise NotFiniteError(
                 f"step {self.step}: the loss or a gradient is not finite, and the loss scale has "
                 f"fallen to {scale.scale:g} for it (device {self.name})"

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 LEAST = 2.0**-16  # a scale below it: the numbers are not finite at any scale
+TINIEST = 2.0**-126  # of float32: a scale of zero has no reciprocal
 
 
 class LossScale:
@@ -49,7 +50,7 @@ class LossScale:
         """Change the scale after a step: it falls at once, and grows after many good steps."""
         self.healthy = self.healthy + 1 if all_finite else 0
         if not all_finite:
-            self.scale = _single(self.scale * self.backoff_factor)
+            self.scale = max(_single(self.scale * self.backoff_factor), TINIEST)
         elif self.healthy == self.growth_interval:
             grown = _single(self.scale * self.growth_factor)
             self.scale = grown if math.isfinite(grown) else self.scale

@@ -64,7 +64,7 @@ class LearningRates:
         for group, made in zip(self.groups, self._as_made, strict=True):
             for key in _hyper(group):
                 del group[key]
-            group.update(made)
+            group.update({key: _own(value) for key, value in made.items()})  # written in place
         self._scheduler = self._make()
         with warnings.catch_warnings():  # torch misses the optimizer's own steps
             warnings.simplefilter("ignore")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         compare as compare,
     )
     from bigbrain_fx.verification.sharding import (
-        Agreement as Agreement,
+        ShardAgreement as ShardAgreement,
         agree as agree,
         tried_axes as tried_axes,
     )
@@ -29,6 +29,6 @@ else:
         {
             "bundle": "Verification verify",
             "comparison": "Comparison Contender compare",
-            "sharding": "Agreement agree tried_axes",
+            "sharding": "ShardAgreement agree tried_axes",
         },
     )

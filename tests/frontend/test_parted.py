@@ -14,7 +14,7 @@ from torch import nn
 import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing import parted
-from bigbrain_fx.frontend.tracing.parted import require_parted
+from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
 from tests.support.bundles import MODEL, cluster
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -255,3 +255,23 @@ def test_a_wrapper_that_shares_its_state_passes() -> None:
 def test_dice_in_step_are_refused() -> None:
     with pytest.raises(InputError, match="draws random numbers in step"):
         require_parted(net(), lambda named: Noisy(named, lr=0.1), HELD)
+
+
+class GrowingGroups(torch.optim.SGD):
+    """Puts a number into its groups that was not there when it was made."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["taken"] = group.get("taken", 0) + 1
+            group["lr"] = 0.1 / group["taken"]
+        super().step()
+
+
+def test_what_steps_put_into_groups_goes_to_a_replacement() -> None:
+    require_parted(net(), lambda named: GrowingGroups(named, lr=0.1), HELD)
+
+
+def test_a_loss_scale_wants_all_trained_parameters_stepped() -> None:
+    require_all_stepped(net(), torch.optim.AdamW, HELD)
+    with pytest.raises(InputError, match="trained and in no group of the optimizer"):
+        require_all_stepped(net(), lambda named: torch.optim.SGD(list(named)[:1], lr=0.1), HELD)

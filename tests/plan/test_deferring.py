@@ -89,6 +89,28 @@ def test_a_table_tied_to_what_may_not_wait_does_not(graph: Graph) -> None:
     assert "table.weight" not in found.stages[0].deferred
 
 
+class Holding(nn.Module):
+    """A layer with one tensor more, which shares another's, and a complex one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.k.weight, self.k.bias = self.q.weight, self.q.bias
+        self.k.gain = nn.Parameter(torch.ones(4))
+        self.wave = nn.Linear(4, 4, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one number."""
+        x = self.q(x) * (self.k(x) * self.k.gain)
+        return self.last(self.wave(x.to(torch.complex64)).abs()).square().mean()
+
+
+def test_what_is_not_written_as_a_layer_of_torchs_does_not_wait() -> None:
+    found = capture(Holding(), {"x": torch.randn(2, 4)}, None).graph
+    made = deferring(found, whole(found), (0,), "all")
+    assert made.stages[0].deferred == ("last.weight", "last.bias")
+
+
 def test_a_stage_in_which_nothing_may_wait_defers_nothing(graph: Graph) -> None:
     norm = tuple(op.name for op in graph.ops if op.target == "aten.layer_norm.default")
     stages = Stages((Stage(0, "d0", norm, params=("norm.weight", "norm.bias")),), ())

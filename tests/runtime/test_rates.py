@@ -74,3 +74,11 @@ def test_a_device_without_parameters_has_no_rates() -> None:
     rates.advance()
     rates.rewind(3)
     assert rates.base == []
+
+
+def test_rates_that_are_tensors_are_not_written_into_what_is_kept() -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], lr=torch.tensor(0.1))
+    rates = LearningRates(optimizer, scheduler=lambda o: S.StepLR(o, 1, gamma=0.5))
+    for _ in range(3):
+        rates.rewind(2)
+        assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.025)

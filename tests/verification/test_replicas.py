@@ -56,7 +56,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def bench_of(path: Path, text: str) -> Bench:
     path.write_text(text)
     file = load_model_file(path)
-    return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), STEPS)
+    return Bench(
+        file,
+        capture(file.model, file.example_batch, file.loss, name="net", autocast=file.autocast),
+        STEPS,
+    )
 
 
 def cluster(*speeds: int, replicas: tuple[tuple[str, ...], ...] = ()) -> Cluster:
@@ -81,7 +85,7 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
         with imported(folder, force_adamw=False) as bundle:
             expected = bench.reference(plan, folder, bundle)
             actual = run_bundle(bundle, plan, bench.steps, plan.seed)
-    failed = [c for c in same_training(plan, expected, actual) if not c["passed"]]
+    failed = [c for c in same_training(plan, expected, actual) if c["passed"] is False]
     found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
     return actual, found or other_bytes(expected, actual)
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.verification.bundle.child import run_bundle, same_training
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import bench_of, cluster, planned, trained
+from tools.matrix import imported
 
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")
 SCALED = (
     MODEL.replace("def lr_scale(step):\n    return 1.0 / (1 + step)\n", "")
     + """
@@ -28,7 +32,6 @@ def scheduler(optimizer):
     [{}, {"replicas": 2, "zero_stage": 1}, {"replicas": 2, "sum_order": "micro"}],
     ids=["pipeline", "zero 1", "micro"],
 )
-@pytest.mark.filterwarnings("ignore:Detected call of")
 def test_scaled_training_has_the_bits_of_one_process(
     choices: dict[str, object], tmp_path: Path
 ) -> None:
@@ -38,3 +41,17 @@ def test_scaled_training_has_the_bits_of_one_process(
     made, different = trained(bench, replace(plan, source=source))
     assert different == ""
     assert len(made.losses) == 12
+
+
+def test_what_a_loss_scale_left_out_is_not_said_to_be_equal(tmp_path: Path) -> None:
+    text = SCALED.replace("2.0**24", "2.0**60")
+    bench = replace(bench_of(tmp_path / "net.py", text), steps=2)
+    plan = planned(bench, cluster(1, 1))
+    source = replace(plan.source, has_scheduler=True, grad_scaler=bench.file.grad_scaler)
+    plan = replace(plan, source=source)
+    folder = write_bundle(plan, bench, tmp_path / "bundle")
+    with imported(folder, force_adamw=False) as bundle:
+        expected = bench.reference(plan, folder, bundle)
+        checks = same_training(plan, expected, run_bundle(bundle, plan, 2, plan.seed))
+    assert [check["passed"] for check in checks] == [True, None, None]
+    assert "the loss scale left out all updates" in str(checks[2]["detail"])

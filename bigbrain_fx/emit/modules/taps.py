@@ -8,12 +8,12 @@ some use, and may never where it must not in any. It knows stages and layers; it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Stage
 from bigbrain_fx.emit.modules.blocks import Template
-from bigbrain_fx.emit.ops.items import Body, Layer, Signature
+from bigbrain_fx.emit.ops.items import Body, Layer, LayerCall, Signature
 from bigbrain_fx.plan import LAYERS
 
 TAPPING = frozenset(LAYERS.values())
@@ -37,10 +37,37 @@ class Taps:
         """Whether a layer in the text of a class, or of a stage (no key), taps."""
         if layer.name not in TAPPING or not layer.params:
             return False
+        uses = self.uses(layer, body, key)
+        return any(u <= self.waits for u in uses) and not any(u & self.must_not for u in uses)
+
+    def uses(self, layer: Layer, body: Body, key: Signature | None) -> list[set[str]]:
+        """Return the tensors of a layer in each use of its class."""
         relative = [body.relative(name) for name in layer.params]
         paths = (body.path,) if key is None else self.paths[key]
-        uses = [{f"{path}.{name}" if path else name for name in relative} for path in paths]
-        return any(u <= self.waits for u in uses) and not any(u & self.must_not for u in uses)
+        return [{f"{path}.{name}" if path else name for name in relative} for path in paths]
+
+    def settle(self, graph: Graph, templates: Mapping[Signature, Template]) -> None:
+        """Let no tensor wait in one layer that a class which must not tap uses in another."""
+        layers = [
+            self.uses(call.layer, template.model.body, key)
+            for key, template in templates.items()
+            for call in _layer_calls(template.model.body)
+        ]
+        while True:
+            barred = [u for uses in layers if any(u & self.must_not for u in uses) for u in uses]
+            names = {graph.param[n].canonical for n in set().union(*barred) & self.waits}
+            moved = {n for n in self.waits if graph.param[n].canonical in names}
+            if not moved:
+                return
+            self.waits -= moved
+            self.must_not |= moved
+
+
+def _layer_calls(body: Body) -> Iterator[LayerCall]:
+    """Yield the layers that a class's own text makes."""
+    for item in body.items:
+        steps = getattr(item, "steps", (item,))
+        yield from (step for step in steps if isinstance(step, LayerCall))
 
 
 def taps_of(
@@ -56,4 +83,5 @@ def taps_of(
         for name in stage.params:
             waits = graph.param[name].canonical in stage.deferred
             (found.waits if waits else found.must_not).add(name)
+    found.settle(graph, templates)
     return found

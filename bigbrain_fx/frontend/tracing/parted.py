@@ -87,13 +87,40 @@ def require_parted(
     return None
 
 
+def require_all_stepped(model: nn.Module, make: Make, held: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a loss scale where a gradient stays scaled: torch unscales what is stepped.
+
+    Raises:
+        InputError: a trained parameter is in no group of the optimizer.
+    """
+    everything = {name for names in held.values() for name in names}
+    trained = {n: p for n, p in model.named_parameters() if n in everything}
+    few = {n: nn.Parameter(_numbers(n, shape)) for n, shape in _few(_shapes(trained)).items()}
+    stepped = {id(p) for group in make(list(few.items())).param_groups for p in group["params"]}
+    lacking = [name for name, p in few.items() if id(p) not in stepped]
+    if lacking:
+        raise InputError(
+            f"grad_scaler with {lacking[0]}, which is trained and in no group of the optimizer: "
+            "its gradient would stay scaled, and count so in clip_norm",
+            at=_place(make),
+            help="freeze it in model(), with requires_grad_(False), or give it to the optimizer "
+            "in a group of its own with lr=0.0",
+        )
+
+
+def _few(shapes: Mapping[str, _Shape]) -> dict[str, _Shape]:
+    return {
+        n: _Shape(tuple(min(size, _FEW) for size in s.size), s.dtype) for n, s in shapes.items()
+    }
+
+
 def _require_alone(make: Make, shapes: Mapping[str, _Shape]) -> None:
     """Refuse one whose steps need more than its state: random numbers, or what it keeps elsewhere.
 
     Raises:
         InputError: another seed, or a new optimizer with the state of the old, updates otherwise.
     """
-    few = {n: _Shape(tuple(min(size, _FEW) for size in s.size), s.dtype) for n, s in shapes.items()}
+    few = _few(shapes)
     try:
         first, second, thrown = (_run(make, few, list(few), seed=seed) for seed in (0, 0, 1))
         renewed = _run(make, few, list(few), renewed_at=1)

@@ -97,7 +97,7 @@ class _Comparison:
         except OSError as error:
             return f"its tensors cannot be kept in {self.loop.folder}: {error.strerror}"
         self.lines += self.updates.differences()
-        return ""
+        return "" if self.updated else f"the loss scale left out all of {self.steps} updates"
 
     def compare_step(self, step: int) -> None:
         """Wait for the loop's next step; let the graph do it, and compare."""

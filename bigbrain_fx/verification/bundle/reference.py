@@ -34,6 +34,7 @@ class Trace:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     unlike: set[str] = field(default_factory=set)  # held by several devices, with other numbers
+    left_out: set[int] = field(default_factory=set)  # steps that a loss scale kept from updating
 
     def take(self, into: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
         """Take what one device has; note what another has otherwise."""
@@ -256,7 +257,9 @@ class _Loop:
         for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
         self._clip()
-        if step == 0 and (not self.scaler.is_enabled() or are_finite(gradients.values())):
+        if self.scaler.is_enabled() and not are_finite(gradients.values()):
+            self.trace.left_out.add(step)
+        elif step == 0:
             self._keep_gradients()
         self._update(step)
 

@@ -226,6 +226,8 @@ class Committer:
         Raises:
             FencedError: another run has taken over.
         """
+        if self.fenced is not None:
+            raise self.fenced
         if self.every and (step + 1) % self.every == 0:
             self._commit(device)
 
@@ -283,7 +285,7 @@ class Committer:
             shard = write_shard(folder, self.name, self.buffer, generation, disk=self.disk)
             said = {"manifest": shard.manifest, "size": shard.size}
         except FencedError as error:
-            self.fenced, said = error, {"missed": str(error)}
+            self.fenced, said = error, {"fenced": str(error)}
         except Exception as error:  # the disk's, and memory that is lacking
             said = {"missed": f"{self.name} cannot write in {folder}: {_why(error)}"}
         if not self.leads and kind == SHARD:
@@ -293,7 +295,7 @@ class Committer:
     def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
         if "missed" in said:
             self.misses.miss(step, str(said["missed"]))
-        else:
+        elif "fenced" not in said:
             self.misses.count = 0
 
     def _record_last(self, state: State) -> None:
@@ -316,7 +318,10 @@ class Committer:
     def _record(self, state: State, reports: Sequence[str], folder: Path, generation: int) -> bool:
         found = dict(zip(self.names, map(json.loads, reports), strict=True))
         missed = [report["missed"] for report in found.values() if "missed" in report]
+        fenced = [report["fenced"] for report in found.values() if "fenced" in report]
         try:
+            if fenced:
+                raise FencedError(fenced[0])
             if missed:
                 raise OSError(None, missed[0])
             shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]

@@ -10,9 +10,11 @@ This room reads commits and writes files; it knows no processes and imports no t
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,17 +79,53 @@ def export_training(
                 f"expected a name that ends in .safetensors, found {path.name}",
                 help="--to model.safetensors --optimizer optimizer.safetensors",
             )
-    if out.exists() or (out.parent / LOADER).exists():
-        there = out if out.exists() else out.parent / LOADER
-        raise InputError(f"{there} exists already", help="give another --optimizer")
+    _require_apart(Path(to), out)
     plan, named, notes = _commit(folder, Path(commits))
     if named.optimizer is None:
         raise InputError("no device of this run has an optimizer", at=str(commits))
     tensors = state(plan.graph.params, _trained(plan, named, folder))
-    model = write_joined(tensors, Path(to), shard_bytes)
-    _write_optimizer(named, out)
-    shutil.copyfile(_PLAIN, out.parent / LOADER)
+    with _all_or_nothing(out, out.parent / LOADER):
+        _write_optimizer(named, out)
+        model = write_joined(tensors, Path(to), shard_bytes)
     return TrainingState(model, out, out.parent / LOADER, named.step, tuple(notes))
+
+
+def _require_apart(to: Path, out: Path) -> None:
+    """Refuse an optimizer's file that would be the model's, and one that is there already."""
+    stem = re.escape(to.name.removesuffix(".safetensors"))
+    is_name = re.fullmatch(rf"{stem}(-\d{{5,}}-of-\d{{5,}})?\.safetensors", out.name)
+    if out.resolve() == to.resolve() or (is_name and out.parent.resolve() == to.parent.resolve()):
+        raise InputError(
+            f"{out} would be a file of the model and the optimizer's",
+            help="give --to and --optimizer two names",
+        )
+    if os.path.lexists(out):
+        raise InputError(f"{out} exists already", help="give another --optimizer")
+    loader = out.parent / LOADER
+    if os.path.lexists(loader) and not (loader.is_file() and _is_ours(loader)):
+        raise InputError(
+            f"{loader} exists already, and is another file",
+            help="name another folder for --optimizer, or move that file away",
+        )
+
+
+def _is_ours(loader: Path) -> bool:
+    with suppress(OSError):
+        return loader.read_bytes() == _PLAIN.read_bytes()
+    return False
+
+
+@contextmanager
+def _all_or_nothing(*files: Path) -> Iterator[None]:
+    """Remove those of the files that were not there before, if not all can be written."""
+    made = [file for file in files if not file.exists()]
+    try:
+        yield
+    except BaseException:
+        for file in made:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+        raise
 
 
 def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> int:
@@ -131,6 +169,8 @@ def _write_optimizer(named: Named, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         Disk().put(out, pieces())
+        if not (out.parent / LOADER).exists():
+            shutil.copyfile(_PLAIN, out.parent / LOADER)
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror}", help="give another --optimizer"

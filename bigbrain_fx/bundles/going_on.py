@@ -43,13 +43,15 @@ _PLAIN = Path(__file__).resolve().parents[1] / "runtime" / "plain.py"
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What `export_training` wrote, and how many steps are done."""
+    """What `export_training` wrote, how many steps are done, and what else goes on."""
 
     model: Joined
     optimizer: Path
     loader: Path
     step: int
     warnings: tuple[str, ...]
+    scheduler: str = ""  # what sets the rates, in words
+    has_scaler: bool = False
 
 
 def export_training(
@@ -87,7 +89,15 @@ def export_training(
     with _all_or_nothing(out, out.parent / LOADER):
         _write_optimizer(named, out)
         model = write_joined(tensors, Path(to), shard_bytes)
-    return TrainingState(model, out, out.parent / LOADER, named.step, tuple(notes))
+    has_scaler = named.facts.get("loss_scale") is not None
+    more = tuple(notes), _scheduler(plan), has_scaler
+    return TrainingState(model, out, out.parent / LOADER, named.step, *more)
+
+
+def _scheduler(plan: Plan) -> str:
+    if plan.source.has_scheduler:
+        return "the scheduler"
+    return "a LambdaLR(optimizer, lr_scale)" if plan.source.has_lr_scale else ""
 
 
 def _require_apart(to: Path, out: Path) -> None:

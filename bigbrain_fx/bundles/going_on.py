@@ -22,6 +22,7 @@ from bigbrain_fx.bundles.resplitting import Named, read_named
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.runtime import (
+    ASIDE,
     FORMAT,
     BrokenError,
     CommitError,
@@ -37,7 +38,6 @@ from bigbrain_fx.runtime import (
 from bigbrain_fx.weights import Joined, Stored, read_header, state, stored_tensors, write_joined
 
 LOADER = "load_optimizer.py"
-ASIDE = ".set-aside"  # ending of records that count no more
 _PLAIN = Path(__file__).resolve().parents[1] / "runtime" / "plain.py"
 
 

@@ -103,7 +103,9 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
 )
 @click.option(
-    "--keep", type=click.IntRange(min=2), help="How many commits stay in --commits [default: 2]."
+    "--keep",
+    type=click.IntRange(min=2),
+    help="How many commits stay in --commits [default: 2, or as before].",
 )
 @click.option(
     "--mtbf",

@@ -96,7 +96,7 @@ class SupervisedCommitter(Committer):
         decided = json.loads(begun)
         if "error" in decided:
             return self.begin(device, resume=resume)  # which raises it
-        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
+        self._take_over(decided)
         if self.leads:
             self.misses.newest = self._newest()
         if epoch >= 0:

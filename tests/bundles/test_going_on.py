@@ -162,9 +162,7 @@ def test_an_export_is_whole_or_not_there(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
         export_training(trained, to, tmp_path / "file" / "o.safetensors", commits)
     with pytest.raises(InputError, match="cannot write"):
-        export_training(
-            trained, tmp_path / "file" / to.name, tmp_path / "o.safetensors", commits
-        )
+        export_training(trained, tmp_path / "file" / to.name, tmp_path / "o.safetensors", commits)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     export_training(trained, to, tmp_path / "o.safetensors", commits)
     second = export_training(
@@ -172,9 +170,7 @@ def test_an_export_is_whole_or_not_there(trained: Path, tmp_path: Path) -> None:
     )
     second.loader.write_text("another's")
     with pytest.raises(InputError, match="is another file") as refused:
-        export_training(
-            trained, tmp_path / "m3.safetensors", tmp_path / "o3.safetensors", commits
-        )
+        export_training(trained, tmp_path / "m3.safetensors", tmp_path / "o3.safetensors", commits)
     assert "another folder" in str(refused.value.help)
 
 
@@ -189,7 +185,10 @@ def test_an_earlier_commit_is_gone_back_to(trained: Path, tmp_path: Path) -> Non
     assert [path.name for path in aside] == ["commit-4.json.set-aside"]
     again = train(trained, 6, "--commits", commits, "--commit-every", "0", "--resume")
     assert again == train(trained, 6)[2:]
-    assert [record.step for record in list_commits(commits, print)] == [6, 2]
+    assert [record.step for record in list_commits(commits, print)] == [6, 2, 0]  # --keep 5 holds
+    assert not list(commits.glob("*.set-aside"))  # no record without its states
+    train(trained, 7, "--commits", commits, "--resume", "--keep", "2")
+    assert [record.step for record in list_commits(commits, print)] == [7, 6]
 
 
 def test_a_broken_commit_is_not_gone_back_to(trained: Path, tmp_path: Path) -> None:

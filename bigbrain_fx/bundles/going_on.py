@@ -84,7 +84,11 @@ def export_training(
     _require_apart(Path(to), out)
     plan, named, notes = _commit(folder, Path(commits))
     if named.optimizer is None:
-        raise InputError("no device of this run has an optimizer", at=str(commits))
+        raise InputError(
+            "no device of this run has an optimizer",
+            at=str(commits),
+            help="leave --optimizer and --commits out",
+        )
     tensors = state(plan.graph.params, _trained(plan, named, folder))
     with _all_or_nothing(out, out.parent / LOADER):
         _write_optimizer(named, out)

@@ -75,9 +75,9 @@ class Judge:
         """Return why the run must stop; None: start a process again.
 
         An error that would come again is not worth a restart: wrong data, numbers that are not
-        finite, commits that are another's, the same error at the same step of the same device, or two ends of a device that has
-        never finished a step, unless somebody else ended it. It would come on other devices, too;
-        whose processes only die may be left behind.
+        finite, commits that are another's, the same error at the same step of the same device, or
+        two ends of a device that has never finished a step, unless somebody else ended it. It would
+        come on other devices, too; whose processes only die may be left behind.
         """
         if death.code == BAD_INPUT and not self._was_well_before(death):
             return Stop("its input cannot be used")

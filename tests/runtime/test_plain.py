@@ -30,7 +30,7 @@ STEPS, AT = 10, 4
 def made() -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
-    groups = [{"params": [net.weight], "lr": 0.3}, {"params": [net.bias]}]
+    groups: list[dict[str, Any]] = [{"params": [net.weight], "lr": 0.3}, {"params": [net.bias]}]
     return net, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 

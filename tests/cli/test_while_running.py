@@ -146,8 +146,14 @@ def test_a_run_that_was_killed_says_so_by_its_process(tmp_path: Path) -> None:
     assert dataclasses.replace(keeper.status, pid=gone.pid).is_alone
 
 
-WHOLE = {"bundle": "/b", "pid": 1, "logs": "/l", "rows": 8}
-BROKEN = [{"pid": "x"}, {"rows": "8"}, {"devices": [1]}, {"loss": "a"}, {"updated": None}]
+WHOLE: dict[str, object] = {"bundle": "/b", "pid": 1, "logs": "/l", "rows": 8}
+BROKEN: list[dict[str, object]] = [
+    {"pid": "x"},
+    {"rows": "8"},
+    {"devices": [1]},
+    {"loss": "a"},
+    {"updated": None},
+]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ This room reads commits and writes files; it knows no processes and imports no t
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from bigbrain_fx.bundles.resplitting import Named, read_named
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.runtime import (
+    ASIDE,
     FORMAT,
     BrokenError,
     CommitError,
@@ -35,19 +38,20 @@ from bigbrain_fx.runtime import (
 from bigbrain_fx.weights import Joined, Stored, read_header, state, stored_tensors, write_joined
 
 LOADER = "load_optimizer.py"
-ASIDE = ".set-aside"  # ending of records that count no more
 _PLAIN = Path(__file__).resolve().parents[1] / "runtime" / "plain.py"
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What `export_training` wrote, and how many steps are done."""
+    """What `export_training` wrote, how many steps are done, and what else goes on."""
 
     model: Joined
     optimizer: Path
     loader: Path
     step: int
     warnings: tuple[str, ...]
+    scheduler: str = ""  # what sets the rates, in words
+    has_scaler: bool = False
 
 
 def export_training(
@@ -77,17 +81,65 @@ def export_training(
                 f"expected a name that ends in .safetensors, found {path.name}",
                 help="--to model.safetensors --optimizer optimizer.safetensors",
             )
-    if out.exists() or (out.parent / LOADER).exists():
-        there = out if out.exists() else out.parent / LOADER
-        raise InputError(f"{there} exists already", help="give another --optimizer")
+    _require_apart(Path(to), out)
     plan, named, notes = _commit(folder, Path(commits))
     if named.optimizer is None:
-        raise InputError("no device of this run has an optimizer", at=str(commits))
+        raise InputError(
+            "no device of this run has an optimizer",
+            at=str(commits),
+            help="leave --optimizer and --commits out",
+        )
     tensors = state(plan.graph.params, _trained(plan, named, folder))
-    model = write_joined(tensors, Path(to), shard_bytes)
-    _write_optimizer(named, out)
-    shutil.copyfile(_PLAIN, out.parent / LOADER)
-    return TrainingState(model, out, out.parent / LOADER, named.step, tuple(notes))
+    with _all_or_nothing(out, out.parent / LOADER):
+        _write_optimizer(named, out)
+        model = write_joined(tensors, Path(to), shard_bytes)
+    has_scaler = named.facts.get("loss_scale") is not None
+    more = tuple(notes), _scheduler(plan), has_scaler
+    return TrainingState(model, out, out.parent / LOADER, named.step, *more)
+
+
+def _scheduler(plan: Plan) -> str:
+    if plan.source.has_scheduler:
+        return "the scheduler"
+    return "a LambdaLR(optimizer, lr_scale)" if plan.source.has_lr_scale else ""
+
+
+def _require_apart(to: Path, out: Path) -> None:
+    """Refuse an optimizer's file that would be the model's, and one that is there already."""
+    stem = re.escape(to.name.removesuffix(".safetensors"))
+    is_name = re.fullmatch(rf"{stem}(-\d{{5,}}-of-\d{{5,}})?\.safetensors", out.name)
+    if out.resolve() == to.resolve() or (is_name and out.parent.resolve() == to.parent.resolve()):
+        raise InputError(
+            f"{out} would be a file of the model and the optimizer's",
+            help="give --to and --optimizer two names",
+        )
+    if os.path.lexists(out):
+        raise InputError(f"{out} exists already", help="give another --optimizer")
+    loader = out.parent / LOADER
+    if os.path.lexists(loader) and not (loader.is_file() and _is_ours(loader)):
+        raise InputError(
+            f"{loader} exists already, and is another file",
+            help="name another folder for --optimizer, or move that file away",
+        )
+
+
+def _is_ours(loader: Path) -> bool:
+    with suppress(OSError):
+        return loader.read_bytes() == _PLAIN.read_bytes()
+    return False
+
+
+@contextmanager
+def _all_or_nothing(*files: Path) -> Iterator[None]:
+    """Remove those of the files that were not there before, if not all can be written."""
+    made = [file for file in files if not file.exists()]
+    try:
+        yield
+    except BaseException:
+        for file in made:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+        raise
 
 
 def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> int:
@@ -131,6 +183,8 @@ def _write_optimizer(named: Named, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         Disk().put(out, pieces())
+        if not (out.parent / LOADER).exists():
+            shutil.copyfile(_PLAIN, out.parent / LOADER)
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror}", help="give another --optimizer"

@@ -76,7 +76,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
 )
 @json_option
 def status(run: Path, metrics: int | None, as_json: bool) -> None:
-    """Say how far RUN is: the logs folder that `run` names, or a bundle, for its newest run.
+    """Say how far RUN is: its logs folder, or a bundle, for the newest run without --logs.
 
     It reads files only: the run is not disturbed, and may have ended.
     """
@@ -115,4 +115,7 @@ def _lines(found: Status) -> list[str]:
         newest = "none yet" if step is None else f"step {step}"
         lines.append(f"last commit: {newest}, in {found.commits}")
     lines.append(f"process {found.pid}, logs in {found.logs}")
+    log = Path(found.logs) / LOG
+    if found.state == "failed" and log.is_file():
+        lines.append(f"see {log}")
     return lines

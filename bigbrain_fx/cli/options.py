@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from bigbrain_fx.errors import InputError
@@ -220,7 +221,7 @@ _PIN = _option(
     "--pin",
     multiple=True,
     metavar="MODULES=DEVICE",
-    help="Keep modules on a device, blocks.0-5=d0, say; the partitioner places the rest.",
+    help="Keep modules on a device, blocks.0-1=d0, say; the partitioner places the rest.",
 )
 _PLACE = _option(
     "--place",
@@ -345,6 +346,23 @@ def read_shares(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
+    """Refuse what only a partitioner would hear: beside --place none is asked.
+
+    Raises:
+        InputError: --set, or a --partitioner that is not the default.
+    """
+    source = click.get_current_context().get_parameter_source("partitioner")
+    is_given = source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    for flag, given in (("--set", choices.get("settings")), ("--partitioner", is_given)):
+        if given:
+            raise InputError(
+                f"--place says where all modules go, and {flag} is for a partitioner",
+                help=f"leave {flag} out, or --place; --pin holds some modules, and a partitioner "
+                "places the rest",
+            )
+
+
 def chosen(choices: dict[str, Any]) -> Options:
     """Turn what was given to `planning_options` into Options.
 
@@ -355,6 +373,8 @@ def chosen(choices: dict[str, Any]) -> Options:
     from bigbrain_fx.plan import Options, read_defer, read_pins, read_recompute
     from bigbrain_fx.planning import preset, read_settings
 
+    if choices.get("place"):
+        _require_no_partitioner(choices)
     partitioner, own = preset(choices["partitioner"])
     return Options(
         partitioner,

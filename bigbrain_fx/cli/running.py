@@ -103,7 +103,9 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--commit-every", type=click.IntRange(min=0), help="Steps between commits; 0: first and last."
 )
 @click.option(
-    "--keep", type=click.IntRange(min=2), help="How many commits stay in --commits [default: 2]."
+    "--keep",
+    type=click.IntRange(min=2),
+    help="How many commits stay in --commits [default: 2, or as before].",
 )
 @click.option(
     "--mtbf",
@@ -199,11 +201,15 @@ def run(
                 "--elastic is for a run on one host, and this plan has several",
                 help="leave it out, or add --local to run all of it here",
             )
-        if options.log_to:
-            raise InputError(
-                "--log-to is for a run on one host, and this plan has several",
-                help="leave it out: `launch.py --json` on the first host prints each step",
-            )
+        _require_one_host(
+            {
+                "--log-to": options.log_to,
+                "--background": background,
+                "--metrics": options.metrics,
+                "--validate": validate,
+                "--log-every": log_every > 1,
+            }
+        )
         click.echo(_SEVERAL, err=True)
         if options.spares is not None:
             click.echo(_SECRET + secret_command(), err=True)
@@ -243,6 +249,19 @@ def run(
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
     click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")
+
+
+def _require_one_host(given: Mapping[str, object]) -> None:
+    """Refuse what only a run that starts here can do.
+
+    Raises:
+        InputError: one of them is given.
+    """
+    for flag in (flag for flag, value in given.items() if value):
+        raise InputError(
+            f"{flag} is for a run on one host, and this plan has several",
+            help="leave it out: `launch.py --json` on the first host prints each step",
+        )
 
 
 def _tell_validation(as_json: bool, found: Validation) -> None:

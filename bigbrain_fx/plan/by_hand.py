@@ -1,6 +1,6 @@
 """A placement by the user's hand: modules pinned to devices, and a file that says where all goes.
 
-    --pin 'blocks.0-5=d0'      these modules there; the partitioner places the rest
+    --pin 'blocks.0-1=d0'      these modules there; the partitioner places the rest
     --place placement.json     all of them, as `explain --placement` wrote it and the user edited it
 
 A module is named by its path; "blocks.0-5" are six of them. What is within goes along, but where a
@@ -12,8 +12,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
         modules, equals, device = text.partition("=")
         if not (modules.strip() and equals and device.strip()):
             raise InputError(
-                f"expected MODULES=DEVICE, found {text!r}", at="--pin", help="--pin blocks.0-5=d0"
+                f"expected MODULES=DEVICE, found {text!r}", at="--pin", help="--pin blocks.0-1=d0"
             )
         found.append((modules.strip(), device.strip()))
     return tuple(found)
@@ -162,6 +164,12 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
     """
     path = Path(path)
     found = _file(path)
+    if found.get("model", graph.name) != graph.name:
+        raise InputError(
+            f"it is a placement of model {found['model']!r}, and this is {graph.name!r}",
+            at=str(path),
+            help='remove its line "model" if it is meant for this one, too',
+        )
     modules, ops = _table(found, "modules", path), _table(found, "ops", path)
     homes = homes_of(graph, cluster, tuple(modules.items()), f"{path}: modules")
     known = {op.name for op in graph.ops}
@@ -178,7 +186,7 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
 
 def _file(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes(), object_pairs_hook=partial(_once, path))
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror}",
@@ -198,6 +206,16 @@ def _file(path: Path) -> Mapping[str, Any]:
         raise InputError(f"a placement has no field {strange[0]!r}", at=str(path), help="remove it")
     checked: Mapping[str, Any] = found
     return checked
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; JSON's reader would let the last of two entries win in silence."""
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"{twice[0]!r} is there twice", at=str(path), help="remove one of the two lines"
+        )
+    return dict(pairs)
 
 
 def _table(found: Mapping[str, Any], key: str, path: Path) -> Mapping[str, str]:
@@ -231,7 +249,11 @@ def _paths(modules: str, known: Sequence[str], at: str) -> list[str]:
     else:
         found = [f"{head}{dot}{number}" for number in range(int(first), int(end) + 1)]
         if not found:
-            raise InputError(f"{modules} are no modules: {first} is above {end}", at=at)
+            raise InputError(
+                f"{modules} are no modules: {first} is above {end}",
+                at=at,
+                help=f"{head}{dot}{end}-{first}",
+            )
     for path in found:
         if path not in known:
             raise _unknown("module", path, known, at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bigbrain_fx.core import Costs, Graph, Placement, Stages
 from bigbrain_fx.errors import InputError
@@ -21,18 +21,18 @@ from bigbrain_fx.planning import (
     Cuts,
     OrderClock,
     Ranked,
-    StageCutter,
     VirtualStages,
-    Work,
     dualpipe_v,
     interleaved,
     loop_line,
     searched_cuts,
     shared_cuts,
     v_line,
-    work,
     zb_v,
 )
+
+if TYPE_CHECKING:
+    from bigbrain_fx.planning import StageCutter, Work
 
 CUTS = 60
 """Cuts to play a step for, at most."""
@@ -94,6 +94,8 @@ def folded(
     fold = FOLDS[schedule]
     rows = graph.batch // micro_batches
     names = _line_of(graph, placement, rows, schedule)
+    from bigbrain_fx.planning import StageCutter, work  # numpy: not with every import of a plan
+
     known = work(graph.at(rows), costs)
     line = fold.line(len(names), pieces or 2)
     if known.count < len(line):

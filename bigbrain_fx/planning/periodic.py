@@ -97,6 +97,9 @@ class _Table:
         """Put a job into the first gap that holds it; where there is none, at once."""
         if kind not in self._stages.kinds(stage):
             return
+        if self.period_s <= 0.0:  # nothing takes any time
+            self.offset_s[kind, stage] = ready_s
+            return
         taken = self._taken[self._stages.timed.device_of[stage]]
         length_s = taken_s(self._stages, kind, stage)
         ends = ((start + length - ready_s) % self.period_s + ready_s for start, length in taken)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel
     from .commits import (
+        ASIDE as ASIDE,
         BrokenError as BrokenError,
         CommitError as CommitError,
         Loaded as Loaded,
@@ -98,7 +99,7 @@ _HOMES = {
     "gradients": "clipped norm",
     "bundle": "Bundle",
     "channel": "Channel",
-    "commits": "BrokenError CommitError Loaded Record about_of committed first_loadable "
+    "commits": "ASIDE BrokenError CommitError Loaded Record about_of committed first_loadable "
     "graph_hash load_shard open_generation warn_of_others write_record write_shard",
     "data": "Stream",
     "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "

@@ -46,6 +46,7 @@ from .records import (
 from .regular import read_regular
 
 __all__ = [
+    "ASIDE",
     "BrokenError",
     "CommitError",
     "FencedError",
@@ -60,6 +61,7 @@ __all__ = [
     "load_commit",
     "load_shard",
     "newest_generation",
+    "number_kept",
     "open_folder",
     "open_generation",
     "prune",
@@ -73,6 +75,7 @@ __all__ = [
 ]
 
 KEPT = 2
+ASIDE = ".set-aside"  # ending of records that count no more: a user went back behind them
 DISK = Disk()
 
 
@@ -102,14 +105,18 @@ def warn_of_others(folder: Path, say: Say) -> None:
         say(f"warning: everyone on this host can write in {folder}: chmod o-w {folder}")
 
 
-def open_generation(folder: Path, disk: Disk = DISK, launcher: str = "") -> int:
+def open_generation(
+    folder: Path, disk: Disk = DISK, launcher: str = "", keep: int | None = None
+) -> int:
     """Begin a new generation: all older ones can commit no more. Return its number, from 1.
 
-    `launcher` names who started it, so that `launcher_of` can tell a restart from another run.
+    `launcher` names who started it, so that `launcher_of` can tell a restart from another run;
+    `keep` is how many commits stay from now on (None: as many as before).
     """
     with locked(folder):
         number = newest_generation(folder) + 1
-        body = {"generation": number, "launcher": launcher}
+        kept = number_kept(folder) if keep is None else keep
+        body = {"generation": number, "launcher": launcher, "keep": kept}
         disk.put(folder / "generation.json", [sealed(body)])
         return number
 
@@ -118,6 +125,12 @@ def launcher_of(folder: Path) -> str | None:
     """Return who started the newest generation, None if that is not known."""
     fence = _fence(folder)
     return None if fence is None else str(fence.get("launcher", ""))
+
+
+def number_kept(folder: Path) -> int:
+    """Return how many commits stay in a folder, as its last run was told."""
+    found = (_fence(folder) or {}).get("keep")
+    return found if type(found) is int and found >= KEPT else KEPT
 
 
 def newest_generation(folder: Path) -> int:
@@ -258,6 +271,7 @@ def prune(
                 disk.remove(path)
         disk.sync(folder)
         _remove_folders(folder, kept, generation, disk)
+        _remove_aside(folder, disk)
         return kept
 
 
@@ -291,6 +305,20 @@ def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk:
             disk.remove(place)
     for path in sorted(folder.glob(".*.tmp")):
         disk.remove(path)
+
+
+def _remove_aside(folder: Path, disk: Disk) -> None:
+    """Remove records that were set aside and whose states are gone: nobody can go back to them."""
+    for path in sorted(folder.glob(f"commit-*.json{ASIDE}")):
+        if RECORD.fullmatch(path.name.removesuffix(ASIDE)) and not _has_states(folder, path):
+            disk.remove(path)
+
+
+def _has_states(folder: Path, record: Path) -> bool:
+    try:
+        return (folder / record_of(read_regular(record), str(record)).folder).is_dir()
+    except (OSError, BrokenError, CommitError):
+        return False
 
 
 def _quiet(_: str) -> None:

@@ -36,6 +36,7 @@ from .commits import (
     graph_hash,
     launcher_of,
     load_shard,
+    number_kept,
     open_folder,
     open_generation,
     prune,
@@ -74,7 +75,7 @@ class Committer:
         rescue: where a commit is written that cannot be written in `folder`; another disk's. Only
             in the background: the devices wait for each other.
         disk: where to write.
-        keep: how many commits stay there.
+        keep: how many commits stay there; None: as many as the run kept that this goes on with.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Committer:
         in_background: bool = True,
         rescue: Path | None = None,
         disk: Disk | None = None,
-        keep: int = KEPT,
+        keep: int | None = None,
     ) -> None:
-        self.keep = keep
+        self.wanted_keep = keep
+        self.keep = keep or KEPT
         self.folder = folder
         self.every = every
         self.name = name
@@ -138,12 +140,17 @@ class Committer:
         if "error" in decided:
             raise CommitError(decided["error"])
         _make(self.folder)
-        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
+        self._take_over(decided)
         if decided["records"]:
             return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
         self._commit(device)
         self.settle()
         return 0
+
+    def _take_over(self, decided: Mapping[str, Any]) -> None:
+        """Know what was decided for all devices."""
+        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
+        self.keep = decided["keep"]
 
     def _decided(self, resume: bool, restarted: bool) -> dict[str, Any]:
         """Look at the folder, for all devices."""
@@ -162,7 +169,9 @@ class Committer:
                 )
             if restarted:
                 self._say("restarted: all devices go on from the last commit; none kept its state")
-            generation = open_generation(self.folder, self.disk, _launcher())
+            before = number_kept(self.folder) if resume or ours else KEPT
+            keep = self.wanted_keep or before
+            generation = open_generation(self.folder, self.disk, _launcher(), keep)
             rescue = self._opened_rescue(resume or ours)
         except CommitError as error:
             return {"error": str(error)}
@@ -171,7 +180,7 @@ class Committer:
             why = f"commits cannot be written, {where}: {_why(error)}: give another folder"
             return {"error": why}
         texts = [record.text for record in found]
-        return {"generation": generation, "rescue": rescue, "records": texts}
+        return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
 
     def _opened_rescue(self, goes_on: bool) -> int:
         """Begin a generation in the rescue folder, if there is one; return its number."""
@@ -226,6 +235,8 @@ class Committer:
         Raises:
             FencedError: another run has taken over.
         """
+        if self.fenced is not None:
+            raise self.fenced
         if self.every and (step + 1) % self.every == 0:
             self._commit(device)
 
@@ -283,7 +294,7 @@ class Committer:
             shard = write_shard(folder, self.name, self.buffer, generation, disk=self.disk)
             said = {"manifest": shard.manifest, "size": shard.size}
         except FencedError as error:
-            self.fenced, said = error, {"missed": str(error)}
+            self.fenced, said = error, {"fenced": str(error)}
         except Exception as error:  # the disk's, and memory that is lacking
             said = {"missed": f"{self.name} cannot write in {folder}: {_why(error)}"}
         if not self.leads and kind == SHARD:
@@ -293,7 +304,7 @@ class Committer:
     def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
         if "missed" in said:
             self.misses.miss(step, str(said["missed"]))
-        else:
+        elif "fenced" not in said:
             self.misses.count = 0
 
     def _record_last(self, state: State) -> None:
@@ -316,7 +327,10 @@ class Committer:
     def _record(self, state: State, reports: Sequence[str], folder: Path, generation: int) -> bool:
         found = dict(zip(self.names, map(json.loads, reports), strict=True))
         missed = [report["missed"] for report in found.values() if "missed" in report]
+        fenced = [report["fenced"] for report in found.values() if "fenced" in report]
         try:
+            if fenced:
+                raise FencedError(fenced[0])
             if missed:
                 raise OSError(None, missed[0])
             shards = [Shard(n, state.step, r["manifest"], r["size"]) for n, r in found.items()]
@@ -418,7 +432,7 @@ class CommitOptions:
     every: int
     resume: bool = False
     rescue: Path | None = None
-    keep: int = KEPT
+    keep: int | None = None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -440,8 +454,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         type=int,
-        default=KEPT,
-        help=f"how many commits stay there, {KEPT} or more (default {KEPT})",
+        help=f"how many commits stay there, {KEPT} or more (default {KEPT}, or with --resume what "
+        "it was)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last commit in --commits"
@@ -458,7 +472,7 @@ def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Co
         return None
     if given.commit_every < 0:
         parser.error(f"--commit-every must not be negative, found {given.commit_every}")
-    if given.keep < KEPT:
+    if given.keep is not None and given.keep < KEPT:
         parser.error(
             f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
             "broken, the one before it counts"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel
-from .commits import CommitError
+from .commits import CommitError, FencedError
 from .committing import CommitOptions
 from .control import Control, Duty, said
 from .data import BatchError
@@ -37,6 +37,7 @@ from .weights import WeightsError
 
 BAD_INPUT = 2  # exit code; as argparse's
 INPUT_ERRORS = (BatchError, CommitError, NoGpuError, StateError, WeightsError)
+TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h
 
 
@@ -59,13 +60,14 @@ def serve(
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
         code = NOT_FINITE if isinstance(error, NotFiniteError) else code
+        code = TAKEN_OVER if isinstance(error, FencedError) else code
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             code = TOO_LONG
             error = OSError(f"{error}: raise `ulimit -f`, the size that files may have here")
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
         control.say("failed", text=said(error), code=code)
-        if code in (BAD_INPUT, NOT_FINITE, TOO_LONG):
+        if code in (BAD_INPUT, NOT_FINITE, TAKEN_OVER, TOO_LONG):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(code)
         raise

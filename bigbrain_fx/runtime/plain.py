@@ -18,20 +18,32 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: str | Path) -> int:
+def load_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    path: str | Path,
+    scaler: torch.amp.GradScaler | None = None,
+) -> int:
     """Give an optimizer its state and hyperparameters; return how many steps are done.
 
-    A group's `initial_lr` is the rate without schedule: a `LambdaLR(..., last_epoch=steps - 1)`
-    goes on from there.
+    A scheduler that is made after it with `last_epoch=steps - 1` goes on from there.
+
+    Args:
+        model: with the parameters that the optimizer steps.
+        optimizer: made as it was for training.
+        path: of the optimizer's file.
+        scaler: of the loss, where training had one: it gets its scale.
 
     Raises:
-        ValueError: it is of another class, or its parameters are not the model's.
+        ValueError: it is of another class, its parameters are not the model's, or there is a loss
+            scale and no scaler that takes it.
     """
     tensors: dict[str, Tensor] = {}
     with safe_open(str(path), framework="pt") as file:
         about = json.loads(file.metadata()["facts"])
         for name in file.keys():  # noqa: SIM118  # it is no mapping
             tensors[name] = file.get_tensor(name)
+    _require_scaler(scaler, about.get("loss_scale"))
     found, names = about["optimizer"], _names(model, optimizer)
     kind = type(optimizer).__qualname__
     if found["class"].rpartition(".")[2] != kind.rpartition(".")[2]:
@@ -51,7 +63,24 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: str
         _, key, name = full.split(":", 2)
         where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
         optimizer.state[parameters[name]][key] = _laid(tensor, where, found["strides"].get(full))
+    _set_scale(scaler, about.get("loss_scale"))
     return int(about["step"])
+
+
+def _require_scaler(scaler: torch.amp.GradScaler | None, kept: list[float] | None) -> None:
+    if kept is not None and (scaler is None or not scaler.is_enabled()):
+        raise ValueError(
+            f"training had a loss scale, {kept[0]:g} by now: give "
+            "scaler=torch.amp.GradScaler(DEVICE), made as in training"
+        )
+
+
+def _set_scale(scaler: torch.amp.GradScaler | None, kept: list[float] | None) -> None:
+    """Give a scaler the scale and its healthy steps; how it grows and falls stays its own."""
+    if scaler is not None and kept is not None:
+        scale, healthy = kept
+        own = scaler.state_dict()
+        scaler.load_state_dict({**own, "scale": float(scale), "_growth_tracker": int(healthy)})
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
@@ -68,7 +97,8 @@ def _set_group(group: dict[str, Any], names: list[str], found: dict[str, Any]) -
         raise ValueError(f"{names[0]} and others of its group had other hyperparameters")
     for entry in entries[:1]:
         group.update({key: _decoded(value) for key, value in entry["group"].items()})
-        group["initial_lr"] = _decoded(entry["base_lr"])
+        if "initial_lr" not in entry["group"]:  # a scheduler's own is not always the first rate
+            group["initial_lr"] = _decoded(entry["base_lr"])
 
 
 def _decoded(value: Any) -> Any:  # noqa: ANN401  # JSON

@@ -96,7 +96,7 @@ class SupervisedCommitter(Committer):
         decided = json.loads(begun)
         if "error" in decided:
             return self.begin(device, resume=resume)  # which raises it
-        self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
+        self._take_over(decided)
         if self.leads:
             self.misses.newest = self._newest()
         if epoch >= 0:
@@ -163,7 +163,7 @@ class SupervisedCommitter(Committer):
         if any(number > step for number in self._own_notes()):
             return True
         report = self.ledger.look(f"shard/{step}/{self.name}")
-        if report is None or "missed" in json.loads(report):
+        if report is None or {"missed", "fenced"} & set(json.loads(report)):
             return False
         if self.rescue and self.ledger.look(f"verdict/{step}/{self.names[0]}") != "written":
             return False

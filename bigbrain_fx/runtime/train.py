@@ -39,7 +39,7 @@ from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .member import BAD_INPUT, INPUT_ERRORS, serve
+from .member import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, serve
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .regular import require_regular
@@ -115,7 +115,7 @@ def _stopping_on_bad_input() -> Iterator[None]:
         yield
     except (*INPUT_ERRORS, FencedError, NotFiniteError, SaveError) as error:
         tell(f"error: {error}")
-        codes = {FencedError: 1, SaveError: 1, NotFiniteError: NOT_FINITE}
+        codes = {FencedError: TAKEN_OVER, SaveError: 1, NotFiniteError: NOT_FINITE}
         sys.exit(codes.get(type(error), BAD_INPUT))
 
 

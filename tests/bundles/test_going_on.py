@@ -147,6 +147,33 @@ def test_the_loader_stands_alone_and_refuses_others(trained: Path, tmp_path: Pat
         export_training(trained, tmp_path / "m.pt", out[1], trained / "commits")
 
 
+def test_two_files_never_have_one_name(trained: Path, tmp_path: Path) -> None:
+    to, commits = tmp_path / "same.safetensors", trained / "commits"
+    (tmp_path / "other").symlink_to(tmp_path)
+    for name in ("same", "other/same", "same-00001-of-00002"):
+        with pytest.raises(InputError, match="would be a file of the model and the optimizer's"):
+            export_training(trained, to, tmp_path / f"{name}.safetensors", commits, shard_bytes=99)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_an_export_is_whole_or_not_there(trained: Path, tmp_path: Path) -> None:
+    commits, to = trained / "commits", tmp_path / "m.safetensors"
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="cannot write"):
+        export_training(trained, to, tmp_path / "file" / "o.safetensors", commits)
+    with pytest.raises(InputError, match="cannot write"):
+        export_training(trained, tmp_path / "file" / to.name, tmp_path / "o.safetensors", commits)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    export_training(trained, to, tmp_path / "o.safetensors", commits)
+    second = export_training(
+        trained, tmp_path / "m2.safetensors", tmp_path / "o2.safetensors", commits
+    )
+    second.loader.write_text("another's")
+    with pytest.raises(InputError, match="is another file") as refused:
+        export_training(trained, tmp_path / "m3.safetensors", tmp_path / "o3.safetensors", commits)
+    assert "another folder" in str(refused.value.help)
+
+
 def test_an_earlier_commit_is_gone_back_to(trained: Path, tmp_path: Path) -> None:
     commits = tmp_path / "commits"
     subprocess.run(["cp", "-r", str(trained / "commits"), str(commits)], check=True)
@@ -158,7 +185,10 @@ def test_an_earlier_commit_is_gone_back_to(trained: Path, tmp_path: Path) -> Non
     assert [path.name for path in aside] == ["commit-4.json.set-aside"]
     again = train(trained, 6, "--commits", commits, "--commit-every", "0", "--resume")
     assert again == train(trained, 6)[2:]
-    assert [record.step for record in list_commits(commits, print)] == [6, 2]
+    assert [record.step for record in list_commits(commits, print)] == [6, 2, 0]  # --keep 5 holds
+    assert not list(commits.glob("*.set-aside"))  # no record without its states
+    train(trained, 7, "--commits", commits, "--resume", "--keep", "2")
+    assert [record.step for record in list_commits(commits, print)] == [7, 6]
 
 
 def test_a_broken_commit_is_not_gone_back_to(trained: Path, tmp_path: Path) -> None:

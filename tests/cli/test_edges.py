@@ -190,3 +190,10 @@ def test_a_gpu_that_is_not_there_is_said_without_frames(monkeypatch: pytest.Monk
     rendezvous.require_gpu(("cuda", "cpu"), 1)
     with pytest.raises(rendezvous.NoGpuError, match=r"GPU number 1 .* which has 0 GPUs"):
         rendezvous.require_gpu(("cuda", "cuda"), 1)
+
+
+@pytest.mark.parametrize("more", [("--partitioner", "naive"), ("--set", "last=0")])
+def test_beside_a_placement_no_partitioner_is_asked(more: tuple[str, str]) -> None:
+    done = call("split", "model.py", "--devices", "c.json", "--place", "p.json", *more)
+    assert done.code == 2
+    assert f"{more[0]} is for a partitioner" in done.err

@@ -236,7 +236,10 @@ _BAD_OPTIONS = {
     ("--estimator", "analitical"): "error: there is no estimator 'analitical'\n"
     "  help: did you mean analytical?",
     ("--schedule", "1f2b"): "error: there is no schedule '1f2b'\n  help: did you mean 1f1b?",
-    ("--schedule", "x"): "help: choose one of 1f1b, forward, gpipe, list, zb-h1",
+    (
+        "--schedule",
+        "x",
+    ): "help: choose one of 1f1b, auto, dualpipe-v, forward, gpipe, interleaved, list, zb-h1, zb-v",
     ("--seed", "-1"): "Invalid value for '--seed'",
     ("--time-limit", "0"): "Invalid value for '--time-limit'",
     ("--micro-batch", "4"): "'--micro-batches'?)",

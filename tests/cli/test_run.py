@@ -115,6 +115,10 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
         f"node-2$ RANK=1 LOCAL_RANK=0 WORLD_SIZE=3 {rest}\n"
         f"node-1$ RANK=2 LOCAL_RANK=1 WORLD_SIZE=3 {rest}\n"
     )
+    for given in (["--background"], ["--metrics", 9], ["--validate", "a.py"], ["--log-every", 2]):
+        refused = call("run", "bundle", *given)
+        assert refused.code == 2
+        assert f"{given[0]} is for a run on one host" in refused.err
     objects = call("run", "bundle", "--no-replay", "--json").objects
     assert [entry["host"] for entry in objects] == ["node-1", "node-2", "node-1"]
     assert " --steps 10 " in objects[0]["command"]

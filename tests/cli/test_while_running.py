@@ -131,7 +131,9 @@ def test_a_status_follows_steps_and_deaths(tmp_path: Path) -> None:
     assert found == keeper.status
     assert (found.steps_done, found.restarts, found.devices) == (4, 1, {"d0": 9})
     assert found.rows_per_s == 16.0
+    (tmp_path / "logs" / "run.log").write_text("error: why\n")
     text = call("status", tmp_path / "logs").out
+    assert text.rstrip().endswith(f"see {tmp_path / 'logs' / 'run.log'}")
     assert "/b: failed, 4 of 10 steps done\nloss 1.250000, 0.5000 s a step, 16.0 rows" in text
     assert "1 processes have died" in text
 
@@ -144,11 +146,28 @@ def test_a_run_that_was_killed_says_so_by_its_process(tmp_path: Path) -> None:
     assert dataclasses.replace(keeper.status, pid=gone.pid).is_alone
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"bundle": 1}', "[" * 50_000])
+WHOLE: dict[str, object] = {"bundle": "/b", "pid": 1, "logs": "/l", "rows": 8}
+BROKEN: list[dict[str, object]] = [
+    {"pid": "x"},
+    {"rows": "8"},
+    {"devices": [1]},
+    {"loss": "a"},
+    {"updated": None},
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"bundle": 1}', "[" * 50_000),
+        *(json.dumps(WHOLE | wrong) for wrong in BROKEN),
+    ],
+)
 def test_what_is_no_status(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     done = call("status", tmp_path)
     assert (done.code, "there is no status of a run" in done.err) == (2, True)
+    assert "no file or folder nothere" in call("status", "nothere").err
 
 
 def test_prometheus_is_answered_on_loopback(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_without_transformers_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match="need transformers") as refused:
         load_model_file(f"hf:{tmp_path}")
-    assert "pip install bigbrain-fx[hf]" in str(refused.value)
+    assert "pip install transformers" in str(refused.value)
 
 
 def test_locations(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime.commits import read_records
-from bigbrain_fx.supervisor import status
+from bigbrain_fx.supervisor import FailedError, status
 from tests.support.bundles import copied, edit
 from tests.support.replayed import Fault, Seen, supervised
 
@@ -45,3 +45,19 @@ def test_misses_are_events_and_the_rescue_folder_has_what_is_missing(
     assert len([line for line in lines if "no commit at step" in line]) == len(
         [row for _, row in told if row == 1]
     )
+
+
+def test_a_run_ends_whose_commits_were_taken_over(trained_bundle: Path, tmp_path: Path) -> None:
+    """As `rollback` does it, or a second `run --resume`: both begin a new generation."""
+    copy = copied(trained_bundle, tmp_path)
+    at = "    return record\n\n\ndef prune("
+    taken = f"    if step == 2:\n        open_generation(folder)\n{at}"
+    edit(copy / "runtime" / "commits.py", at, taken)
+    more = ("--commits", str(tmp_path / "commits"), "--commit-every", "2")
+    with pytest.raises(FailedError, match="rollback has taken over its commits") as failed:
+        supervised(copy, tmp_path / "run", NAMES, 100, more_words=more)
+    assert failed.value.death.code == 77
+    assert not failed.value.moves
+    logs = [file.read_text() for file in (tmp_path / "run").rglob("*.log")]
+    assert "generation 1 was replaced by 2" in "".join(logs)
+    assert "training goes on" not in "".join(logs)

@@ -11,6 +11,7 @@ TAIL_LINES = 12
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
+TAKEN_OVER = 77  # and of one whose commits are another run's, or were gone back behind
 
 
 class RunError(BigBrainError):
@@ -53,6 +54,8 @@ def failure(
 def _advice(code: int, program: str) -> str:
     if code == NOT_FINITE:
         return "lower the learning rate, or run with --on-nan skip to leave such updates out"
+    if code == TAKEN_OVER:
+        return "run it with --resume to go on from its commits, once no other run writes there"
     if code == -signal.SIGKILL:
         return (
             "Linux ends a process so when memory runs out (`dmesg` tells): give its device less "

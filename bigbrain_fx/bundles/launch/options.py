@@ -92,9 +92,9 @@ class RunOptions:
     all devices, or "ignore" it.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
-    start and at the end; the newest `keep` of them stay (None: two); with `resume` a training goes
-    on from the last commit there. What cannot be written there is written to `rescue`, a folder on
-    another disk.
+    start and at the end; the newest `keep` of them stay (None: two, or as before); with `resume` a
+    training goes on from the last commit there. What cannot be written there is written to
+    `rescue`, a folder on another disk.
     """
 
     steps: int | None = None

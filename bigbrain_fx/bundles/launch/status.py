@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -124,7 +124,7 @@ class StatusKeeper:
 
 
 def read_status(run: str | Path) -> Status:
-    """Read the status of a run: of its logs folder, or the newest run of a bundle.
+    """Read the status of a run: of its logs folder, or a bundle's newest run without --logs.
 
     Raises:
         InputError: there is none.
@@ -132,18 +132,46 @@ def read_status(run: str | Path) -> Status:
     folder = Path(run)
     if (folder / "plan.json").is_file():
         return _newest(folder)
+    if not folder.exists():
+        raise InputError(
+            f"there is no file or folder {run}",
+            help="give the folder that `run` names at its end (or --logs), or the bundle",
+        )
     return _read(folder / FILE if folder.is_dir() else folder)
 
 
 def _read(file: Path) -> Status:
     try:
         found = json.loads(file.read_bytes())
-        return Status(**found)
+        status = Status(**found)
+        _require_types(status)
+        return status
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputError(
             f"there is no status of a run in {file.parent}: {error}",
             help="give the folder that `run` names at its end (or --logs), or the bundle",
         ) from error
+
+
+def _require_types(status: Status) -> None:
+    """Raise a TypeError for a field of another type: someone else wrote it, or a broken disk."""
+    for each in fields(Status):
+        value = getattr(status, each.name)
+        if not isinstance(value, _TYPES[str(each.type)]) or isinstance(value, bool):
+            raise TypeError(f"{each.name} is {value!r}")
+    if not all(type(pid) in (int, type(None)) for pid in status.devices.values()):
+        raise TypeError(f"devices are {status.devices!r}")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+    "float | None": (int, float, type(None)),
+    "dict[str, int | None]": (dict,),
+}
 
 
 def _newest(bundle: Path) -> Status:
@@ -156,7 +184,7 @@ def _newest(bundle: Path) -> Status:
                 found.append(status)
     if not found:
         raise InputError(
-            f"no run of {bundle} has left logs in {tempfile.gettempdir()}",
+            f"no run of {bundle} without --logs has left logs in {tempfile.gettempdir()}",
             help="give the folder that --logs had",
         )
     return max(found, key=lambda status: status.started)

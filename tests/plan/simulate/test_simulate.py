@@ -62,7 +62,8 @@ def drawn(done: Forecast) -> list[str]:
 # ------------------------------------------------------------------------------- closed forms
 
 
-TRAINING = [name for name in SCHEDULES if name != "forward"]
+FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v")  # cut the line anew
+TRAINING = [name for name in SCHEDULES if name not in FOLDED]
 
 
 @pytest.mark.parametrize("p", range(1, 6))

@@ -175,7 +175,7 @@ def test_simulate_elsewhere_keeps_the_parts_together(bundle: Path, tmp_path: Pat
 # --------------------------------------------------------------------------- the example, the names
 
 
-def test_the_example_of_the_readme_runs(
+def test_the_example_of_the_docs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(

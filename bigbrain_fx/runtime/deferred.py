@@ -156,7 +156,7 @@ class Embedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # as nn.Embedding's
         """Look up rows."""
-        if not _taps(self):
+        if self.max_norm is not None or self.sparse or not _taps(self):
             return super().forward(input)
         weight = _alias(self.weight)
         assert weight is not None
@@ -168,6 +168,11 @@ class Embedding(nn.Embedding):
 
 def _embedding(about: tuple[int, int, bool], x: Tensor, g: Tensor) -> tuple[Tensor, None]:
     return torch.ops.aten.embedding_dense_backward(g, x, *about), None
+
+
+def _can_wait(layer: Any) -> bool:  # noqa: ANN401  # any of the six below
+    """Whether a convolution is one call of aten's: other paddings take an op more."""
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and _taps(layer)
 
 
 def _convolve(layer: Any, input: Tensor) -> Tensor:  # noqa: ANN401  # any of the six below
@@ -205,7 +210,7 @@ class Conv1d(nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:  # as nn.Conv1d's
         """Apply it."""
-        return _convolve(self, input) if _taps(self) else super().forward(input)
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
 
 
 class Conv2d(nn.Conv2d):
@@ -213,7 +218,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:  # as nn.Conv2d's
         """Apply it."""
-        return _convolve(self, input) if _taps(self) else super().forward(input)
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
 
 
 class Conv3d(nn.Conv3d):
@@ -221,7 +226,7 @@ class Conv3d(nn.Conv3d):
 
     def forward(self, input: Tensor) -> Tensor:  # as nn.Conv3d's
         """Apply it."""
-        return _convolve(self, input) if _taps(self) else super().forward(input)
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
@@ -229,7 +234,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply it."""
-        if output_size is not None or not _taps(self):
+        if output_size is not None or not _can_wait(self):
             return super().forward(input, output_size)
         return _convolve(self, input)
 
@@ -239,7 +244,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply it."""
-        if output_size is not None or not _taps(self):
+        if output_size is not None or not _can_wait(self):
             return super().forward(input, output_size)
         return _convolve(self, input)
 
@@ -249,7 +254,7 @@ class ConvTranspose3d(nn.ConvTranspose3d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply it."""
-        if output_size is not None or not _taps(self):
+        if output_size is not None or not _can_wait(self):
             return super().forward(input, output_size)
         return _convolve(self, input)
 

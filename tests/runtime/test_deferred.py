@@ -244,6 +244,27 @@ def test_where_nobody_asks_layers_are_torchs_own() -> None:
     assert taps == []
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda of: of.Conv1d(4, 4, 3, padding=1, padding_mode="circular"),
+        lambda of: of.Conv1d(4, 4, 3, padding="same"),
+    ],
+)
+def test_layers_that_are_more_than_one_call_do_not_wait(make: Callable[[Any], nn.Module]) -> None:
+    plain, tapped = both(make)
+    x, g = torch.randn(2, 4, 9).requires_grad_(), torch.randn(2, 4, 9)
+    assert_same(undivided(plain, x, g), divided(tapped, x, g))
+
+
+def test_a_table_that_is_written_or_sparse_does_not_wait() -> None:
+    for options in ({"max_norm": 1.0}, {"sparse": True}):
+        layer: Any = deferred.Embedding(8, 4, **options)
+        with tapping() as taps:
+            layer(torch.arange(8))
+        assert taps == []
+
+
 def test_frozen_layers_do_not_wait() -> None:
     layer = deferred.Linear(4, 4).requires_grad_(False)
     with tapping() as taps:

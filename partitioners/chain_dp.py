@@ -34,7 +34,8 @@ from partitioners.footprint import in_flight_by_device, needs
 from partitioners.nearest import no_plan
 
 MOST_UNITS = 1000  # longer chains are cut only where little crosses
-MOST_STEPS = 100_000  # stages solved, for each order of the units
+MOST_STEPS = 10_000  # stages solved, for each order of the units
+MOST_STEPS_TO_FIT = 100_000  # the same, as long as nothing that fits was met
 MOST_SEQUENCES = 2000  # six unlike devices have 1956
 
 
@@ -155,6 +156,8 @@ class ChainDP:
             sequences = sequences or self.sequences(cutter)
             search = BestFirst(cutter, best[1] if best else None)
             search.run(sequences, self.gap, MOST_STEPS)
+            if search.best is None:
+                search.run((), self.gap, MOST_STEPS_TO_FIT)
             met += [(cutter, other) for other in search.met.values()]
             if search.best is not None and (best is None or search.best is not best[1]):
                 best = cutter, search.best

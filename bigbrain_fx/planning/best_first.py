@@ -60,7 +60,7 @@ class _Open(NamedTuple):
 
 
 class BestFirst:
-    """One search: mutable, used once.
+    """One search: mutable; `run` again without sequences goes on where it stopped.
 
     Args:
         solver: the units in one order, or in every order.

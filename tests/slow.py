@@ -6,6 +6,11 @@ By file, what their names begin with. Each has a smaller sibling in the same fil
 from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
+    "tests/verification/test_replicas.py": (
+        "test_norms_that_run_twice",
+        "test_batch_norms_statistics_are_those_of_one_process[3",
+        "test_batch_norms_statistics_are_those_of_one_process[4",
+    ),
     "tests/verification/test_sharding.py": ("test_the_models_that_ship",),
     "tests/promise/test_matrix.py": (
         *(

@@ -9,7 +9,7 @@ steps (`--steps`, five) and compares with the one-process reference: all losses,
 step 0, every tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table,
 as real processes over gloo; those train with the model file's own optimizer. `--replicas` makes
 another table: so many replicas of pipelines of one and two devices, every ZeRO stage, every order
-of sums; a model that writes buffers in training is refused there, in words.
+of sums.
 """
 
 from __future__ import annotations

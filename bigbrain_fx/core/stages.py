@@ -146,7 +146,9 @@ class Stage:
     deferred: tuple[str, ...] = ()
 
 
-EdgeKind: TypeAlias = Literal["activation", "gradient", "reduce", "gather", "tied", "norm", "loss"]
+EdgeKind: TypeAlias = Literal[
+    "activation", "gradient", "reduce", "gather", "statistics", "tied", "norm", "loss"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class Edge:
     - "norm", once a step, carries the norms of one device's gradients, for clipping.
     - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece.
     - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights.
+    - "statistics", once a step, carries what a replica's micro-batches add to running statistics.
     - "loss", once a step, carries a replica's losses to the first one.
     """
 
@@ -196,6 +199,24 @@ class Bucket:
     marks: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What forwards write in training and replicas keep alike: that of BatchNorm, and counters.
+
+    Attributes:
+        stages: that write it, one of each replica.
+        dtype: of the buffers, or of the counters.
+        buffers: running means and variances, a pair for each call in a micro-batch.
+        counters: whole numbers, by name, and what a micro-batch adds to each.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    dtype: str
+    buffers: tuple[str, ...] = ()
+    counters: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(frozen=True)
 class Stages:
     """The cut graph: stages in topological order, and everything that crosses between them.
@@ -204,6 +225,7 @@ class Stages:
         moved: ops that run elsewhere than placed, because they must stay together with others.
         micros: of each replica, the micro-batches that it computes; empty: one replica, all.
         buckets: what replicas sum, in the order in which they sum it.
+        statistics: what forwards write, where there are replicas.
     """
 
     stages: tuple[Stage, ...]
@@ -213,6 +235,7 @@ class Stages:
     buckets: tuple[Bucket, ...] = ()
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
+    statistics: tuple[Statistics, ...] = ()
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

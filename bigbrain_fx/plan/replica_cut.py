@@ -24,6 +24,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
+from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
 
 TRACED = ("aten.", "operator.", "region.", "math.", "assume.")
 """What a target begins with that is not code of the user's own."""
@@ -39,11 +40,10 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
     """Cut a graph for each replica of a placement; a placement without replicas as `cut` does.
 
     Raises:
-        InputError: replicas hold a parameter in unlike stages, or write buffers in training.
+        InputError: replicas hold a parameter in unlike stages, or write what is not exchanged.
     """
     if not placement.replicas:
         return cut(graph, placement, rows, clip=clip, breaks=placement.breaks)
-    _require_no_written_buffers(graph)
     parts = _cut_each(graph, placement, rows)
     firsts = [0, *accumulate(len(part.stages) for part in parts)]
     stages = tuple(
@@ -59,7 +59,8 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
         zero_stage=placement.zero_stage,
         sum_order=placement.sum_order,
     )
-    joined = replace(joined, buckets=tuple(_buckets(graph, joined)))
+    written = tuple(statistics(graph, joined, rows))
+    joined = replace(joined, buckets=tuple(_buckets(graph, joined)), statistics=written)
     updates = updating(graph, joined) if joined.zero_stage else {}
     within = [
         replace(edge, source=edge.source + firsts[number], target=edge.target + firsts[number])
@@ -67,7 +68,11 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
         for edge in part.edges
         if edge.kind != "tied" or updates.get(edge.value, number) == number
     ]
-    between = (*_pieces(graph, joined), *_losses(graph, joined))
+    between = (
+        *_pieces(graph, joined),
+        *statistics_edges(graph, joined),
+        *_losses(graph, joined),
+    )
     edges = (*within, *between, *(norms(graph, joined) if clip else ()))
     return replace(joined, edges=edges)
 
@@ -112,20 +117,6 @@ def _tied_uses(graph: Graph) -> Iterator[list[str]]:
             if op.name in live and graph.param[name].spec.requires_grad:
                 uses.setdefault(name, []).append(op.name)
     yield from (found for found in uses.values() if len(found) > 1)
-
-
-def _require_no_written_buffers(graph: Graph) -> None:
-    """Refuse a model whose forward writes into a buffer: replicas would each write their own."""
-    for op in graph.ops:
-        for name in op.mutates:
-            if name in graph.param:
-                raise InputError(
-                    f"the forward writes into '{name}', and each replica would write its own",
-                    at=op.source or None,
-                    notes=("a BatchNorm in training counts the rows of one replica only",),
-                    help="use one replica, a GroupNorm or LayerNorm in its place, or put the "
-                    "module into eval() in train() of the model",
-                )
 
 
 # --------------------------------------------------------------------------- buckets

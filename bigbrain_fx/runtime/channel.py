@@ -21,9 +21,9 @@ class Channel:
     """One ordered stream of messages between two stages.
 
     `kind` is activation, gradient, tied (a shared parameter's gradient), norm (for clipping), loss,
-    or reduce and gather (pieces of a bucket of gradients). `tag` numbers the channel in the whole
-    bundle. Messages have shape `shape` and type `dtype`; `per_step` counts those of a step, where
-    that is not one, or for activations and gradients one a micro-batch.
+    reduce and gather (pieces of a bucket of gradients), or statistics (of BatchNorm). `tag` numbers
+    the channel in the whole bundle. Messages have shape `shape` and type `dtype`; `per_step` counts
+    those of a step, where that is not one, or for activations and gradients one a micro-batch.
     """
 
     tag: int

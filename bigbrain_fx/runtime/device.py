@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from .modules import Stage, active, set_parameter
 from .rates import LearningRates, LrScale, MakeScheduler
 from .recompute import Read, Twice
 from .replicas import Listed, Replicas, buckets_of
+from .statistics import Statistics, groups_of
 from .transport import Transport
 from .weights import AGAIN, WeightsError, fill
 
@@ -125,6 +126,7 @@ class Device:
         self._now = _Step()
         self._backward_of = self._micro = -1
         self.replicas: Replicas | None = None
+        self.statistics: Statistics | None = None
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
@@ -157,12 +159,16 @@ class Device:
         """Sum gradients with other replicas: `listed` is what buckets.json says.
 
         Raises:
-            WeightsError: it names parameters that this device does not hold.
+            WeightsError: it names parameters or buffers that this device does not hold.
         """
-        found = [*buckets_of(listed, self.name, tuple(self.stages), self.channels)]
+        sums = {name: entry for name, entry in listed.items() if "params" in entry}
+        found = [*buckets_of(sums, self.name, tuple(self.stages), self.channels)]
         each = self.sum_order == "micro" or self.zero_stage >= 2
         about = self.sum_order, self.micros, self.replica, self.parameters, self.transport
         self.replicas = Replicas(found, *about, each)
+        written = {name: entry for name, entry in listed.items() if name not in sums}
+        groups = [*groups_of(written, self.name, self.modules, self.channels)]
+        self.statistics = Statistics(groups, self.micros, self.replica, self.transport)
 
     def _require_owners(self, owner: Mapping[str, str]) -> None:
         """Refuse an index that names what this device does not hold.
@@ -222,6 +228,8 @@ class Device:
         self._compared = False
         if self.replicas is not None:
             self.replicas.begin()
+        if self.statistics is not None:
+            self.statistics.begin()
         self.stream.advance(step)
         incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
@@ -298,7 +306,7 @@ class Device:
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward; remember what its backward needs."""
-        with self._drawing(micro):
+        with self._drawing(micro), self._noting(stage, micro):
             if stage in self._twice:
                 result, self._saved[stage, micro] = self._twice[stage].first(values)
             else:
@@ -325,6 +333,14 @@ class Device:
             yield
         finally:
             active.key = None
+
+    def _noting(
+        self, stage: int, micro: int, *, again: bool = False
+    ) -> AbstractContextManager[None]:
+        """Keep back what a forward writes, where other replicas write it too."""
+        if self.statistics is None:
+            return nullcontext()
+        return self.statistics.noting(stage, micro, again=again)
 
     def _named(self, stage: int, result: Any) -> dict[str, Tensor]:  # noqa: ANN401  # as forward's
         results = result if isinstance(result, tuple) else (result,)
@@ -372,7 +388,7 @@ class Device:
 
     def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
         """Run a stage forward from what it received, with the same draws as the first time."""
-        with self._drawing(micro):
+        with self._drawing(micro), self._noting(stage, micro, again=True):
             result = self._twice[stage].second(read)
         return self._starting(stage, read.values, result)
 
@@ -423,6 +439,12 @@ class Device:
             self.replicas.send_sums()
             self.replicas.recv_sums()
         self._now.gradients.update(self.replicas.gradients(bool(self.zero_stage)))
+
+    def exchange_statistics(self) -> None:
+        """Write what the micro-batches of all replicas add to running statistics, in order."""
+        assert self.statistics is not None
+        self.statistics.tell()
+        self.statistics.take()
 
     def gather_weights(self) -> None:
         """Exchange what each replica has updated."""

@@ -67,7 +67,9 @@ class Bucket:
 
 
 Listed = Mapping[str, Mapping[str, Any]]  # buckets.json: what it says of each bucket, by name
-_SAID = {"stages", "params", "pieces", "marks", "dtype", "channels"}
+_SAID = {"stages", "dtype", "channels"}
+_SUMS = {"params", "pieces", "marks"}
+_STATISTICS = {"buffers", "counters"}
 
 
 def read_buckets(folder: Path) -> Listed:
@@ -79,8 +81,10 @@ def read_buckets(folder: Path) -> Listed:
     path = folder / "buckets.json"
     try:
         found: Listed = json.loads(read_regular(path))
-        if any(_SAID - set(entry) for entry in found.values()):
-            raise ValueError(f"a bucket needs {', '.join(sorted(_SAID))}")
+        for name, entry in found.items():
+            more = _STATISTICS if "buffers" in entry else _SUMS
+            if (_SAID | more) - set(entry):
+                raise ValueError(f"{name} needs {', '.join(sorted(_SAID | more))}")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path} cannot be read ({error}): {AGAIN}") from error
     return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import bigbrain_fx
 from bigbrain_fx.bundles import resplit
 from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.cli.options import read_replicas, read_shares
@@ -19,7 +21,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, read_plan
 from bigbrain_fx.supervisor import Event
 from tests.bundles.resplitting.test_resplit import train
-from tests.support.bundles import cluster, split_small
+from tests.support.bundles import MODEL, cluster, split_small
 
 TREE = Options("naive", micro_batches=8, replicas=2, zero_stage=2, sum_order="tree")
 
@@ -56,6 +58,28 @@ def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> Non
 @pytest.mark.promise
 @pytest.mark.parametrize("victim", range(4))
 def test_a_device_of_any_replica_is_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
+    require_replaced(bundle, tmp_path, victim)
+
+
+@pytest.mark.promise
+def test_a_device_that_writes_statistics_is_replaced_and_moved(tmp_path: Path) -> None:
+    norm = "nn.BatchNorm1d(5)"  # over letters: it reads [rows, letters, features]
+    (tmp_path / "letters.py").write_text(MODEL.replace("nn.LayerNorm(16)", norm))
+    options = replace(TREE, replicas=3, replica_shares=(4, 3, 1))
+    split = bigbrain_fx.split(tmp_path / "letters.py", cluster(3), tmp_path / "bundle", options)
+    require_replaced(split.bundle, tmp_path, 1)
+    moved = resplit(split.bundle, cluster(2), tmp_path / "on-2", tmp_path / "commits")
+    go_on = ("--commits", str(moved.commits), "--resume", "--save", str(tmp_path / "end"))
+    train(moved.bundle, 12, *go_on)
+    train(split.bundle, 12, "--save", str(tmp_path / "whole"))
+    whole = load_file(tmp_path / "whole" / "d0.safetensors")
+    end = load_file(tmp_path / "end" / "d0.safetensors")
+    assert any(name.endswith("running_var") for name in end)
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in end.items())
+
+
+def require_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
+    """Kill a device and train on: the bits are those of a run where nothing happened."""
     folder = tmp_path / "saved"
     pids: dict[str, int] = {}
 
@@ -69,7 +93,15 @@ def test_a_device_of_any_replica_is_replaced(bundle: Path, tmp_path: Path, victi
         if next(killed) == 2:
             os.kill(pids[f"d{victim}"], signal.SIGKILL)
 
-    options = RunOptions(steps=8, save=folder, threads=1, logs=tmp_path / "logs", spares=1)
+    options = RunOptions(
+        steps=8,
+        save=folder,
+        threads=1,
+        logs=tmp_path / "logs",
+        spares=1,
+        commits=tmp_path / "commits",
+        commit_every=4,
+    )
     done = run(bundle, options, blow, on_event=hear)
     assert done.restarts == 1
     assert [line.loss for line in done.steps] == train(bundle, 8, "--save", str(tmp_path / "plain"))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Link, ParamRef, Stages
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan, replica_cut, updating
+from bigbrain_fx.plan.replica_statistics import statistics
 from bigbrain_fx.verification.bundle.child import run_bundle, same_training
 from bigbrain_fx.verification.bundle.reference import Trace
 from tests.support.bundles import MODEL
@@ -24,14 +25,23 @@ STEPS = 3
 ROWS = """class Rows(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(16)
+        {init}
 
     def forward(self, x):
-        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+        {forward}
 
 
 class Net("""
-BATCH_NORM = MODEL.replace("class Net(", ROWS).replace("nn.LayerNorm(16)", "Rows()")
+FLAT = "return self.norm(x.flatten(0, 1)).view_as(x)"
+
+
+def with_layer(init: str, forward: str = FLAT) -> str:
+    """Return the model with a layer of one's own in the place of its norms."""
+    layer = ROWS.format(init=init, forward=forward)
+    return MODEL.replace("class Net(", layer).replace("nn.LayerNorm(16)", "Rows()")
+
+
+BATCH_NORM = with_layer("self.norm = nn.BatchNorm1d(16)")
 
 
 @pytest.fixture(autouse=True)
@@ -227,8 +237,82 @@ def test_recompute_numbers_are_the_whole_plans(bench: Bench) -> None:
     assert trained(bench, plan)[1] == ""
 
 
-def test_buffers_that_are_written_are_refused(tmp_path: Path) -> None:
-    found = bench_of(tmp_path / "net.py", BATCH_NORM)
-    with pytest.raises(InputError, match=r"the forward writes into 'blocks.0.norm.norm") as caught:
-        planned(found, cluster(1, 1), replicas=2, micro_batches=4)
-    assert "LayerNorm" in (caught.value.help or "")
+@pytest.fixture(scope="module")
+def batch_norm(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench_of(tmp_path_factory.mktemp("norms") / "net.py", BATCH_NORM)
+
+
+@pytest.mark.parametrize(
+    ("devices", "choices"),
+    [
+        (2, {"replicas": 2, "replica_shares": (3, 1), "sum_order": "micro"}),
+        (3, {"replicas": 3, "replica_shares": (3, 3, 2), "sum_order": "tree", "zero_stage": 2}),
+        (4, {"replicas": 2, "recompute": "all"}),
+    ],
+)
+def test_batch_norms_statistics_are_those_of_one_process(
+    batch_norm: Bench, devices: int, choices: dict[str, object]
+) -> None:
+    plan = planned(batch_norm, cluster(*[1] * devices), **choices)
+    found, fault = trained(batch_norm, plan)
+    assert fault == ""
+    names = [name for each in plan.stages.statistics for name in each.buffers]
+    assert len(names) == 10
+    counters = [name for each in plan.stages.statistics for name, _ in each.counters]
+    assert [int(found.tensors[name]) for name in counters] == [8 * STEPS] * 5
+    if choices.get("sum_order") == "micro":
+        assert same(trained(batch_norm, planned(batch_norm, cluster(1)))[0], found)
+
+
+def test_replicas_that_are_cut_unlike_exchange_statistics(batch_norm: Bench) -> None:
+    where = cluster(2, 1, 1, replicas=(("d0",), ("d1", "d2")))
+    plan = planned(batch_norm, where, sum_order="micro", replica_shares=(5, 3))
+    ends = {each.stages for each in plan.stages.statistics}
+    assert len(ends) > 1
+    assert trained(batch_norm, plan)[1] == ""
+
+
+SEVERAL = with_layer(
+    """self.norm = nn.BatchNorm1d(16, momentum=0.3)
+        self.wide = nn.BatchNorm1d(16, affine=False).double()
+        self.free = nn.BatchNorm1d(16, track_running_stats=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int32))""",
+    """self.seen += 2
+        y = self.free(self.norm(self.norm(x.flatten(0, 1))))
+        with torch.no_grad():
+            z = self.wide(y.double()).float()
+        return (y + z).view_as(x)""",
+)
+
+
+def test_norms_that_run_twice_or_without_gradients_and_counters(tmp_path: Path) -> None:
+    found = bench_of(tmp_path / "net.py", SEVERAL)
+    plan = planned(found, cluster(1, 1), replicas=2, micro_batches=4)
+    kinds = {each.dtype: len(each.buffers) for each in plan.stages.statistics}
+    assert kinds == {"float32": 5 * 4, "float64": 5 * 2, "int32": 0, "int64": 0}
+    assert trained(found, plan)[1] == ""
+
+
+def test_what_is_not_exchanged_is_refused(batch_norm: Bench) -> None:
+    graph = batch_norm.captured.graph
+    norm = next(op for op in graph.ops if op.target == "aten.batch_norm.default")
+    read = graph.op[norm.refs[0]]
+    mean, momentum = norm.mutates[0], 6
+    spec = read.outputs[0]
+    apart = replace(spec, strides=(2 * spec.strides[0], *spec.strides[1:]))
+    reads = replace(read, args=(*read.args, ParamRef(mean)))
+    own = replace(norm, target="leaf.norm", args=())
+    loose = replace(norm, args=(*norm.args[:momentum], None))
+    instances = replace(norm, target="aten.instance_norm.default")
+    cases = (
+        (replace(read, outputs=(apart,)), "strides are not those of its shape", ".contiguous()"),
+        (reads, f"writes '{mean}' and reads it elsewhere", "read it between steps"),
+        (own, f"the forward writes into '{mean}'", "give a BatchNorm a momentum"),
+        (loose, f"the forward writes into '{mean}'", "use one replica"),
+        (instances, f"the forward writes into '{mean}'", "leave out track_running_stats"),
+    )
+    for changed, said, help_ in cases:
+        ops = tuple(changed if op.name == changed.name else op for op in graph.ops)
+        with pytest.raises(InputError, match=said) as caught:
+            [*statistics(replace(graph, ops=ops), Stages((), (), micros=((0,), (1,))), 2)]
+        assert help_ in (caught.value.help or "")

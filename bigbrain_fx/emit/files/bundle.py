@@ -151,7 +151,7 @@ def _fill(
         f'"""{plan.graph.name!r}, split by bigbrain-fx; see README.md."""\n'
     )
     (folder / "plan.json").write_bytes(to_json(plan))
-    if plan.stages.buckets:
+    if plan.stages.micros:
         (folder / "buckets.json").write_text(buckets_json(plan), encoding="utf-8")
     (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
     (folder / "report.html").write_text(report(plan), encoding="utf-8")

@@ -20,6 +20,8 @@ from bigbrain_fx.emit.modules.taps import TAPPING
 from bigbrain_fx.plan import holders, norms_spec, owners
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
+_STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
+_LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -146,7 +148,7 @@ class _Channels:
         device = file.program.device
         at = {stage.index: stage.device for stage in file.stages.stages}
         edges = [e for e in file.stages.edges if device in (at[e.source], at[e.target])]
-        self.edges = [edge for edge in edges if edge.kind not in ("reduce", "gather")]
+        self.edges = [edge for edge in edges if edge.kind not in _LISTED]
         self.has_buckets = len(self.edges) < len(edges)
         self.device_of = at
         self.hints = _value_hints(own.values())
@@ -379,6 +381,7 @@ def _peers(stage: int, file: DeviceFile) -> str:
 def _update(file: DeviceFile, channels: _Channels) -> list[str]:
     lines = ["    def update(self):"]
     lines += ["        self.sum_gradients()  # over all replicas"] if file.stages.buckets else []
+    lines += [_STATISTICS] if _writes(file) else []
     for kind, suffix in (("tied", "tied"), ("norm", "norms"), ("loss", "losses")):
         edges = [edge for edge in channels.edges if edge.kind == kind]
         mine = [e for e in edges if channels.device_of[e.source] == file.program.device]
@@ -394,6 +397,12 @@ def _update(file: DeviceFile, channels: _Channels) -> list[str]:
     lines.append("        self.optimizer_step()")
     back = "        self.gather_weights()  # those that other replicas have updated"
     return [*lines, *([back] if file.stages.zero_stage else [])]
+
+
+def _writes(file: DeviceFile) -> bool:
+    """Whether a device writes running statistics that other replicas write too."""
+    own = {stage.index for stage in file.stages.of(file.program.device)}
+    return any(own.intersection(each.stages) for each in file.stages.statistics)
 
 
 def _replica(edge: Edge, file: DeviceFile) -> str:

@@ -9,7 +9,7 @@ import ast
 import json
 from pathlib import Path
 
-from bigbrain_fx.core import DTYPE_BYTES
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Statistics
 from bigbrain_fx.emit.files.again import texts_like
 from bigbrain_fx.emit.files.device import DeviceFile, device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
@@ -97,26 +97,32 @@ def weight_index(plan: Plan) -> dict[str, str]:
 def buckets_json(plan: Plan) -> str:
     """Return buckets.json: what replicas sum together and over which channels; see `runtime`."""
     stages = plan.stages
-    channels: dict[str, list[object]] = {bucket.name: [] for bucket in stages.buckets}
+    both: list[Bucket | Statistics] = [*stages.buckets, *stages.statistics]
+    dtype = {each.name: each.dtype for each in both}
+    channels: dict[str, list[object]] = {each.name: [] for each in both}
     for tag, edge in enumerate(stages.edges):
-        if edge.kind in ("reduce", "gather"):
+        if edge.kind in ("reduce", "gather", "statistics"):
             ends = edge.source, edge.target
             devices = [stages.stages[end].device for end in ends]
-            elements = edge.nbytes // DTYPE_BYTES[stages.bucket[edge.value].dtype]
+            elements = edge.nbytes // DTYPE_BYTES[dtype[edge.value]]
             row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
             channels[edge.value].append(row)
-    entries = (
-        f'"{b.name}": '
+    lines = (
+        f'"{each.name}": '
         + json.dumps(
             {
-                "stages": b.stages,
-                "dtype": b.dtype,
-                "pieces": b.pieces,
-                "marks": b.marks,
-                "params": b.params,
-                "channels": channels[b.name],
+                "stages": each.stages,
+                "dtype": each.dtype,
+                **_said(each),
+                "channels": channels[each.name],
             }
         )
-        for b in stages.buckets
+        for each in both
     )
-    return "{\n" + ",\n".join(entries) + "\n}\n"
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _said(each: Bucket | Statistics) -> dict[str, object]:
+    if isinstance(each, Statistics):
+        return {"buffers": each.buffers, "counters": each.counters}
+    return {"pieces": each.pieces, "marks": each.marks, "params": each.params}

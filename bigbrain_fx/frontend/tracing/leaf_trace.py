@@ -168,12 +168,17 @@ def _facts(run: Callable[[], object], nest: object, own: Sequence[Tensor]) -> tu
     place(nest, given)
     tensors = [*given, *own]
     versions = [tensor._version for tensor in tensors]
+    before = [_numbers(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     with Dice() as dice:
         result = run()
     found: list[Tensor] = []
     encoded = place(result, found)
-    written = [i for i, tensor in enumerate(tensors) if tensor._version != versions[i]]
+    written = [
+        i
+        for i, tensor in enumerate(tensors)
+        if tensor._version != versions[i] or not torch.equal(before[i], _numbers(tensor))
+    ]
     shared = [tensor.untyped_storage()._cdata for tensor in found]
     facts = Facts(
         tuple(tuple(tensor.shape) for tensor in given),
@@ -185,6 +190,16 @@ def _facts(run: Callable[[], object], nest: object, own: Sequence[Tensor]) -> tu
         frozenset(i for i, tensor in enumerate(found) if not tensor.requires_grad),
     )
     return result, facts
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return a copy of a buffer's bytes; nothing of what has a gradient, or no numbers.
+
+    torch does not note in a tensor's version that F.batch_norm writes its running statistics.
+    """
+    if tensor.requires_grad or tensor.is_meta or type(tensor) is not Tensor:
+        return torch.empty(0)
+    return tensor.detach().reshape(-1).view(torch.uint8).clone()
 
 
 def _check_state(module: nn.Module, before: Mapping[str, Tensor]) -> None:

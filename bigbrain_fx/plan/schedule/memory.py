@@ -165,7 +165,7 @@ class _Ledger:
     def _recv(self, edge: Edge, micro: int | None) -> Held:
         """Take a message; where its strides leave gaps, it is copied into a tensor with gaps."""
         self._post(edge, 1)
-        if edge.kind in ("reduce", "gather"):  # added to the bucket, or copied into it, at once
+        if edge.kind in ("reduce", "gather", "statistics"):  # added, or copied, at once
             now = self._now()
             self._drop((edge,), micro)
             return now

@@ -136,9 +136,10 @@ def _call(graph: Graph, op: Op, outer: tuple[Graph, ...], mode: str, name: str) 
 
 
 def _priced(model: CostModel, calls: Sequence[_RunningOp], device: Device) -> Seconds:
-    """Return the seconds of each op of the whole graph, by phase."""
-    found: Seconds = {call.name: dict.fromkeys(PHASES, 0.0) for call in calls}
-    for phase in PHASES:
+    """Return the seconds of each op of the whole graph, by phase; of phases that were learned."""
+    known = [phase for phase in PHASES if phase in model.phases]
+    found: Seconds = {call.name: dict.fromkeys(known, 0.0) for call in calls}
+    for phase in known:
         asked = [call for call in calls if phase in call.phases]
         if not asked:
             continue
@@ -149,7 +150,10 @@ def _priced(model: CostModel, calls: Sequence[_RunningOp], device: Device) -> Se
 
 
 def _timed(known: Mapping[str, OpCost], seconds: Seconds) -> dict[str, OpCost]:
-    """Put predicted times beside analytical memory; a size takes no time."""
+    """Put predicted times beside analytical memory; a size takes no time.
+
+    A phase of which too little was profiled stays as `analytical` has it.
+    """
     return {
         name: _with_times(cost, seconds[name]) if name in seconds else cost
         for name, cost in known.items()
@@ -157,11 +161,12 @@ def _timed(known: Mapping[str, OpCost], seconds: Seconds) -> dict[str, OpCost]:
 
 
 def _with_times(cost: OpCost, seconds: Mapping[Phase, float]) -> OpCost:
-    input_s = seconds["backward_input"]
+    input_s = seconds.get("backward_input", cost.backward_input_s)
+    weight_s = seconds.get("backward_weight", cost.backward_s - cost.backward_input_s)
     return replace(
         cost,
         forward_s=seconds["forward"],
-        backward_s=input_s + seconds["backward_weight"],
+        backward_s=input_s + weight_s,
         backward_input_s=input_s,
         host_forward_s=0.0,  # what was learned from has what starting an op took
         host_backward_s=0.0,

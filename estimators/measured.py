@@ -5,9 +5,10 @@ what starting costs by the devices' launch times, the rest by their products' ra
 memory's, whichever bounds the op (the roofline of `analytical`). What is absent is `analytical`'s,
 and so is memory; `Costs.measured` says what was there.
 
-A GPU whose three rates are all within 15 % of the machine's is taken for the same card, and nothing
-is scaled. Rates of one card differ as much between two processes: what an op's start takes is the
-host's time, and it would count four or five times for every op.
+On the very processor that was profiled (a cluster file that `doctor` wrote names it) nothing is
+scaled, but by what its host's devices share: rates of one machine differ between two processes, a
+CPU's memory by half, and what starting an op takes would count four or five times for every op. A
+GPU without a name whose three rates are all within 15 % of the machine's is taken for it, too.
 
 A sum of gradients that several readers send back is in the profile of a reader, where it happens.
 The optimizer's step is as it was measured with the model that has the most of the graph's ops,
@@ -185,26 +186,43 @@ def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) 
     A CPU with as many threads is nearer than any other; a GPU's ops do not depend on its host's.
     """
 
-    def unlike(machine: Machine) -> tuple[bool, float, str]:
+    def unlike(machine: Machine) -> tuple[bool, bool, float, str]:
         ratios = (
             device.flops_per_s / machine.flops_per_s,
             device.memory_bytes_per_s / machine.memory_bytes_per_s,
         )
         far = sum(abs(math.log(ratio)) for ratio in ratios)
         other_threads = device.kind == "cpu" and machine.threads != device.threads
-        return other_threads, far, machine.key
+        return not _is_of(machine, device), other_threads, far, machine.key
 
     return min((m for m in tables if m.kind == device.kind), key=unlike, default=None)
 
 
+def _is_of(machine: Machine, device: Device) -> bool:
+    """Whether a device names the processor that was profiled; a CPU with as many threads."""
+    threads = device.kind == "cuda" or machine.threads == device.threads
+    return bool(device.processor) and device.processor == machine.processor and threads
+
+
 def _as_measured(machine: Machine, device: Device) -> Device:
-    """Return the device; with the machine's rates if it is the same card as far as they tell."""
+    """Return the device; with the machine's rates if it is the same as far as anything tells."""
+    if _is_of(machine, device):
+        return replace(
+            device,
+            flops_per_s=machine.flops_per_s * device.core_share,
+            memory_bytes_per_s=machine.memory_bytes_per_s * device.memory_share,
+            launch_s=machine.launch_s / device.core_share,
+        )
     ratios = (
         device.flops_per_s / machine.flops_per_s,
         device.memory_bytes_per_s / machine.memory_bytes_per_s,
         device.launch_s / machine.launch_s,
     )
-    if device.kind != "cuda" or any(abs(ratio - 1) > _SAME_CARD for ratio in ratios):
+    if (
+        device.processor
+        or device.kind != "cuda"
+        or any(abs(ratio - 1) > _SAME_CARD for ratio in ratios)
+    ):
         return device
     return replace(
         device,

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,6 +167,7 @@ class Bench:
     def plan(self, cell: Cell) -> Plan:
         """Plan a cell."""
         file = self.file
+        held = optimizer_facts(file.model, file.optimizer)
         source = Source(
             str(file.path),
             file.batches is not None,
@@ -175,7 +176,10 @@ class Bench:
             file.lr_scale is not None,
             file.clip_norm,
             "",
-            *astuple(optimizer_facts(file.model, file.optimizer)),
+            optimizer_state=held.state,
+            optimizer_temporaries=held.temporaries,
+            optimizer_leftover=held.leftover,
+            optimizer_states=held.states,
         )
         partitioner, estimator = preset(cell.partitioner)
         options = Options(

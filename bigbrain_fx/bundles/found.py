@@ -48,6 +48,8 @@ def source_of(facts: ModelFacts) -> Source:
         facts.optimizer_temporaries,
         facts.has_scheduler,
         facts.grad_scaler,
+        facts.optimizer_leftover,
+        facts.optimizer_states,
     )
 
 

@@ -52,10 +52,13 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
         found = fit_file(profiles, out, model, two_stage)
     if as_json:
         facts = {"machines": found.machines, "times": found.times, "wrote": str(out)}
+        facts |= {"missing": found.missing}
         errors = {"mape": found.mape, "median": found.median}
         click.echo(json_line({"model": model, "two_stage": two_stage, **facts, **errors}))
         return
     click.echo(f"{model} of {found.times} times on {'; '.join(found.machines)}")
+    for phase in found.missing:
+        click.echo(f"too little was measured of the phase {phase}: it stays as analytical has it")
     click.echo(f"ops it did not see: off by {found.mape:.1%}, the median by {found.median:.1%}")
     click.echo(f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned")
 

@@ -164,6 +164,11 @@ class DeviceEntry(StrictModel):
     threads: int = Field(
         default=1, ge=1, le=4096, description="CPU threads its process computes with."
     )
+    processor: str = Field(
+        default="",
+        description="Its own name, which `doctor` writes: ops that `profile` measured on a device "
+        "of this name are taken as they are. Left out: they are scaled by the rates.",
+    )
     overheads: OverheadsEntry | None = _left_out(
         description="What its process does beside computing. Left out: nothing."
     )

@@ -112,6 +112,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         lacks=card.lacks if card else (),
         preset=named,
         units=UNITS.get(named),
+        processor=entry.processor,
     )
 
 
@@ -369,6 +370,7 @@ def _device_json(device: Device) -> dict[str, object]:
         **({"blas_workspace": quantity.memory_text(blas)} if blas is not None else {}),
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,
+        **({"processor": device.processor} if device.processor else {}),
         **({"overheads": _overheads_json(own)} if own != Overheads() else {}),
     }
 

@@ -83,6 +83,9 @@ class Device:
     `preset` is the name of the card whose datasheet rates come from; "": of none.
     `units` are its multiprocessors, over which a product's tiles are spread; None: not known.
     `blas_bytes` is the workspace of a cuBLAS handle on a CUDA device; None: nobody has said it.
+    `processor` is its own name, as profiles have it: ops that were profiled on it are taken as they
+    are; "": its rates say how fast it is. `core_share` and `memory_share` are of what it has alone,
+    where a host's devices compute at once.
     """
 
     name: str
@@ -101,6 +104,9 @@ class Device:
     lacks: tuple[str, ...] = ()
     preset: str = ""
     units: int | None = None
+    processor: str = ""
+    core_share: float = 1.0
+    memory_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

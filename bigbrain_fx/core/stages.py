@@ -36,7 +36,8 @@ class Costs:
     `ops[device][op]`. The optimizer's step takes `optimizer_s_per_tensor[device]` for each trained
     tensor (0 where it is left out) and `optimizer_s_per_byte[device]` for each byte of them.
     `measured[device]` are the ops whose times were measured; an estimator that measures nothing
-    leaves it out. `recompute`: every stage will run its forward again before each backward, which
+    leaves it out. `optimizer_states`: by parameter, where it is not `optimizer_state_per_byte`.
+    `recompute`: every stage will run its forward again before each backward, which
     the ops' costs do not count. `alone`: where devices of a host slow each other, these costs are
     of the time when all of them compute, and `alone` has those of each by itself.
     """
@@ -46,6 +47,8 @@ class Costs:
     optimizer_s_per_byte: Mapping[str, float]
     optimizer_state_per_byte: float = 2.0  # Adam keeps two moments
     optimizer_temporaries: float = 2.0  # Adam's: a root, and a quotient
+    optimizer_leftover: float = 0.0  # of the parameter before: Python's loop still names it
+    optimizer_states: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optimizer_s_per_tensor: Mapping[str, float] = field(default_factory=dict)
     recompute: bool = False

@@ -41,6 +41,7 @@ Learner: TypeAlias = Callable[[Floats, Floats], Regressor]
 
 FOLDS = 5
 FEWEST_TIMES = 2 * FOLDS
+FEWEST_OPS = 3 * FOLDS  # without a fifth of them there are still enough to fit
 LEAST_S = 1e-6  # what took less was not measured, but the clock
 
 _SEED = 0
@@ -51,7 +52,8 @@ class FitReport:
     """What was fitted, and how far off it is on ops that it did not see.
 
     `mape` and `median` are shares, of seconds; each time was predicted by a fit without its fifth
-    of the signatures.
+    of the signatures. `missing` are phases of which too little was measured: they stay as
+    `analytical` has them.
     """
 
     model: CostModel
@@ -59,6 +61,7 @@ class FitReport:
     times: int
     mape: float
     median: float
+    missing: tuple[Phase, ...] = ()
 
 
 def fit_file(
@@ -79,9 +82,17 @@ def assess(rows: Sequence[Row], kind: str, two_stage: bool = False) -> FitReport
     """Fit a model to all rows, and say how far off such a model is on rows it did not see."""
     model = fit(rows, kind, two_stage)
     errors = [abs(guess / real - 1.0) for guess, real in crosswise(rows, kind, two_stage)]
+    if not errors:
+        raise _too_few(FEWEST_OPS, len(rows))
+    missing = tuple(
+        phase
+        for phase in PHASES
+        if phase not in model.phases and any(has(profile, phase) for _, profile in rows)
+    )
     machines = tuple(sorted({machine.key for machine, _ in rows}))
     times = sum(stages.points for stages in model.phases.values())
-    return FitReport(model, machines, times, statistics.fmean(errors), statistics.median(errors))
+    mape, middle = statistics.fmean(errors), statistics.median(errors)
+    return FitReport(model, machines, times, mape, middle, missing)
 
 
 def crosswise(rows: Sequence[Row], kind: str, two_stage: bool = False) -> list[tuple[float, float]]:
@@ -91,7 +102,8 @@ def crosswise(rows: Sequence[Row], kind: str, two_stage: bool = False) -> list[t
     for held in range(FOLDS):
         seen = [row for row, own in zip(rows, fold, strict=True) if own != held]
         unseen = [row for row, own in zip(rows, fold, strict=True) if own == held]
-        found.extend(predictions(fit(seen, kind, two_stage), unseen))
+        if sum(has(profile, "forward") for _, profile in seen) >= FEWEST_TIMES:
+            found.extend(predictions(fit(seen, kind, two_stage), unseen))
     return found
 
 
@@ -140,13 +152,17 @@ def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
         if len(timed) >= FEWEST_TIMES:
             phases[phase] = _fit_phase(timed, phase, families, learner, two_stage)
     if "forward" not in phases:
-        raise InputError(
-            f"expected at least {FEWEST_TIMES} measured ops, found {len(rows)}",
-            help="profile more models: bigbrain-fx profile model.py",
-        )
+        raise _too_few(FEWEST_TIMES, len(rows))
     machines = {machine.key: machine for machine, _ in rows}
     places = tuple(PlaceRates.of(machines[key]) for key in sorted(machines))
     return CostModel(kind, families, places, phases, *_optimizer(machines.values()))
+
+
+def _too_few(wanted: int, count: int) -> InputError:
+    return InputError(
+        f"expected at least {wanted} measured ops, found {count}",
+        help="profile more models, or more sizes: bigbrain-fx profile model.py --rows 4,8,16",
+    )
 
 
 def _optimizer(machines: Iterable[Machine]) -> tuple[float, float]:

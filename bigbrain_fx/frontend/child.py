@@ -89,6 +89,8 @@ class _Service:
             "functions": sorted(self.captured.functions),
             "optimizer_state": optimizer.state,
             "optimizer_temporaries": optimizer.temporaries,
+            "optimizer_leftover": optimizer.leftover,
+            "optimizer_states": optimizer.states,
         }
         return {"facts": facts, "warnings": self.captured.warnings, "capture_s": self.capture_s}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -31,7 +31,8 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
-        optimizer_state, optimizer_temporaries: what its optimizer holds, see `Source` of a plan.
+        optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
+            optimizer holds, see `Source` of a plan.
     """
 
     path: str
@@ -49,6 +50,8 @@ class ModelFacts:
     functions: tuple[str, ...] = ()
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0
+    optimizer_leftover: float = 0.0
+    optimizer_states: dict[str, float] = field(default_factory=dict)
 
 
 class CaptureSession:

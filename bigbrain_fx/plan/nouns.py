@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -82,8 +82,9 @@ class Source:
     """Where the model came from, so that `verify` can ask it again.
 
     A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
-    keeps `optimizer_state` bytes per byte of parameters, and for a moment `optimizer_temporaries`
-    tensors of the size of the largest; AdamW's are 2 and 2.
+    keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
+    `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
+    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1.
     """
 
     path: str
@@ -97,6 +98,8 @@ class Source:
     optimizer_temporaries: float = 2.0
     has_scheduler: bool = False
     grad_scaler: dict[str, int | float] | None = None
+    optimizer_leftover: float = 0.0
+    optimizer_states: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, repr=False)

@@ -114,6 +114,8 @@ def _estimated(graph: Graph, cluster: Cluster, source: Source, name: str) -> Cos
         estimator(name).estimate(graph, cluster),
         optimizer_state_per_byte=source.optimizer_state,
         optimizer_temporaries=source.optimizer_temporaries,
+        optimizer_leftover=source.optimizer_leftover,
+        optimizer_states=source.optimizer_states,
     )
 
 

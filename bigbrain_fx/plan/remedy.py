@@ -125,7 +125,7 @@ def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:
 
 def _without_optimizer_state(case: _Case) -> Iterator[tuple[str, _Case]]:
     if case.graph.training and case.source.optimizer_state > 0:
-        plain = replace(case.source, optimizer_state=0.0)
+        plain = replace(case.source, optimizer_state=0.0, optimizer_states={})
         text = "torch.optim.SGD without momentum (optimizer() of the model file): it keeps no state"
         yield text, replace(case, source=plain)
 

@@ -107,6 +107,8 @@ class _Crowd:
             half_flops_per_s=None if half is None else half / turns,
             memory_bytes_per_s=device.memory_bytes_per_s / (turns * moving),
             launch_s=device.launch_s * turns,
+            core_share=1 / turns,
+            memory_share=1 / (turns * moving),
         )
 
     def _stretch(self, devices: Collection[Device]) -> float:

@@ -276,7 +276,8 @@ def _while_updated(graph: Graph, costs: Costs, names: Iterable[str]) -> int:
     """Return what the optimizer holds for a moment while it updates the largest parameter."""
     params = (graph.param[key] for name in names for key in graph.op[name].params)
     sizes = (p.spec.nbytes for p in params if p.kind == "parameter" and p.spec.requires_grad)
-    return int(costs.optimizer_temporaries * max(sizes, default=0)) if graph.loss else 0
+    most = costs.optimizer_temporaries + costs.optimizer_leftover
+    return int(most * max(sizes, default=0)) if graph.loss else 0
 
 
 def _bytes(op: Op) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bigbrain_fx.core import Device
 from bigbrain_fx.costs.fit import (
     FOLDS,
     MODELS,
@@ -23,9 +24,14 @@ from bigbrain_fx.costs.fit import (
 )
 from bigbrain_fx.costs.model import PHASES, CostModel, PlaceRates, read_model, write_model
 from bigbrain_fx.costs.model.regressors import Floats, Regressor, from_json, to_json
+from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
+from estimators.analytical import Analytical
+from estimators.learned import Learned
 from tests.support.command_line import call
 from tests.support.fitted import CPU, GPU, costs_file, database, rows
+from tests.support.profiled import MACHINE, profiles_of
+from tests.support.synthetic import cluster_of, random_graph
 
 KINDS = tuple(MODELS)
 
@@ -137,6 +143,35 @@ def test_too_few_profiles_are_refused() -> None:
     with pytest.raises(InputError, match="at least 10 measured ops, found 3") as caught:
         fit(rows()[:3], "linear")
     assert "bigbrain-fx profile" in str(caught.value.help)
+
+
+def test_what_fits_only_if_nothing_is_left_out_is_refused(tmp_path: Path) -> None:
+    """It would be written without a word on how far off it is."""
+    store = ProfileStore(tmp_path / "few.sqlite")
+    for machine, profile in rows()[:11]:
+        store.put(machine, profile)
+    with pytest.raises(InputError, match="at least 15 measured ops, found"):
+        fit_file(store.path, tmp_path / "costs.json", "linear")
+    assert not (tmp_path / "costs.json").exists()
+
+
+def test_a_model_profiled_alone_has_too_few_of_a_phase(tmp_path: Path) -> None:
+    """As a small network has few weights: the fit says so, and `learned` keeps analytical's."""
+    graph, path = random_graph(0, 25), tmp_path / "alone.sqlite"
+    weights = 0
+    for profile in profiles_of(graph):
+        weights += profile.backward_weight_s > 0
+        if profile.backward_weight_s == 0 or weights <= 5:
+            ProfileStore(path).put(MACHINE, profile)
+    report = fit_file(path, tmp_path / "costs.json", "linear")
+    assert report.missing == ("backward_weight",)
+    device = Device("d0", "h", "cpu", 2**30, 2e9, 2e9)
+    learned = Learned(str(tmp_path / "costs.json")).estimate(graph, cluster_of(device))
+    known = Analytical().estimate(graph, cluster_of(device))
+    for op in graph.ops:
+        ours, theirs = learned.op_cost(op.name, "d0"), known.op_cost(op.name, "d0")
+        weight_s = ours.backward_s - ours.backward_input_s
+        assert weight_s == pytest.approx(theirs.backward_s - theirs.backward_input_s)
 
 
 def test_an_unknown_model_is_refused() -> None:

@@ -137,6 +137,25 @@ def test_a_gpu_of_nearly_the_rates_is_the_same_card(tmp_path: Path) -> None:
     assert costs.optimizer_s_per_tensor["other"] > MACHINE.optimizer_s_per_tensor
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_machine_that_was_profiled_is_not_scaled(tmp_path: Path, kind: str) -> None:
+    """Its name says so, whatever its rates were this time; but neighbours slow it still."""
+    graph, path = two_ops(), tmp_path / "p.sqlite"
+    for name in ("another", "a processor"):
+        stored(path, graph, machine=replace(MACHINE, kind=kind, processor=name))
+    rates = 2.5 * SAME.flops_per_s, 0.4 * SAME.memory_bytes_per_s
+    own = Device("own", "h", "cpu", 2**30, *rates, 3e-6, processor="a processor")
+    own = replace(own, kind=kind)  # type: ignore[arg-type]
+    half = replace(own, name="half", core_share=0.5, memory_share=0.5)
+    costs = estimated(path, graph, own, half, replace(own, name="more", threads=2))
+    for name in ("a", "b"):
+        assert costs.op_cost(name, "own").forward_s == pytest.approx(1e-3, rel=1e-12)
+        assert costs.op_cost(name, "half").forward_s == pytest.approx(2e-3, rel=1e-12)
+    more_s = costs.op_cost("a", "more").forward_s
+    assert (more_s == pytest.approx(1e-3, rel=1e-12)) == (kind == "cuda")
+    assert costs.optimizer_s_per_byte["own"] == MACHINE.optimizer_s_per_byte
+
+
 def test_a_database_must_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BIGBRAIN_PROFILES", raising=False)
     with pytest.raises(InputError, match="needs a profile database") as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from bigbrain_fx.plan.memory_check import PROCESS, needed_bytes
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import build, held, memory
 from bigbrain_fx.plan.schedule.costs import stage_costs
+from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes
 from bigbrain_fx.plan.schedule.walk import Part, walk
 from bigbrain_fx.planning import unit_io as tensors
 from bigbrain_fx.planning.registry import estimator
@@ -232,6 +234,50 @@ def test_an_optimizer_is_measured_without_numbers() -> None:
     momentum = optimizer_facts(net, lambda named: torch.optim.SGD(named, lr=0.1, momentum=0.9))
     plain = optimizer_facts(net, lambda named: torch.optim.SGD(named, lr=0.1))
     assert (adam.state, momentum.state, plain.state) == (2.0, 1.0, 0.0)
+    assert (adam.temporaries, adam.leftover) == (2.0, 1.0)
+    assert (plain.temporaries, plain.leftover) == (0.0, 0.0)
+
+
+def test_groups_of_an_optimizer_keep_their_own_state() -> None:
+    """Tables with momentum and layers without it, as recommenders have them; one left out."""
+    net = nn.ModuleDict(
+        {"table": nn.Embedding(9, 4), "top": nn.Linear(4, 4), "rest": nn.Linear(4, 4)}
+    )
+
+    def made(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        of = dict(named)
+        tables: dict[str, object] = {"params": [of["table.weight"]], "momentum": 0.9}
+        rest: dict[str, object] = {"params": [of["top.weight"], of["top.bias"]]}
+        return torch.optim.SGD([tables, rest], lr=0.1)
+
+    found = optimizer_facts(net, made)
+    assert found.states == {
+        "table.weight": 1.0,
+        **dict.fromkeys(("top.weight", "top.bias", "rest.weight", "rest.bias"), 0.0),
+    }
+    assert found.state == pytest.approx(36 / (36 + 20 + 20))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_what_a_step_holds_for_a_moment_of_tables_alike(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
+    """As a DLRM has them: while one is updated, the loop still has a tensor of the one before."""
+    net = nn.Sequential(nn.Linear(4, 3), *(nn.Embedding(50, 8) for _ in range(3)))
+    facts = optimizer_facts(net, lambda named: kind(list(dict(named).values())))
+    real = kind(net.parameters())
+    params = list(net.parameters())
+    for _ in range(2):  # the first makes the state
+        live = LiveBytes()
+        live.ignore([*params, *(t for state in real.state.values() for t in state.values())])
+        for parameter in params:
+            parameter.grad = torch.ones_like(parameter)
+        live.ignore(p.grad for p in params if p.grad is not None)
+        with live:
+            real.step()
+    sizes = [parameter.nbytes for parameter in params]
+    said = optimizer_temporary_bytes(sizes, facts.temporaries, facts.leftover, "cpu")
+    assert said == pytest.approx(live.peak, rel=0.02)
 
 
 def test_forecast_and_tracked_peak_of_real_processes() -> None:

@@ -6,13 +6,17 @@ the optimizer can be made once per device: see `parted`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.live import LiveBytes
+
+_Kind: TypeAlias = tuple[int, tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +25,16 @@ class OptimizerFacts:
 
     Attributes:
         state: bytes kept from step to step, per byte of parameters; Adam's two moments are 2.
-        temporaries: the most held for a moment within a step, in parameters of the largest size.
+        temporaries: the most held for a moment within a step, in parameters of its size.
+        leftover: what is held of the parameter before, in parameters of that one's size: a loop's
+            names keep their tensors until the next round sets them.
+        states: by parameter, of what one keeps per byte; empty where all keep the same.
     """
 
     state: float = 2.0
     temporaries: float = 2.0
+    leftover: float = 1.0
+    states: dict[str, float] = field(default_factory=dict)
 
 
 def optimizer_facts(
@@ -34,19 +43,18 @@ def optimizer_facts(
     """Measure an optimizer on the shapes of a model's parameters.
 
     Args:
-        model: whose parameters it is for: one of each shape, and of that nothing but the shape.
+        model: whose parameters it is for, and of those nothing but the shapes.
         optimizer: as in a model file; None for AdamW as it comes.
 
     Returns:
         What AdamW holds where it cannot be measured: it reads numbers, or asks for real tensors.
     """
-    shapes = {p.shape: (n, p) for n, p in model.named_parameters() if p.requires_grad}
-    named = [(n, _blank(p)) for n, p in shapes.values()]
+    named = [(n, _blank(p)) for n, p in model.named_parameters() if p.requires_grad]
     if not named:
-        return OptimizerFacts(0.0, 0.0)
+        return OptimizerFacts(0.0, 0.0, 0.0)
     try:
         made = torch.optim.AdamW(named) if optimizer is None else optimizer(list(named))
-        return _measured(made, [p for _, p in named])
+        return _measured(made, named)
     except Exception:  # the user's own code, on tensors without numbers
         return OptimizerFacts()
 
@@ -55,21 +63,95 @@ def _blank(parameter: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(parameter, device="meta"))
 
 
-def _measured(made: torch.optim.Optimizer, params: list[nn.Parameter]) -> OptimizerFacts:
+def _measured(
+    made: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> OptimizerFacts:
+    """Step over one of each kind, for the state; over one and two of the largest, for the rest.
+
+    What a loop leaves of one parameter while it works on the next shows with two alike only.
+    """
+    kinds = _kinds(made)
+    kept = {kind: _state_share(made, kind, like) for kind, like in set(kinds.values())}
+    states = {n: kept[kinds[id(p)][0]] if id(p) in kinds else 0.0 for n, p in named}
+    nbytes = {name: p.nbytes for name, p in named}
+    held = sum(share * nbytes[name] for name, share in states.items())
+    largest = max((p for _, p in named if id(p) in kinds), key=lambda p: p.nbytes)
+    alone = _stepped_over(made, largest, 1)
+    leftover = max(0.0, _stepped_over(made, largest, 2) - alone)
+    alike = len(set(states.values())) == 1
+    return OptimizerFacts(
+        held / sum(nbytes.values()), alone, leftover, {} if alike else dict(states)
+    )
+
+
+def _kinds(made: torch.optim.Optimizer) -> dict[int, tuple[_Kind, nn.Parameter]]:
+    """Map each parameter, by its id, to its group, shape and type, and to the first of these."""
+    found: dict[int, tuple[_Kind, nn.Parameter]] = {}
+    first: dict[_Kind, nn.Parameter] = {}
+    for number, group in enumerate(made.param_groups):
+        for p in group["params"]:
+            kind = (number, tuple(p.shape), p.dtype)
+            found[id(p)] = kind, first.setdefault(kind, p)
+    return found
+
+
+def _state_share(made: torch.optim.Optimizer, kind: _Kind, like: nn.Parameter) -> float:
+    """Return the bytes that are kept of a parameter of a kind, per byte of it."""
+    with _only(made, kind[0], [like]):
+        _step(made, [like])
+    kept = sum(t.nbytes for t in _tensors(made, like) if t.dim())
+    return kept / max(1, like.nbytes)
+
+
+@contextmanager
+def _only(
+    made: torch.optim.Optimizer, number: int, params: Sequence[nn.Parameter]
+) -> Iterator[None]:
+    """Give one group these parameters, and the others none, for a while."""
+    before = [group["params"] for group in made.param_groups]
+    for place, group in enumerate(made.param_groups):
+        group["params"] = list(params) if place == number else []
+    try:
+        yield
+    finally:
+        for group, own in zip(made.param_groups, before, strict=True):
+            group["params"] = own
+
+
+def _stepped_over(made: torch.optim.Optimizer, like: nn.Parameter, count: int) -> float:
+    """Return the most held within a step over so many parameters alike, in their size."""
+    number = next(
+        place
+        for place, group in enumerate(made.param_groups)
+        if any(p is like for p in group["params"])
+    )
+    params = [like, *(_blank(like) for _ in range(count - 1))]
+    with _only(made, number, params):
+        _step(made, params)  # makes the state of those that are new
+        return _peak(made, params) / max(1, like.nbytes)
+
+
+def _step(made: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
+    for parameter in params:
+        parameter.grad = torch.empty_like(parameter)
+    made.step()
+    for parameter in params:
+        parameter.grad = None
+
+
+def _peak(made: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> int:
+    """Return the bytes that a step holds for a moment, when it has made its state."""
     live = LiveBytes()
-    for _ in range(2):
-        for parameter in params:
-            parameter.grad = torch.empty_like(parameter)
-        live.ignore(p.grad for p in params if p.grad is not None)
-        live.reset_peak()
-        before = live.now
-        with live:
-            made.step()
-    nbytes = [p.nbytes for p in params]
-    state = sum(t.nbytes for t in _state(made) if t.dim())
-    return OptimizerFacts(state / sum(nbytes), (live.peak - before) / max(nbytes))
+    live.ignore(params)
+    live.ignore(tensor for p in params for tensor in _tensors(made, p))
+    for parameter in params:
+        parameter.grad = torch.empty_like(parameter)
+    live.ignore(p.grad for p in params if p.grad is not None)
+    with live:
+        made.step()
+    return live.peak
 
 
-def _state(made: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for entry in made.state.values():
-        yield from (value for value in entry.values() if isinstance(value, Tensor))
+def _tensors(made: torch.optim.Optimizer, parameter: nn.Parameter) -> Iterator[Tensor]:
+    entry = made.state.get(parameter, {})
+    yield from (value for value in entry.values() if isinstance(value, Tensor))

@@ -26,6 +26,7 @@ def device_of(
     overheads: Overheads,
     half_flops_per_s: float | None = None,
     blas_bytes: int | None = None,
+    processor: str = "",
 ) -> Device:
     """Return a device as planners get it: figures to three digits, memory in whole MiB."""
     return Device(
@@ -40,6 +41,7 @@ def device_of(
         overheads=overheads,
         half_flops_per_s=None if half_flops_per_s is None else three_digits(half_flops_per_s),
         blas_bytes=blas_bytes or None,  # of a cuBLAS told to take none a file can say nothing
+        processor=processor,
     )
 
 

@@ -58,6 +58,7 @@ class HostProbe:
         matmul: matrix products of each CPU device by size and dtype; planners get `cpu`, and of
             the table the middle rate of large products in bfloat16.
         overheads: what a CPU device's process does beside computing.
+        processor: the CPU's own name.
     """
 
     kind: Kind
@@ -73,6 +74,7 @@ class HostProbe:
     load: float = 0.0
     matmul: tuple[MatmulRate, ...] = ()
     overheads: Overheads = field(default_factory=Overheads)
+    processor: str = ""
 
     @property
     def cluster(self) -> Cluster:
@@ -85,7 +87,7 @@ class HostProbe:
             return self._cluster_of_gpus()
         share_bytes, half = self.memory_bytes // self.devices, half_flops_per_s(self.matmul, "cpu")
         devices = tuple(
-            self._device(i, share_bytes, self.cpu, self.overheads, half)
+            self._device(i, share_bytes, self.cpu, self.overheads, half, processor=self._own_name)
             for i in range(self.devices)
         )
         return Cluster(devices, rounded(self.link))
@@ -99,6 +101,7 @@ class HostProbe:
                 gpu.overheads,
                 half_flops_per_s(gpu.matmul, "cuda"),
                 gpu.blas_bytes,
+                gpu.name,
             )
             for i, gpu in enumerate(self.gpus[: self.devices])
         )
@@ -116,6 +119,7 @@ class HostProbe:
         overheads: Overheads,
         half: float | None,
         blas_bytes: int | None = None,
+        processor: str = "",
     ) -> Device:
         return device_of(
             f"d{index}",
@@ -127,7 +131,13 @@ class HostProbe:
             overheads,
             half,
             blas_bytes,
+            processor,
         )
+
+    @property
+    def _own_name(self) -> str:
+        """The processor's, unless threads took turns: then its rates say what each of them got."""
+        return self.processor if self.devices * self.threads <= self.cores else ""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from bigbrain_fx.measure.host.figures import (
 from bigbrain_fx.measure.host.fleet import WORKER, Fleet, patience_s, run
 from bigbrain_fx.measure.host.host import Gpu, HostProbe
 from bigbrain_fx.measure.host.limits import usable_cores, usable_memory_bytes
+from bigbrain_fx.measure.host.processor import processor_name
 
 _QUICK_WINDOW_S = 0.25
 _THOROUGH_WINDOW_S = 2.0
@@ -81,6 +82,7 @@ def probe(
         load=load,
         matmul=table_of(results[:devices]),
         overheads=overheads_of(results[:2]),
+        processor=processor_name(),
     )
 
 

@@ -5,7 +5,6 @@ This file knows torch and /proc; it knows no models.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from bigbrain_fx.costs import Machine
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.measure.host import measure
+from bigbrain_fx.measure.host.processor import processor_name as processor_name
 
 _WINDOW_S = 0.1
 
@@ -97,18 +97,3 @@ def _alone(rate: Callable[[], float]) -> float:
     found = rate()
     share = (time.thread_time() - own_s) / (time.perf_counter() - wall_s)
     return found / share
-
-
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name that the processor gives itself, with family and model where they are said.
-
-    Virtual machines often say "AMD EPYC" of all generations alike: the numbers tell them apart.
-    """
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    said = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
-    name = said.get("model name") or platform.processor() or platform.machine()
-    numbers = [f"{key} {said[key]}" for key in ("cpu family", "model", "stepping") if key in said]
-    return f"{name} ({', '.join(numbers).removeprefix('cpu ')})" if numbers else name

@@ -221,7 +221,9 @@ class _Work:
     def _source(self) -> Source:
         """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
         parts = len(self.groups) if self.options.zero_stage else 1
-        return replace(self.source, optimizer_state=self.source.optimizer_state / parts)
+        states = {name: each / parts for name, each in self.source.optimizer_states.items()}
+        state = self.source.optimizer_state / parts
+        return replace(self.source, optimizer_state=state, optimizer_states=states)
 
     def _joined(
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]

@@ -157,7 +157,6 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
     kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
-    updated = {d: _bytes(_updated(graph, stages, d), kinds[d]) for d in stages.devices}
     return StageCosts(
         forward_s=times.forward_s,
         backward_s=times.backward_s,
@@ -172,7 +171,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         weights_bytes={d: _bytes(_params(graph, stages.of(d)), kinds[d]) for d in kinds},
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
-        optimizer_bytes={d: int(updated[d] * costs.optimizer_state_per_byte) for d in updated},
+        optimizer_bytes={d: _state_bytes(graph, stages, costs, d) for d in stages.devices},
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs),
@@ -331,7 +330,9 @@ def _optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[
         sizes = [rounded(param.spec.nbytes, kind) for param in params]
         copies = sum(sizes) if clips else 0
         copies += _bytes((graph.param[name] for name, where in tied if where == device), kind)
-        temporary = optimizer_temporary_bytes(sizes, costs.optimizer_temporaries, kind)
+        temporary = optimizer_temporary_bytes(
+            sizes, costs.optimizer_temporaries, costs.optimizer_leftover, kind
+        )
         found[device] = copies + temporary
     return found
 
@@ -391,6 +392,16 @@ def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
         return found
     updates = updating(graph, stages)
     return tuple(p for p in found if updates.get(p.canonical) == own[0].replica)
+
+
+def _state_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
+    kind, usual = costs.cluster.device[device].kind, costs.optimizer_state_per_byte
+    return int(
+        sum(
+            costs.optimizer_states.get(param.canonical, usual) * rounded(param.spec.nbytes, kind)
+            for param in _updated(graph, stages, device)
+        )
+    )
 
 
 def _optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:

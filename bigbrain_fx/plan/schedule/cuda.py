@@ -14,7 +14,7 @@ This file knows numbers and aten's names of products; it knows no instructions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON, Device, Op
 
@@ -58,10 +58,13 @@ def library_bytes(device: Device, ops: Iterable[Op], trains: bool) -> int:
     return (2 if trains else 1) * _blas_bytes(device)
 
 
-def optimizer_temporary_bytes(sizes: Iterable[int], temporaries: float, kind: str) -> int:
+def optimizer_temporary_bytes(
+    sizes: Sequence[int], temporaries: float, leftover: float, kind: str
+) -> int:
     """Return what an optimizer's step holds for a moment, besides gradients and state.
 
-    On a CPU optimizers go parameter by parameter: the temporaries of the largest. On CUDA they
+    On a CPU optimizers go parameter by parameter: the temporaries of one, and what Python's loop
+    has not let go of the one before. On CUDA they
     update all at once (`foreach` is the default there): AdamW has the roots of all second moments
     (torch/optim/adam.py, `_multi_tensor_adam`), SGD with weight decay the sums with all parameters.
     One for each byte of parameters holds for these, NAdam, RAdam, Adamax and RMSprop; Adagrad,
@@ -69,13 +72,15 @@ def optimizer_temporary_bytes(sizes: Iterable[int], temporaries: float, kind: st
     none. Of several groups of parameters only the largest counts really; all do here.
 
     Args:
-        sizes: bytes of each trained parameter of a device, as allocated.
-        temporaries: measured on a CPU, in parameters of the largest size.
+        sizes: bytes of each trained parameter of a device, as allocated, in their order.
+        temporaries: measured as on a CPU, in the parameter's size.
+        leftover: the same, of the parameter before, in its size.
         kind: of the device.
     """
     if kind == "cuda":
         return int(min(1.0, temporaries) * sum(sizes))
-    return int(temporaries * max(sizes, default=0))
+    pairs = zip(sizes, (0, *sizes), strict=False)
+    return int(max((temporaries * own + leftover * last for own, last in pairs), default=0))
 
 
 def _blas_bytes(device: Device) -> int:

@@ -75,9 +75,9 @@ def test_what_an_optimizer_holds_for_a_moment_where_it_updates_all_at_once(name:
     """What it holds parameter by parameter was measured; the rule says what it holds on CUDA."""
     sizes = [4 * torch.Size(shape).numel() for shape in SHAPES]
     alone = temporary_bytes(OPTIMIZERS[name], at_once=False) / max(sizes)
-    found = optimizer_temporary_bytes(sizes, alone, "cuda")
+    found = optimizer_temporary_bytes(sizes, alone, 0.0, "cuda")
     assert found == temporary_bytes(OPTIMIZERS[name], at_once=True)
-    assert optimizer_temporary_bytes(sizes, 2.0, "cpu") == 2 * max(sizes)
+    assert optimizer_temporary_bytes(sizes, 2.0, 0.0, "cpu") == 2 * max(sizes)
 
 
 def test_updating_all_at_once_is_what_torch_does_on_cuda() -> None:

@@ -47,7 +47,7 @@ def test_a_run_goes_on_with_more_or_fewer_replicas(bundle: Path, tmp_path: Path)
 
 def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> None:
     plan = read_plan(bundle)
-    text = bundle_texts(plan)["device_0.py"]
+    text = bundle_texts(plan)["device_d0.py"]
     assert 'BUCKETS = bucket_channels(__file__, "d0")' in text
     assert text.count("Channel(") < 12
     assert text.count("*BUCKETS") == 1

@@ -137,7 +137,7 @@ def test_explain_says_the_same_as_json_and_as_text(bundle: Path) -> None:
 
 def test_verify_fails_with_exit_code_5(bundle: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(bundle, tmp_path / "changed"))
-    device = changed / "device_0.py"
+    device = changed / "device_d0.py"
     text = device.read_text()
     assert "torch.tanh(" in text
     device.write_text(text.replace("torch.tanh(", "torch.sin("))

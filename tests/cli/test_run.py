@@ -279,7 +279,7 @@ def test_a_killed_device_is_an_error_that_shows_its_log(faulty: Path, tmp_path: 
         (broken / name).parent.mkdir(exist_ok=True)
         if (faulty / name).is_file():
             (broken / name).write_bytes(content)
-    (broken / "device_1.py").write_text("raise MemoryError('no room left')\n")
+    (broken / "device_d1.py").write_text("raise MemoryError('no room left')\n")
     done = call("run", broken, "--steps", "1")
     assert done.code == 1
     # both processes import both device files: either may be the first to end

@@ -167,7 +167,7 @@ def test_the_bundle_calls_the_users_loss(tmp_path: Path) -> None:
     path = tmp_path / "speech_file.py"
     path.write_text(FILE)
     made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    last = (made.bundle / "device_1.py").read_text()
+    last = (made.bundle / "device_d1.py").read_text()
     assert "user_loss(Output(logits=" in "".join(last.split())
     assert "from functions import" in last
     assert '"sound": None' in last

@@ -157,6 +157,6 @@ def test_a_detr_body_is_split_with_its_check(tmp_path: Path) -> None:
     path.write_text(DETR)
     made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
     assert any("assumed False at modeling_detr.py:" in warning for warning in made.warnings)
-    texts = [(made.bundle / f"device_{i}.py").read_text() for i in range(2)]
+    texts = [(made.bundle / f"device_d{i}.py").read_text() for i in range(2)]
     assert any('assume(torch.isfinite(hidden_states).all(), "modeling_detr.py' in t for t in texts)
     bb.verify(made.bundle, steps=2).require_passed()

@@ -133,7 +133,7 @@ def test_values_gradients_and_buffers_are_the_modules(loaded: SimpleNamespace) -
 
 def test_the_bundle_calls_the_users_module(file: Path, tmp_path: Path) -> None:
     made = bb.split(file, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
-    text = (made.bundle / "device_0.py").read_text()
+    text = (made.bundle / "device_d0.py").read_text()
     assert 'moe=part_of(user_model, "blocks.0.moe")' in text
     assert ".moe(" in text
     assert "gain=2.0" in text

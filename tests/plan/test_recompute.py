@@ -181,8 +181,8 @@ def test_buffers_that_are_read_and_written_are_those_of_the_unsplit_model(tmp_pa
 def test_the_device_file_says_it_and_nothing_else_changes() -> None:
     plain, again = (bundle_texts(planned("gpt", recompute=r)) for r in (None, (0,)))
     differing = [name for name in plain if name.endswith(".py") and plain[name] != again[name]]
-    assert differing == ["device_0.py", "train.py"]  # the plan's key is in train.py
-    lines = difflib.ndiff(plain["device_0.py"].splitlines(), again["device_0.py"].splitlines())
+    assert differing == ["device_d0.py", "train.py"]  # the plan's key is in train.py
+    lines = difflib.ndiff(plain["device_d0.py"].splitlines(), again["device_d0.py"].splitlines())
     assert [line for line in lines if line[0] in "+-?"] == [
         "+     # these keep no activations: each backward first runs the stage forward again",
         "+     recompute = (0,)",

@@ -28,7 +28,7 @@ batch = letters.example_batch()
 def stages():
     found = []
     for i in range(count):
-        module = importlib.import_module(f"{prefix}device_{i}")
+        module = importlib.import_module(f"{prefix}device_d{i}")
         found.append(getattr(module, f"Stage{i}")())
     return found
 
@@ -95,7 +95,7 @@ print("ok", len(names))
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "bundle."], ids=["device_0", "bundle.device_0"])
+@pytest.mark.parametrize("prefix", ["", "bundle."], ids=["device_d0", "bundle.device_d0"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_stages_in_a_foreign_loop(
     count: int,
@@ -131,7 +131,7 @@ dist.init_process_group("gloo", store=shared, rank=rank, world_size=2, timeout=l
 weights = {}
 for i in range(2):
     weights.update(load_file(f"{home}/bundle/weights/d{i}.safetensors"))
-module = getattr(importlib.import_module(f"device_{rank}"), f"Stage{rank}")()
+module = getattr(importlib.import_module(f"device_d{rank}"), f"Stage{rank}")()
 module.load_state_dict(weights, strict=False)
 batch = letters.example_batch()
 stage = PipelineStage(module, rank, 2, torch.device("cpu"))

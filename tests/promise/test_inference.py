@@ -235,7 +235,7 @@ def test_nothing_of_training_is_in_the_bundle(letters_eval: tuple[Path, Plan]) -
 @pytest.mark.slow
 def test_verify_sees_a_changed_bundle(letters_eval: tuple[Path, Plan], tmp_path: Path) -> None:
     broken = copied(letters_eval[0], tmp_path)
-    edit(broken / "device_1.py", "F.gelu", "F.relu")
+    edit(broken / "device_d1.py", "F.gelu", "F.relu")
     failed = {check.name for check in bb.verify(broken, steps=1).checks if not check.passed}
     both = {"captured graph = bundle, outputs", "a short batch = its rows, filled up"}
     assert failed == both

@@ -95,7 +95,7 @@ def test_device_files_have_no_word_of_training() -> None:
     for name, text in texts.items():
         for word in ("backward", "optimizer", "tied", "clip", "requires_grad"):
             assert word not in text, f"{word} in {name}"
-    assert "dropout" not in texts["device_0.py"]
+    assert "dropout" not in texts["device_d0.py"]
 
 
 # --------------------------------------------------------------------------- outputs and the loss
@@ -186,7 +186,7 @@ def test_an_output_that_only_the_first_device_has_is_sent() -> None:
     (edge,) = plan.stages.edges
     assert (edge.value, edge.source, edge.target) == (first, 0, 1)
     assert cut_room.gathered(plan.graph, plan.stages.stages) == {first}
-    text = bundle_texts(plan)["device_1.py"]
+    text = bundle_texts(plan)["device_d1.py"]
     assert 'self.output("0", m, ' in text
     assert 'self.output("1", m, ' in text
 

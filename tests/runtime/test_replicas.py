@@ -46,7 +46,7 @@ class Wire:
 
 def replicas(folder: Path, wire: Wire, order: str = "replica") -> Replicas:
     (folder / "buckets.json").write_text(json.dumps(LISTED))
-    channels = bucket_channels(str(folder / "device_0.py"), "d0")
+    channels = bucket_channels(str(folder / "device_d0.py"), "d0")
     buckets = [*buckets_of(read_buckets(folder), "d0", (0,), channels)]
     parameters = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2))}
     found = Replicas(buckets, order, ((0, 1), (2, 3)), 0, parameters, wire, order == "micro")  # type: ignore[arg-type]  # as much of a Transport as is used
@@ -98,7 +98,7 @@ def test_a_broken_list_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_list_is_refused(tmp_path: Path) -> None:
     """Without it every replica would train alone."""
     with pytest.raises(WeightsError, match=r"buckets\.json cannot be read"):
-        bucket_channels(str(tmp_path / "device_0.py"), "d0")
+        bucket_channels(str(tmp_path / "device_d0.py"), "d0")
 
 
 def test_a_list_of_other_parameters_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import nn
 from bigbrain_fx.cluster import parse_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit.files.texts import bundle_texts
+from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.frontend import Captured, capture, load_model_file
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
 
@@ -93,6 +94,13 @@ def texts(
 ) -> dict[str, str]:
     """Emit a model of models/."""
     return bundle_texts(plan(name, partitioner, devices, schedule, micro_batches))
+
+
+def program(plan: Plan, texts: Mapping[str, str], device: str) -> type:
+    """Run the file of a device; return the class of its program."""
+    names = device_names(plan.stages.devices)[device]
+    found: type = getattr(loaded(texts[f"{names.module}.py"], names.module), names.program)
+    return found
 
 
 def loaded(text: str, name: str) -> ModuleType:

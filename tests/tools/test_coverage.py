@@ -68,7 +68,7 @@ def test_a_module_called_twice_draws_anew_each_time(tmp_path: Path) -> None:
     where |= {op.name: "d0" for op in graph.ops if op.target == "aten.mul.Tensor" and 2 in op.args}
     source = Source(str(bench.file.path), has_loss=True, module=bench.file.path.stem)
     plan = plan_placed(graph, cluster(2), source, Options(micro_batches=2), Placement(where))
-    text = bundle_texts(plan)["device_0.py"]
+    text = bundle_texts(plan)["device_d0.py"]
     assert ".nth(0)(" in text
     assert ".nth(1)(" in text
     in_fork(lambda: check(bench, plan, tmp_path / "cell", processes=False), "shared-draws")
@@ -143,5 +143,5 @@ def test_the_summary_counts() -> None:
 
 
 def test_lines_are_counted_for_each_device() -> None:
-    texts = {"device_0.py": "a\nb\n", "device_1.py": "a\n", "train.py": "a\n" * 9}
+    texts = {"device_d0.py": "a\nb\n", "device_d1.py": "a\n", "train.py": "a\n" * 9}
     assert device_lines(texts) == [2, 1]

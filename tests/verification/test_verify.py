@@ -75,7 +75,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
     """Another epsilon in one layer norm: too small a change for a curve of losses to show."""
     copy = copied(bundle, tmp_path)
     edit(
-        copy / "device_1.py",
+        copy / "device_d1.py",
         "self.norm = nn.LayerNorm(16)",
         "self.norm = nn.LayerNorm(16, eps=2e-5)",
     )
@@ -89,7 +89,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit(copy / "device_0.py", "self.seeded(", "self.seeded('other' + ")
+    edit(copy / "device_d0.py", "self.seeded(", "self.seeded('other' + ")
     assert failed(checked(copy)) == list(LINKS[4:])
 
 
@@ -144,5 +144,5 @@ def test_clipping_a_model_of_another_type(kind: str, tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text(MODEL.replace("    return Net()", made_so))
     options = bigbrain_fx.Options("naive", schedule="1f1b", micro_batches=4)
     made = bigbrain_fx.split(tmp_path / "letters.py", cluster(), tmp_path / "bundle", options)
-    assert f"torch.{kind})" in (made.bundle / "device_0.py").read_text()
+    assert f"torch.{kind})" in (made.bundle / "device_d0.py").read_text()
     verify(made.bundle).require_passed()

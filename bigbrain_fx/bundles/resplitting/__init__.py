@@ -1,6 +1,6 @@
 """Go on training on other devices: a bundle and its last commit -> a bundle for another cluster.
 
-    plan.json ──its graph──▶ replan ──▶ write_bundle ──▶ NEW/device_0.py, ...
+    plan.json ──its graph──▶ replan ──▶ write_bundle ──▶ NEW/device_d0.py, ...
     commit of step t ──by parameter name──▶ NEW/weights/ and NEW/commits/commit-t
 
 This room joins plans, bundles and commits. It imports no torch, runs no model file, and maps files

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from bigbrain_fx.emit.files.entry import device_fields
 from bigbrain_fx.emit.files.readme import readme_text
 from bigbrain_fx.emit.files.train_texts import launch_text
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
+from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 
 KEPT = ("training.py", "functions.py")
-OURS = ("runtime", "weights", "supervisor", "commits")
-DEVICE = re.compile(r"device_\d+")
+OURS = (
+    "runtime",
+    "weights",
+    "supervisor",
+    "commits",
+    "train.py",
+    "launch.py",
+    "__init__.py",
+    *KEPT,
+)
 
 
 def texts_like(plan: Plan, like: Path) -> dict[str, str]:
@@ -34,21 +42,24 @@ def texts_like(plan: Plan, like: Path) -> dict[str, str]:
         InputError: a file is missing, or train.py was changed beyond recognition.
     """
     texts = {name: _read(like / name) for name in KEPT if (like / name).is_file()}
-    listed = [line for line in _read(like / "README.md").splitlines() if line.startswith("- `")]
     return {
         **texts,
         "launch.py": launch_text(plan),
         "train.py": _moved(_read(like / "train.py"), plan, like / "train.py"),
-        "README.md": readme_text(plan, listed),
+        "README.md": readme_text(plan, _read(like / "README.md")),
     }
 
 
-def shipped_like(like: Path, texts: Mapping[str, str]) -> list[Path]:
+def shipped_like(like: Path) -> list[Path]:
     """Return the user's own modules and packages that lie in a bundle beside our files."""
+    train = like / "train.py"
+    ours = {
+        *OURS,
+        *(f"{name}.py" for name in _device_modules(_call_of(_read(train), train), train)),
+    }
     found = []
     for path in sorted(like.iterdir()):
-        ours = path.name in (*texts, *OURS, "__init__.py")
-        if ours or DEVICE.fullmatch(path.stem) or path.name.startswith((".", "__")):
+        if path.name in ours or path.name.startswith((".", "__")):
             continue
         if path.suffix == ".py" or (path.is_dir() and any(path.glob("**/*.py"))):
             found.append(path)
@@ -68,16 +79,12 @@ def _read(path: Path) -> str:
 
 def _moved(text: str, plan: Plan, where: Path) -> str:
     """Return a train.py that names the devices of `plan`; all else as it was."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise _changed(where, f"line {error.lineno} is no Python") from error
-    count = len(plan.stages.devices)
+    devices = device_names(plan.stages.devices).values()
     fields = dict(
         field.split("=", 1)
-        for field in device_fields(plan, [f"device_{i}.Device{i}" for i in range(count)])
+        for field in device_fields(plan, [f"{names.module}.{names.program}" for names in devices])
     )
-    call = _bundle_call(tree, where)
+    call = _call_of(text, where)
     own = {entry.arg: entry.value for entry in call.keywords if entry.arg}
     lost = [name for name in fields if name not in own]
     if lost:
@@ -86,15 +93,16 @@ def _moved(text: str, plan: Plan, where: Path) -> str:
     edits: list[tuple[int, int, str | None]] = [
         (*_span(text, own[name]), _field(name, fields[name])) for name in names
     ]
-    imports = [_span(text, node) for node in tree.body if _is_device_import(node)]
+    old = _device_modules(call, where)
+    imports = [_span(text, node) for node in ast.parse(text).body if _imports_one(node, old)]
     if not imports:
-        raise _changed(where, "it imports no device_0")
-    lines = "\n".join(f"import device_{i}" for i in range(count))
+        raise _changed(where, f"it does not import {min(old)}")
+    lines = "\n".join(sorted((f"import {names.module}" for names in devices), key=by_number))
     edits += [(start, end, lines if n == 0 else None) for n, (start, end) in enumerate(imports)]
     for start, end, new in sorted(edits, reverse=True):
         after = end + 1 if new is None else end  # an import goes with its line
         text = text[:start] + (new or "") + text[after:]
-    return re.sub(r"(--nproc-per-node )\d+", rf"\g<1>{count}", text)
+    return re.sub(r"(--nproc-per-node )\d+", rf"\g<1>{len(devices)}", text)
 
 
 def _field(name: str, value: str) -> str:
@@ -103,7 +111,11 @@ def _field(name: str, value: str) -> str:
     return text.strip().removeprefix(f"{name}=").removesuffix(",")
 
 
-def _bundle_call(tree: ast.Module, where: Path) -> ast.Call:
+def _call_of(text: str, where: Path) -> ast.Call:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise _changed(where, f"line {error.lineno} is no Python") from error
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="Bundle")):
@@ -111,8 +123,19 @@ def _bundle_call(tree: ast.Module, where: Path) -> ast.Call:
     raise _changed(where, "it has no Bundle(...)")
 
 
-def _is_device_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import) and all(DEVICE.fullmatch(a.name) for a in node.names)
+def _device_modules(call: ast.Call, where: Path) -> frozenset[str]:
+    """Return the modules of the devices' files: `devices=(device_d0.DeviceD0, ...)` names them."""
+    for entry in call.keywords:
+        match entry:
+            case ast.keyword(arg="devices", value=ast.Tuple(elts=classes)):
+                found = {ast.unparse(c.value) for c in classes if isinstance(c, ast.Attribute)}
+                if len(found) == len(classes):
+                    return frozenset(found)
+    raise _changed(where, "Bundle(devices=...) is no tuple of classes of the devices' files")
+
+
+def _imports_one(node: ast.stmt, modules: frozenset[str]) -> bool:
+    return isinstance(node, ast.Import) and all(alias.name in modules for alias in node.names)
 
 
 def _span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:

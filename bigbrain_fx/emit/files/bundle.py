@@ -69,7 +69,7 @@ def write_bundle(
     check_out(out, force=force)
     _check_devices(plan)
     texts = bundle_texts(plan, like)
-    shipped = _shipped(plan) if like is None else shipped_like(like, texts)
+    shipped = _shipped(plan) if like is None else shipped_like(like)
     _check_names(plan, shipped, texts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

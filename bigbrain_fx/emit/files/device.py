@@ -15,7 +15,7 @@ from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
-from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
 from bigbrain_fx.plan import holders, norms_spec, owners
 
@@ -37,6 +37,11 @@ class DeviceFile:
     rows: int
     title: str
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
+
+    @property
+    def names(self) -> DeviceNames:
+        """What this file and its device's class are called."""
+        return device_names(self.stages.devices)[self.program.device]
 
 
 def device_text(file: DeviceFile, classes: Classes) -> str:
@@ -118,7 +123,7 @@ def _imports(
     return [
         *found,
         "",
-        "if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`",
+        f"if __package__:  # as in `from bundle.{file.names.module} import {own[0].name}`",
         *(f"    from .{module} import {what}" for module, what in ours.items()),
         "else:",
         *(f"    from {module} import {what}" for module, what in ours.items()),
@@ -233,7 +238,7 @@ def _device_class(
     device = file.program.device
     work = "in one step" if file.graph.training else "with one batch"
     lines = [
-        f"class Device{file.stages.devices.index(device)}({_base_class(file)}):",
+        f"class {file.names.program}({_base_class(file)}):",
         f'    """What {identifier(device)} does {work}; `step_once` at the end is the schedule."""',
         "",
         *_attributes(file, own, channels, tapping),

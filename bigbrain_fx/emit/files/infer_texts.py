@@ -19,6 +19,7 @@ from bigbrain_fx.emit.files.model_file import (
 )
 from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted
+from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan
 
 OURS = ("INPUTS", "SPECS", "WHOLE")
@@ -76,13 +77,14 @@ def _batches_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) 
 
 
 def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
-    count = len(plan.stages.devices)
+    devices = device_names(plan.stages.devices).values()
     fields = [
-        *device_fields(plan, [f"Device{i}" for i in range(count)]),
+        *device_fields(plan, [names.program for names in devices]),
         *data_fields("batches", constants).values(),
         f"rows={plan.micro_batches * plan.rows}",
     ]
-    classes = [(f"device_{i}", f"Device{i}") for i in range(count)]
+    classes = [(names.module, names.program) for names in devices]
+    classes.sort(key=lambda names: by_number(names[0]))
     lines = [
         f'"""Run {quiet(plan.graph.name)} on rows of data: one process per device.',
         "",

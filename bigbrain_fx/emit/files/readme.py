@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from bigbrain_fx.core import Stage
 from bigbrain_fx.emit.files import infer_texts, train_texts
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
+from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import Plan, defer_text, recompute_text, replicas_text
 
+OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
-def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
-    """Return the README of a bundle; `listed` are the lines on its files where they are known."""
+
+def readme_text(plan: Plan, like: str | None = None) -> str:
+    """Return the README of a bundle; `like` is another with the same files of the user's."""
     trains = plan.mode == "train"
     commands = train_texts.train_commands(plan) if trains else infer_texts.infer_commands(plan)
     hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
@@ -37,7 +40,8 @@ def readme_text(plan: Plan, listed: Sequence[str] | None = None) -> str:
         "|---|---|---|---|---|---|",
         *(_row(plan, device) for device in plan.stages.devices),
         "",
-        *(_files(plan) if listed is None else listed),
+        *_files(plan),
+        *(_users_files(plan) if like is None else _told(like)),
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]
@@ -57,15 +61,21 @@ def _replicas(plan: Plan) -> list[str]:
 
 
 def _files(plan: Plan) -> list[str]:
-    taken, functions = training_slice(plan), functions_slice(plan)
     step = "and its step" if plan.mode == "train" else "and its part of a batch"
-    lines = [
-        "- `device_N.py`: the classes of a device's stages, with the parameter names of the model, "
-        f"{step}; a class that several devices need stands in each of their files: change all",
+    first = device_names(plan.stages.devices)[plan.stages.devices[0]].module
+    return [
+        f"- `{first}.py`, one for each device: the classes of its stages, with the parameter names "
+        f"of the model, {step}; a class that several devices need stands in each of their files: "
+        "change all",
         train_texts.FILES if plan.mode == "train" else infer_texts.FILES,
         "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
         "`timeline.json` (open it in Perfetto)",
     ]
+
+
+def _users_files(plan: Plan) -> list[str]:
+    taken, functions = training_slice(plan), functions_slice(plan)
+    lines = []
     if functions.text:
         lines.append(
             "- `functions.py`: code of the model file that stages call as it is (custom autograd "
@@ -73,6 +83,12 @@ def _files(plan: Plan) -> list[str]:
         )
     files = dict.fromkeys((*taken.files, *functions.files))
     return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in files)]
+
+
+def _told(readme: str) -> list[str]:
+    """Return what a README says of files, but for our own."""
+    lines = [line for line in readme.splitlines() if line.startswith("- `")]
+    return [line for line in lines if not line.startswith(OURS)]
 
 
 def _row(plan: Plan, device: str) -> str:

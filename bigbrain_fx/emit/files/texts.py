@@ -39,7 +39,7 @@ def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
     """
     classes = _classes(plan)
     texts = {
-        f"device_{number}.py": device_text(
+        f"{classes.devices[program.device].module}.py": device_text(
             DeviceFile(
                 plan.graph,
                 plan.stages,
@@ -52,7 +52,7 @@ def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
             ),
             classes,
         )
-        for number, program in enumerate(plan.programs)
+        for program in plan.programs
     }
     texts.update(_users_texts(plan) if like is None else texts_like(plan, like))
     for name in [name for name in texts if name.endswith(".py")]:

@@ -18,6 +18,7 @@ from bigbrain_fx.emit.files.model_file import (
 )
 from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
+from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan
 
 OURS = (
@@ -103,8 +104,7 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
 
 
 def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
-    count = len(plan.stages.devices)
-    modules = [f"device_{number}" for number in range(count)]
+    devices = device_names(plan.stages.devices).values()
     how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
     how += [f"scheduler=training.{constants['SCHEDULER']}"] * plan.source.has_scheduler
     if plan.source.grad_scaler is not None:
@@ -112,7 +112,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
     data = data_fields("training", constants)
     specs = data.pop("specs")
     fields = [
-        *device_fields(plan, [f"device_{i}.Device{i}" for i in range(count)]),
+        *device_fields(plan, [f"{names.module}.{names.program}" for names in devices]),
         *data.values(),
         f"training=Training({', '.join(how)})",
         specs,
@@ -126,7 +126,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
         "",
         "from pathlib import Path",
         "",
-        *(f"import {module}" for module in modules),
+        *sorted((f"import {names.module}" for names in devices), key=by_number),
         "import training",
         "from runtime import Bundle, Hooks, Training, main",
         "",

@@ -18,7 +18,7 @@ from bigbrain_fx.emit.modules.expressions import attribute
 from bigbrain_fx.emit.modules.function import FunctionText
 from bigbrain_fx.emit.modules.hints import hints, value_names
 from bigbrain_fx.emit.modules.layout import wrapped
-from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
 from bigbrain_fx.emit.modules.rolling import Roller
 from bigbrain_fx.emit.modules.taps import TAPPING, Taps, taps_of
 from bigbrain_fx.emit.modules.tidy import tidied
@@ -67,8 +67,10 @@ class Classes:
     results: Sequence[tuple[str, ...]]
     hints: Mapping[str, str] = field(init=False)
     blocks: Blocks = field(init=False)
+    devices: Mapping[str, DeviceNames] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.devices = device_names([stage.device for stage in self.stages])
         self.graph = tidied(self.graph)
         self.whole = value_names(self.graph)
         self.hints = self.whole.names
@@ -78,8 +80,8 @@ class Classes:
         taken = Names(OURS)
         if any(stage.deferred for stage in self.stages):
             taken.taken |= {"DeferringDevice", *TAPPING}
-        for stage in self.stages:  # as many as devices, or more
-            taken.taken |= {f"Stage{stage.index}", f"Device{stage.index}"}
+        taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
+        taken.taken |= {given.program for given in self.devices.values()}
         self.users = kept.user_aliases(self.graph, taken)
         names = {
             key: taken.fresh(identifier(_short(template.module)))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 RESERVED = frozenset(
     {
@@ -52,6 +53,38 @@ def is_attribute(name: str) -> bool:
         and not name.startswith("__")
         and name not in OWN
     )
+
+
+@dataclass(frozen=True)
+class DeviceNames:
+    """What the file of one device is called, as a module, and the class of its program in it."""
+
+    module: str
+    program: str
+
+
+def device_names(devices: Sequence[str]) -> dict[str, DeviceNames]:
+    """Return the names of each device's file and class: `gpu-0` is `device_gpu_0`, `DeviceGpu0`.
+
+    Small letters only, as some file systems take `GPU_0` for `gpu_0`; of two devices whose names
+    come out the same, the later has a number. With `device_` before it, no name is a keyword or
+    that of a module of anybody else's.
+    """
+    modules, programs = Names(), Names()
+    found = {}
+    for device in dict.fromkeys(devices):
+        words = re.findall(r"[a-z0-9]+", device.lower()) or ["unnamed"]
+        found[device] = DeviceNames(
+            modules.fresh("_".join(["device", *words])),
+            programs.fresh("".join(["Device", *(word.capitalize() for word in words)])),
+        )
+    return found
+
+
+def by_number(name: str) -> list[tuple[bool, int, str]]:
+    """Return what sorts `d2` before `d10`, as ruff sorts imports."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 class Names:

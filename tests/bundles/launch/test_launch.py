@@ -48,7 +48,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def marked(bundle: Path, tmp_path: Path) -> Path:
     """A copy whose processes leave their ids in it."""
     copy = copied(bundle, tmp_path)
-    edit(copy / "train.py", "import device_0", LEAVE_PID + "import device_0")
+    edit(copy / "train.py", "import device_d0", LEAVE_PID + "import device_d0")
     return copy
 
 
@@ -95,7 +95,7 @@ def in_process_losses(bundle: Path, steps: int) -> list[float]:
 
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
     line = "    def step_once(self):\n"
-    edit(marked / "device_1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
+    edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
     with pytest.raises(RunError, match="the process of device d1 ended with exit code 1") as found:
         run(marked, QUICK)
     error = found.value
@@ -135,7 +135,7 @@ def test_who_ended_because_a_peer_was_gone_is_not_named(bundle: Path) -> None:
 def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
     line = "    def step_once(self):\n"
     edit(
-        marked / "device_0.py",
+        marked / "device_d0.py",
         line,
         line + "        __import__('os').kill(__import__('os').getpid(), 9)\n",
     )

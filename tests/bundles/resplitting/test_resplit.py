@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.bundles.resplitting.named import read_named
+from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
@@ -43,6 +44,7 @@ def optimizer(named):
     )
 """
 ROUTE = ((4, 3), (3, 5), (2, 7), (4, 9))  # devices, up to which step
+ODD = ("torch", "gpu-0", "GPU_0")  # what the three devices are called
 SEED = 11
 
 
@@ -62,6 +64,15 @@ def train(bundle: Path, steps: int, *more: str) -> list[float]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["loss"] for line in done.stdout.splitlines()]
+
+
+def named(devices: int) -> Cluster:
+    """Return devices d0, d1, ..., or three with names that are hard to make files of."""
+    made = cluster(devices)
+    if devices != len(ODD):
+        return made
+    renamed = tuple(replace(d, name=name) for d, name in zip(made.devices, ODD, strict=True))
+    return replace(made, devices=renamed)
 
 
 def state(commits: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -99,7 +110,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory, nursery: object) -> Moved:
     losses = train(first, ROUTE[0][1], "--commits", "commits", "--seed", str(SEED))
     bundles, outcomes = [first], []
     for number, (devices, until) in enumerate(ROUTE[1:], 1):
-        done = resplit(bundles[-1], cluster(devices), folder / f"b{number}")
+        done = resplit(bundles[-1], named(devices), folder / f"b{number}")
         losses += train(done.bundle, until, "--commits", "commits", "--resume")
         bundles.append(done.bundle)
         outcomes.append(done)
@@ -216,20 +227,37 @@ def test_the_users_changes_stay(moved: Moved, tmp_path: Path) -> None:
     done = resplit(bundle, cluster(3), tmp_path / "new")
     text = (done.bundle / "train.py").read_text()
     assert "on_step_end=[print]" in text
-    assert "import device_2\n" in text
-    assert "device_3" not in text
+    assert "import device_d2\n" in text
+    assert "device_d3" not in text
     assert "--nproc-per-node 3" in text
     assert f"plan='{done.plan.key}'" in text.replace('"', "'")
     assert "lr=1e-3" in (done.bundle / "training.py").read_text()
     assert (done.bundle / "helper.py").is_file()
 
 
-def test_the_files_are_those_that_split_writes(moved: Moved, tmp_path: Path) -> None:
+def test_files_are_named_after_devices_of_any_name(moved: Moved) -> None:
+    files = {path.stem for path in moved.bundles[1].glob("device_*.py")}
+    assert files == {f"device_{name}" for name in ("torch", "gpu_0", "gpu_0_2")}
+
+
+def test_a_module_of_the_users_keeps_its_name(moved: Moved, tmp_path: Path) -> None:
+    """It is no device's file, whatever it is called; a device that would need its name is told."""
+    bundle = copied(moved.bundles[0], tmp_path)
+    (bundle / "device_torch.py").write_text("mine = 1\n")
+    done = resplit(bundle, cluster(2), tmp_path / "kept")
+    assert (done.bundle / "device_torch.py").read_text() == "mine = 1\n"
+    with pytest.raises(InputError, match=r"device_torch\.py, but a bundle has a device_torch"):
+        resplit(bundle, named(len(ODD)), tmp_path / "taken")
+    assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_files_are_those_that_split_writes(moved: Moved, index: int) -> None:
     """What is written without the model file is what is written with it."""
-    plan = read_plan(moved.bundles[0])
-    texts = bundle_texts(plan, moved.bundles[0])
+    plan = read_plan(moved.bundles[index])
+    texts = bundle_texts(plan, moved.bundles[index])
     for name, text in texts.items():
-        assert text == (moved.bundles[0] / name).read_text(), name
+        assert text == (moved.bundles[index] / name).read_text(), name
 
 
 OTHER = """

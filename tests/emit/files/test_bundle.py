@@ -52,7 +52,7 @@ def names(folder: Path) -> list[str]:
 
 def test_what_a_bundle_holds(tmp_path: Path) -> None:
     out = write_bundle(plan_of(Source("")), NoWeights(), tmp_path / "some" / "bundle")
-    expected = {"README.md", "__init__.py", "device_0.py", "device_1.py", "example.safetensors"}
+    expected = {"README.md", "__init__.py", "device_d0.py", "device_d1.py", "example.safetensors"}
     assert expected | {"plan.json", "runtime", "train.py", "training.py", "weights"} <= set(
         names(out)
     )
@@ -82,7 +82,7 @@ def test_force_replaces_a_bundle_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists already"):
         write_bundle(plan_of(Source("")), NoWeights(), out)
     write_bundle(plan_of(Source(""), 1), NoWeights(), out, force=True)
-    assert "device_1.py" not in names(out)
+    assert "device_d1.py" not in names(out)
     (tmp_path / "thesis").mkdir()
     with pytest.raises(InputError, match="not a bundle"):
         check_out(tmp_path / "thesis", force=True)
@@ -182,7 +182,7 @@ def assert_train_reads_what_training_has(out: Path, module: ModuleType) -> None:
     assert all(hasattr(module, name) for name in read)
 
 
-@pytest.mark.parametrize("helper", ["train", "training", "device_0", "runtime", "weights"])
+@pytest.mark.parametrize("helper", ["train", "training", "device_d0", "runtime", "weights"])
 def test_a_module_of_the_users_takes_no_place_of_ours(tmp_path: Path, helper: str) -> None:
     source = users(tmp_path / "user", MODEL.replace("helper", helper), helper)
     with pytest.raises(InputError, match="of its own") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +122,8 @@ class Recorder:
         self.log.append(OptimizerStep())
 
 
-def recorded(plan: Plan, text: str, number: int) -> list[Instruction]:
-    module = samples.loaded(text, f"device_{number}")
-    emitted = getattr(module, f"Device{number}")
+def recorded(plan: Plan, texts: Mapping[str, str], device_name: str) -> list[Instruction]:
+    emitted = samples.program(plan, texts, device_name)
     device: Any = type("Recorded", (Recorder, emitted), {})(plan)
     device.step_once()
     assert device.kept == []
@@ -131,8 +131,8 @@ def recorded(plan: Plan, text: str, number: int) -> list[Instruction]:
 
 
 def assert_is_the_program(plan: Plan, texts: dict[str, str]) -> None:
-    for number, program in enumerate(plan.programs):
-        log = recorded(plan, texts[f"device_{number}.py"], number)
+    for program in plan.programs:
+        log = recorded(plan, texts, program.device)
         assert log == list(program.instructions)
 
 
@@ -160,7 +160,7 @@ def test_only_a_device_that_defers_has_layers_that_wait() -> None:
     plan = make_plan(found.captured.graph, samples.cluster(2), found.source, options)
     texts = bundle_texts(plan)
     assert_is_the_program(plan, texts)
-    first, second = texts["device_0.py"], texts["device_1.py"]
+    first, second = texts["device_d0.py"], texts["device_d1.py"]
     assert "nn.Linear(128, 384)" in first
     assert "weights_0" not in first
     assert "DeferringDevice" not in first
@@ -181,10 +181,10 @@ def test_clipping_exchanges_norms(partitioner: str) -> None:
 
 def test_one_device_talks_to_nobody() -> None:
     plan = samples.plan("gpt", "naive", 1, "gpipe", 2)
-    text = samples.texts("gpt", "naive", 1, "gpipe", 2)["device_0.py"]
-    log = recorded(plan, text, 0)
+    texts = samples.texts("gpt", "naive", 1, "gpipe", 2)
+    log = recorded(plan, texts, "d0")
     assert log == [Forward(0, 0), Forward(0, 1), Backward(0, 0), Backward(0, 1), OptimizerStep()]
-    assert "# This device neither sends nor receives." in text
+    assert "# This device neither sends nor receives." in texts["device_d0.py"]
 
 
 def test_inference_is_forwards_only() -> None:
@@ -199,7 +199,7 @@ def test_inference_is_forwards_only() -> None:
 
 
 def test_a_schedule_without_period_is_a_table() -> None:
-    text = samples.texts("encdec", "scattered", 3, "list")["device_0.py"]
+    text = samples.texts("encdec", "scattered", 3, "list")["device_d0.py"]
     assert "    order = (\n" in text
     assert "        for action, m in self.order:\n            getattr(self, action)(m)\n" in text
 
@@ -209,9 +209,8 @@ def test_a_channel_is_the_same_at_both_ends(model: str) -> None:
     """Shape, type and gradient too: the receiver posts what the sender sends."""
     plan = samples.plan(model, "scattered")
     seen: dict[int, list[Channel]] = {}
-    for number, program in enumerate(plan.programs):
-        text = samples.texts(model, "scattered")[f"device_{number}.py"]
-        device = getattr(samples.loaded(text, f"device_{number}"), f"Device{number}")
+    for program in plan.programs:
+        device: Any = samples.program(plan, samples.texts(model, "scattered"), program.device)
         assert device.name == program.device
         assert device.names == plan.stages.devices
         for channel in device.channels:
@@ -288,8 +287,7 @@ def test_the_recorder_sees_a_wrong_program() -> None:
 
 def test_stage_numbers_are_those_of_the_plan() -> None:
     plan = samples.plan("gpt", "scattered")
-    for number, program in enumerate(plan.programs):
-        text = samples.texts("gpt", "scattered")[f"device_{number}.py"]
-        device = getattr(samples.loaded(text, f"device_{number}"), f"Device{number}")
+    for program in plan.programs:
+        device: Any = samples.program(plan, samples.texts("gpt", "scattered"), program.device)
         own: tuple[Stage, ...] = plan.stages.of(program.device)
         assert list(device.stages) == [stage.index for stage in own]

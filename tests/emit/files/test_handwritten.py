@@ -17,7 +17,7 @@ LONGER = 1.3  # times as many lines of code as a person needs, at most
 
 @pytest.fixture(scope="module")
 def emitted() -> str:
-    return samples.texts("llama", "chain-dp", 2, "1f1b", 4)["device_0.py"]
+    return samples.texts("llama", "chain-dp", 2, "1f1b", 4)["device_d0.py"]
 
 
 def code(text: str) -> dict[str, list[str]]:
@@ -53,7 +53,7 @@ def test_classes_are_written_alike(emitted: str, name: str) -> None:
 def test_both_give_the_same_numbers(emitted: str) -> None:
     torch.manual_seed(0)
     model, tokens = llama.model(), llama.example_batch()["tokens"]
-    module = samples.loaded(emitted, "device_0")
+    module = samples.loaded(emitted, "device_d0")
     stages: list[nn.Module] = [module.Stage0(), handwritten_llama.Stage0()]
     weights = {**model.state_dict(), "rotary.frequencies": model.get_buffer("rotary.frequencies")}
     for stage in stages:

@@ -40,7 +40,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize(("model", "partitioner"), CELLS)
 def test_files_import_torch_the_runtime_and_each_other(model: str, partitioner: str) -> None:
-    devices = {f"device_{i}" for i in range(3)}
+    devices = {f"device_d{i}" for i in range(3)}
     own = imported(ast.parse((samples.ROOT / "models" / f"{model}.py").read_text()))
     for name, tree in trees(model, partitioner):
         users = own if name == "training.py" else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +26,13 @@ def classes(text: str) -> list[str]:
 
 
 def one_device(model: str) -> str:
-    return samples.texts(model, "naive", 1, "gpipe", 2)["device_0.py"]
+    return samples.texts(model, "naive", 1, "gpipe", 2)["device_d0.py"]
 
 
 def emitted(found: Sample, devices: int = 1) -> list[str]:
     plan = samples.planned(found, "naive", devices, None, 2)
     texts = bundle_texts(plan)
-    return [texts[f"device_{i}.py"] for i in range(len(plan.stages.devices))]
+    return [texts[f"device_d{i}.py"] for i in range(len(plan.stages.devices))]
 
 
 def captured(module: nn.Module) -> Sample:
@@ -76,10 +77,9 @@ def test_tensors_have_the_names_and_shapes_of_the_model(model: str, partitioner:
     plan = samples.plan(model, partitioner)
     expected = {p.name: p.spec.shape for p in plan.graph.params}
     held: dict[str, tuple[int, ...]] = {}
-    for number in range(3):
-        text = samples.texts(model, partitioner)[f"device_{number}.py"]
-        module = samples.loaded(text, f"device_{number}")
-        for index, stage in getattr(module, f"Device{number}").stages.items():
+    for device in plan.stages.devices:
+        program: Any = samples.program(plan, samples.texts(model, partitioner), device)
+        for index, stage in program.stages.items():
             state = stage().place().state_dict()
             assert sorted(state) == sorted(plan.stages.stages[index].params)
             held.update({name: tuple(tensor.shape) for name, tensor in state.items()})
@@ -134,7 +134,7 @@ def test_numbers_inside_a_region_make_another_class() -> None:
     module = Pair(lambda: Scaled(next(slopes)))
     (text,) = emitted(captured(module))
     assert classes(text) == ["Scaled", "Scaled_2"]
-    stage, x = samples.loaded(text, "device_0").Stage0(), torch.randn(8, 4)
+    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
     stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
     assert torch.equal(stage(x), module(x).square().mean())
 
@@ -173,7 +173,7 @@ def test_a_block_that_is_cut_is_written_out_on_both_sides() -> None:
     start = [op.name for op in plan.graph.ops].index(middle[len(middle) // 2])
     homes = {op.name: "d0" if i < start else "d1" for i, op in enumerate(plan.graph.ops)}
     texts = bundle_texts(with_placement(plan, Placement(homes)))
-    first, second = texts["device_0.py"], texts["device_1.py"]
+    first, second = texts["device_d0.py"], texts["device_d1.py"]
     for text in (first, second):
         assert classes(text) == ["Mix"]
         assert "self.blocks[1]." in text
@@ -228,14 +228,14 @@ def test_two_classes_of_one_name_get_two_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Stage0", "Device0", "Channel", "Tensors", "buffer", "class", "x y"]
+    "name", ["Stage0", "DeviceD0", "Channel", "Tensors", "buffer", "class", "x y"]
 )
 def test_classes_of_the_users_hide_none_of_ours(name: str) -> None:
     kind = type(name, (Mix,), {})
     (text,) = emitted(captured(Pair(kind)))
-    module = samples.loaded(text, "device_0")
-    assert issubclass(module.Device0, module.Device)
-    stage = module.Device0.stages[0]().place()
+    module = samples.loaded(text, "device_d0")
+    assert issubclass(module.DeviceD0, module.Device)
+    stage = module.DeviceD0.stages[0]().place()
     assert sorted(stage.state_dict())[0] == "blocks.0.a.bias"
     assert len(classes(text)) == 1
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from bigbrain_fx.emit.modules.names import OWN, RESERVED, Names, identifier, is_attribute
+from bigbrain_fx.emit.modules.names import (
+    OWN,
+    RESERVED,
+    Names,
+    by_number,
+    device_names,
+    identifier,
+    is_attribute,
+)
 from bigbrain_fx.runtime.modules import Stage
 
 odd = st.text(st.sampled_from("aZ_09.'\" \n\\é字-()"), max_size=8)
@@ -49,6 +57,36 @@ def test_any_text_becomes_a_name(text: str) -> None:
 
 def test_modules_that_files_import_are_reserved() -> None:
     assert RESERVED.issuperset(["torch", "F", "math"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "modules"),
+    [
+        (["d0", "d1"], ["device_d0", "device_d1"]),
+        (["torch", "json", "train"], ["device_torch", "device_json", "device_train"]),
+        (["class", "4090", "rtx.4090"], ["device_class", "device_4090", "device_rtx_4090"]),
+        (["gpu-0", "GPU_0"], ["device_gpu_0", "device_gpu_0_2"]),
+        (["a-b", "a.b", "a_b_2"], ["device_a_b", "device_a_b_2", "device_a_b_2_2"]),
+        (["é", "字", ""], ["device_unnamed", "device_unnamed_2", "device_unnamed_3"]),
+    ],
+)
+def test_files_of_devices(devices: list[str], modules: list[str]) -> None:
+    found = device_names(devices)
+    assert [found[name].module for name in devices] == modules
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.one_of(odd, st.sampled_from(["1_0", "10", "1_0_2", "A", "a"])), unique=True))
+def test_no_two_devices_have_a_file_or_a_class_in_common(devices: list[str]) -> None:
+    found = device_names(devices).values()
+    for names in ([n.module for n in found], [n.program for n in found]):
+        assert len(set(names)) == len(devices)
+        assert all(name.isidentifier() and name.isascii() for name in names)
+    assert all(n.module == n.module.lower() for n in found)
+
+
+def test_numbers_are_sorted_as_numbers() -> None:
+    assert sorted(["d10", "d2", "torch", "d1"], key=by_number) == ["d1", "d2", "d10", "torch"]
 
 
 def test_names_are_handed_out_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,8 +34,8 @@ def test_such_a_model_scattered_keeps_its_names() -> None:
     plan = samples.planned(found, "scattered", 3, None, 2)
     texts = bundle_texts(plan)
     held: set[str] = set()
-    for number in range(3):
-        module = samples.loaded(texts[f"device_{number}.py"], f"device_{number}")
-        for stage in getattr(module, f"Device{number}").stages.values():
+    for device in plan.stages.devices:
+        program: Any = samples.program(plan, texts, device)
+        for stage in program.stages.values():
             held |= set(stage().place().state_dict())
     assert held == set(file.model.state_dict())

@@ -84,8 +84,8 @@ def text_of(layers: list[nn.Module], run: Callable[[nn.ModuleList, Tensor], Tens
     module, x = Stack(layers, run), torch.randn(8, 4)
     found = samples.of_module(module, {"x": x}, lambda y, _: y.square().mean())
     plan = samples.planned(found, "naive", 1, "gpipe", 1)
-    text = bundle_texts(plan)["device_0.py"]
-    stage = samples.loaded(text, "device_0").Stage0()
+    text = bundle_texts(plan)["device_d0.py"]
+    stage = samples.loaded(text, "device_d0").Stage0()
     stage.load_state_dict(module.state_dict())
     assert torch.equal(stage(x), module(x).square().mean())
     return text

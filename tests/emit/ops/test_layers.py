@@ -127,7 +127,7 @@ def test_another_use_of_its_tensors_gives_the_same_numbers(
     found = samples.of_module(module, {"x": x}, lambda y, _: y.square().mean())
     plan = samples.planned(found, "naive", 1, "gpipe", 1)
     texts = bundle_texts(plan)
-    stage = samples.loaded(texts["device_0.py"], "device_0").Stage0()
+    stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
     state = {**module.state_dict(), **found.captured.tensors}
     stage.load_state_dict({name: state[name] for name in stage.state_dict()})
     assert torch.equal(stage(x), module.train()(x).square().mean())

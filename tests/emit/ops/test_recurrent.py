@@ -126,7 +126,7 @@ def test_the_emitted_stage_computes_what_the_module_computes(
     found = samples.of_module(module, {"x": WORDS}, lambda y, _: y.square().mean())
     plan = samples.planned(found, "naive", 1, "gpipe", 1)
     texts = bundle_texts(plan)
-    stage = samples.loaded(texts["device_0.py"], "device_0").Stage0()
+    stage = samples.loaded(texts["device_d0.py"], "device_d0").Stage0()
     state = {**module.state_dict(), **found.captured.tensors}
     stage.load_state_dict({name: state[name] for name in stage.state_dict()})
     made, wanted = stage(WORDS), module.train()(WORDS).square().mean()

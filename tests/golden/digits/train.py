@@ -8,8 +8,8 @@
 
 from pathlib import Path
 
-import device_0
-import device_1
+import device_d0
+import device_d1
 import training
 from runtime import Bundle, Hooks, Training, main
 
@@ -26,7 +26,7 @@ HOOKS = Hooks(
 BUNDLE = Bundle(
     folder=Path(__file__).resolve().parent,
     plan="0123456789abcdef",
-    devices=(device_0.Device0, device_1.Device1),
+    devices=(device_d0.DeviceD0, device_d1.DeviceD1),
     kinds=("cpu", "cpu"),
     threads=(1, 1),
     seed=0,

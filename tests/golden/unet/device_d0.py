@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Device, Stage, Tensors
 else:
     from runtime import Channel, Device, Stage, Tensors
@@ -74,7 +74,7 @@ CONV2_GRAD_FROM_1 = Channel(
 )
 
 
-class Device0(Device):
+class DeviceD0(Device):
     """What d0 does in one step; `step_once` at the end is the schedule."""
 
     name = "d0"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Region, Stage, Tensors
 else:
     from runtime import Channel, Device, Region, Stage, Tensors
@@ -156,7 +156,7 @@ X_GRAD_TO_0 = Channel(4, "gradient", "add_5", 1, 0, "d1", "d0", (2, 17, 64), tor
 DROP_GRAD_TO_0 = Channel(5, "gradient", "dropout_4", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
 
 
-class Device1(Device):
+class DeviceD1(Device):
     """What d1 does in one step; `step_once` at the end is the schedule."""
 
     name = "d1"

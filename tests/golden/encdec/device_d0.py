@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Device, Region, Stage, Tensors
 else:
     from runtime import Channel, Device, Region, Stage, Tensors
@@ -125,7 +125,7 @@ X_GRAD_FROM_1 = Channel(4, "gradient", "add_5", 1, 0, "d1", "d0", (2, 17, 64), t
 DROP_GRAD_FROM_1 = Channel(5, "gradient", "dropout_4", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
 
 
-class Device0(Device):
+class DeviceD0(Device):
     """What d0 does in one step; `step_once` at the end is the schedule."""
 
     name = "d0"

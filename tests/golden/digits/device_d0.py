@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Conv2d, DeferringDevice, Stage
 else:
     from runtime import Channel, Conv2d, DeferringDevice, Stage
@@ -49,7 +49,7 @@ X_GRAD_FROM_1 = Channel(
 )
 
 
-class Device0(DeferringDevice):
+class DeviceD0(DeferringDevice):
     """What d0 does in one step; `step_once` at the end is the schedule."""
 
     name = "d0"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, DeferringDevice, Linear, Stage
 else:
     from runtime import Channel, DeferringDevice, Linear, Stage
@@ -48,7 +48,7 @@ X_FROM_0 = Channel(
 X_GRAD_TO_0 = Channel(1, "gradient", "max_pool2d_1", 1, 0, "d1", "d0", (8, 32, 2, 2), torch.float32)
 
 
-class Device1(DeferringDevice):
+class DeviceD1(DeferringDevice):
     """What d1 does in one step; `step_once` at the end is the schedule."""
 
     name = "d1"

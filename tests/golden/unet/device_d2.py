@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d2 import Stage2`
     from .runtime import Channel, Device, Stage, Tensors
 else:
     from runtime import Channel, Device, Stage, Tensors
@@ -84,7 +84,7 @@ GROW_GRAD_TO_1 = Channel(
 )
 
 
-class Device2(Device):
+class DeviceD2(Device):
     """What d2 does in one step; `step_once` at the end is the schedule."""
 
     name = "d2"

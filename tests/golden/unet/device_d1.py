@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
+if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Stage, Tensors
 else:
     from runtime import Channel, Device, Stage, Tensors
@@ -81,7 +81,7 @@ GROW_GRAD_FROM_2 = Channel(
 )
 
 
-class Device1(Device):
+class DeviceD1(Device):
     """What d1 does in one step; `step_once` at the end is the schedule."""
 
     name = "d1"

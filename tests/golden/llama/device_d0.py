@@ -1,6 +1,6 @@
-"""Device d1: stage 1 of 2 of Llama.
+"""Device d0: stage 0 of 2 of Llama.
 
-    d0 --> [d1]      1f1b, 4 micro-batches of 4
+    [d0] --> d1      1f1b, 4 micro-batches of 4
 
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
-    from .runtime import Channel, Device, Stage, Tensors
+if __package__:  # as in `from bundle.device_d0 import Stage0`
+    from .runtime import Channel, Device, Stage
 else:
-    from runtime import Channel, Device, Stage, Tensors
+    from runtime import Channel, Device, Stage
 
 
 class Rotary(nn.Module):
@@ -96,61 +96,63 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))  # llama.py:127
 
 
-class Stage1(Stage):
-    """Stage 1, for device d1: rotary to head."""
+class Stage0(Stage):
+    """Stage 0, for device d0: embed to blocks.1."""
 
-    returns = ("cross_entropy_loss",)
+    returns = ("x",)
 
     def __init__(self):
         super().__init__()
-        self.blocks = Tensors({i: Block() for i in range(2, 4)})
-        self.norm = RMSNorm()
-        self.head = nn.Linear(64, 13, bias=False)
+        self.embed = nn.Embedding(13, 64)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.rotary = Rotary()
 
-    def forward(self, x, targets):
+    def forward(self, tokens):
+        x = self.embed(tokens)  # llama.py:154
         cos, sin = self.rotary()  # llama.py:155
         for block in self.blocks:  # llama.py:157
             x = block(x, cos, sin)
-        logits = self.head(self.norm(x))  # llama.py:158
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # llama.py:159
+        return x
 
 
 # Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
-X_FROM_0 = Channel(
+X_TO_1 = Channel(
     0, "activation", "add_11", 0, 1, "d0", "d1", (4, 62, 64), torch.float32, requires_grad=True
 )
-X_GRAD_TO_0 = Channel(1, "gradient", "add_11", 1, 0, "d1", "d0", (4, 62, 64), torch.float32)
-NORMS_FROM_0 = Channel(2, "norm", "norms", 0, 1, "d0", "d1", (19,), torch.float32)
-NORMS_TO_0 = Channel(3, "norm", "norms", 1, 0, "d1", "d0", (20,), torch.float32)
+X_GRAD_FROM_1 = Channel(1, "gradient", "add_11", 1, 0, "d1", "d0", (4, 62, 64), torch.float32)
+NORMS_TO_1 = Channel(2, "norm", "norms", 0, 1, "d0", "d1", (19,), torch.float32)
+NORMS_FROM_1 = Channel(3, "norm", "norms", 1, 0, "d1", "d0", (20,), torch.float32)
 
 
-class Device1(Device):
-    """What d1 does in one step; `step_once` at the end is the schedule."""
+class DeviceD0(Device):
+    """What d0 does in one step; `step_once` at the end is the schedule."""
 
-    name = "d1"
+    name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages = {1: Stage1}
-    loss = (1, "cross_entropy_loss")
-    channels = (X_FROM_0, X_GRAD_TO_0, NORMS_FROM_0, NORMS_TO_0)
+    stages = {0: Stage0}
+    channels = (X_TO_1, X_GRAD_FROM_1, NORMS_TO_1, NORMS_FROM_1)
 
-    def forward_1(self, m):
-        x = self.recv(X_FROM_0, m)  # from d0
-        targets = self.batch("targets", m)
-        self.forward(1, m, x=x, targets=targets)
+    def forward_0(self, m):
+        tokens = self.batch("tokens", m)
+        x = self.forward(0, m, tokens=tokens)
+        self.send(X_TO_1, m, x)  # to d1
 
-    def backward_1(self, m):
-        x_grad = self.backward(1, m)
-        self.send(X_GRAD_TO_0, m, x_grad)  # to d0
+    def backward_0(self, m):
+        x_grad = self.recv(X_GRAD_FROM_1, m)  # from d1
+        self.backward(0, m, x=x_grad)
 
     def update(self):
-        self.send_norms(NORMS_TO_0)  # to d0
-        self.recv_norms(NORMS_FROM_0)  # from d0
+        self.send_norms(NORMS_TO_1)  # to d1
+        self.recv_norms(NORMS_FROM_1)  # from d1
         self.optimizer_step()
 
     def step_once(self):
-        for m in range(4):
-            self.forward_1(m)
-            self.backward_1(m)
+        for m in range(2):
+            self.forward_0(m)
+        for m in range(2):
+            self.backward_0(m)
+            self.forward_0(m + 2)
+        for m in range(2, 4):
+            self.backward_0(m)
         self.update()

@@ -1,6 +1,6 @@
-"""Device d0: stage 0 of 2 of GPT.
+"""Device d1: stage 1 of 2 of GPT.
 
-    [d0] --> d1      1f1b, 4 micro-batches of 4
+    d0 --> [d1]      1f1b, 4 micro-batches of 4
 
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-if __package__:  # imported as part of a package: `from bundle.device_0 import Stage0`
-    from .runtime import Channel, Device, Region, Stage
+if __package__:  # as in `from bundle.device_d1 import Stage1`
+    from .runtime import Channel, Device, Region, Stage, Tensors
 else:
-    from runtime import Channel, Device, Region, Stage
+    from runtime import Channel, Device, Region, Stage, Tensors
 
 
 class Attention(Region):
@@ -54,70 +54,65 @@ class Block(Region):
             return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))  # gpt.py:63
 
 
-class Stage0(Stage):
-    """Stage 0, for device d0: embed to blocks.1."""
+class Stage1(Stage):
+    """Stage 1, for device d1: blocks.2 to head."""
 
-    returns = ("x",)
+    returns = ("cross_entropy_loss",)
 
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(256, 128)
-        self.position = nn.Embedding(64, 128)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.drop = nn.Dropout(0.1)
+        self.blocks = Tensors({i: Block() for i in range(2, 4)})
+        self.norm = nn.LayerNorm(128)
+        self.head = nn.Linear(128, 256, bias=False)
 
-    def forward(self, tokens):
-        positions = torch.arange(64, device=tokens.device)  # gpt.py:92
-        with self.seeded("drop"):
-            x = self.drop(self.embed(tokens) + self.position(positions))  # gpt.py:93
+    def forward(self, x, targets):
         for block in self.blocks:  # gpt.py:95
             x = block(x)
-        return x
+        # gpt.py:106
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 # Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
-X_TO_1 = Channel(
+X_FROM_0 = Channel(
     0, "activation", "add_4", 0, 1, "d0", "d1", (4, 64, 128), torch.float32, requires_grad=True
 )
-X_GRAD_FROM_1 = Channel(1, "gradient", "add_4", 1, 0, "d1", "d0", (4, 64, 128), torch.float32)
-EMBED_WEIGHT_GRAD_FROM_1 = Channel(
+X_GRAD_TO_0 = Channel(1, "gradient", "add_4", 1, 0, "d1", "d0", (4, 64, 128), torch.float32)
+EMBED_WEIGHT_GRAD_TO_0 = Channel(
     2, "tied", "embed.weight", 1, 0, "d1", "d0", (256, 128), torch.float32
 )
-EMBED_WEIGHT_GRAD_TO_1 = Channel(
+EMBED_WEIGHT_GRAD_FROM_0 = Channel(
     3, "tied", "embed.weight", 0, 1, "d0", "d1", (256, 128), torch.float32
 )
 
 
-class Device0(Device):
-    """What d0 does in one step; `step_once` at the end is the schedule."""
+class DeviceD1(Device):
+    """What d1 does in one step; `step_once` at the end is the schedule."""
 
-    name = "d0"
+    name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages = {0: Stage0}
-    channels = (X_TO_1, X_GRAD_FROM_1, EMBED_WEIGHT_GRAD_FROM_1, EMBED_WEIGHT_GRAD_TO_1)
+    stages = {1: Stage1}
+    loss = (1, "cross_entropy_loss")
+    channels = (X_FROM_0, X_GRAD_TO_0, EMBED_WEIGHT_GRAD_TO_0, EMBED_WEIGHT_GRAD_FROM_0)
     tied = {"embed.weight": (0, 1)}
+    aliases = {"head.weight": "embed.weight"}
 
-    def forward_0(self, m):
-        tokens = self.batch("tokens", m)
-        x = self.forward(0, m, tokens=tokens)
-        self.send(X_TO_1, m, x)  # to d1
+    def forward_1(self, m):
+        x = self.recv(X_FROM_0, m)  # from d0
+        targets = self.batch("targets", m)
+        self.forward(1, m, x=x, targets=targets)
 
-    def backward_0(self, m):
-        x_grad = self.recv(X_GRAD_FROM_1, m)  # from d1
-        self.backward(0, m, x=x_grad)
+    def backward_1(self, m):
+        x_grad = self.backward(1, m)
+        self.send(X_GRAD_TO_0, m, x_grad)  # to d0
 
     def update(self):
-        self.send_tied(EMBED_WEIGHT_GRAD_TO_1)  # to d1
-        self.recv_tied(EMBED_WEIGHT_GRAD_FROM_1)  # from d1
+        self.send_tied(EMBED_WEIGHT_GRAD_TO_0)  # to d0
+        self.recv_tied(EMBED_WEIGHT_GRAD_FROM_0)  # from d0
         self.optimizer_step()
 
     def step_once(self):
-        for m in range(2):
-            self.forward_0(m)
-        for m in range(2):
-            self.backward_0(m)
-            self.forward_0(m + 2)
-        for m in range(2, 4):
-            self.backward_0(m)
+        for m in range(4):
+            self.forward_1(m)
+            self.backward_1(m)
         self.update()

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from bigbrain_fx.bundles import (
         BatchLine as BatchLine,
         DeviceLostError as DeviceLostError,
+        Machine as Machine,
         OnnxExport as OnnxExport,
+        Recipe as Recipe,
         Resplit as Resplit,
         Run as Run,
         RunError as RunError,
         RunOptions as RunOptions,
+        Session as Session,
         Split as Split,
         StepLine as StepLine,
         estimate as estimate,
@@ -67,7 +70,7 @@ if TYPE_CHECKING:
         leaf as leaf,
         load_onnx as load_onnx,
     )
-    from bigbrain_fx.measure import probe as probe
+    from bigbrain_fx.measure import machine as machine, probe as probe
     from bigbrain_fx.plan import (
         Explanation as Explanation,
         Options as Options,
@@ -86,7 +89,8 @@ if TYPE_CHECKING:
     )
 
 ROOMS = {
-    "bundles": "BatchLine DeviceLostError OnnxExport Resplit Run RunError RunOptions Split "
+    "bundles": "BatchLine DeviceLostError Machine OnnxExport Recipe Resplit Run RunError "
+    "RunOptions Session Split "
     "StepLine estimate export_onnx export_weights load_weights resplit run "
     "run_elastic simulate split",
     "cli": "write_starter",
@@ -95,7 +99,7 @@ ROOMS = {
     "Placement Program Stage Stages TensorSpec",
     "errors": "BigBrainError CaptureError InputError NoPlanError ScheduleError VerificationError",
     "frontend": "Captured capture leaf load_onnx",
-    "measure": "probe",
+    "measure": "machine probe",
     "plan": "Explanation Options Plan Source explain make_plan read_plan",
     "verification": "Comparison Contender Verification compare verify",
 }

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.elastic import run_elastic as run_elastic
     from bigbrain_fx.bundles.found import (
+        IN_MEMORY as IN_MEMORY,
         FoundModel as FoundModel,
         Loss as Loss,
+        Recipe as Recipe,
         captured_model as captured_model,
         require_optimizer as require_optimizer,
         source_of as source_of,
@@ -57,8 +59,10 @@ if TYPE_CHECKING:
         run as run,
         secret_command as secret_command,
     )
+    from bigbrain_fx.bundles.machines import Machine as Machine
     from bigbrain_fx.bundles.onnx_export import OnnxExport as OnnxExport, export_onnx as export_onnx
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import (
         Validation as Validation,
         validations as validations,
@@ -74,10 +78,12 @@ else:
             "compile": "Split TIME_LIMIT_S checked estimate simulate split",
             "elastic": "run_elastic",
             "going_on": "TrainingState export_training list_commits rollback",
-            "found": "FoundModel Loss captured_model require_optimizer source_of",
+            "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of",
             "launch": "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
             "RunOptions Spawn Status StepLine can_supervise commands free_port hosts metrics_at "
             "popen prometheus read_status run secret_command",
+            "machines": "Machine",
+            "sessions": "Session",
             "onnx_export": "OnnxExport export_onnx",
             "resplitting": "Resplit resplit",
             "validating": "Validation validations",

@@ -16,6 +16,7 @@ from bigbrain_fx.bundles.found import (
     FoundModel,
     Given,
     Loss,
+    Recipe,
     captured_model,
     checkpoint_of,
     require_optimizer,
@@ -74,6 +75,7 @@ def split(
     like: str | Path | Plan | None = None,
     example_batch: object = None,
     loss: Loss | None = None,
+    recipe: Recipe | None = None,
     weights: str | Path | None = None,
     weights_by_reference: bool = False,
     force: bool = False,
@@ -92,6 +94,7 @@ def split(
         example_batch: for a module: one mini-batch, dimension 0 is the batch.
         loss: for a module: what to train on, `loss(output, batch)`; else its scalar output, or
             its output's `.loss`.
+        recipe: for a module: its optimizer and the like.
         weights: a safetensors checkpoint of the model: a file, or a folder with shards. The model
             is then captured without weights, and no process ever holds all of them.
         weights_by_reference: leave the numbers in the checkpoint; the bundle says where each is.
@@ -106,7 +109,9 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     given = Given(checkpoint_of(model, weights), weights_by_reference)
-    with captured_model(model, chosen, example_batch, loss, time_limit_s, given=given) as found:
+    with captured_model(
+        model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
+    ) as found:
         plan = _plan(found, cluster, chosen, followed)
         notes = require_optimizer(found, plan)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)

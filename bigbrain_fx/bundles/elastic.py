@@ -7,14 +7,13 @@ This room decides when and from where; how a run is moved is `resplit`'s to know
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bigbrain_fx.bundles.going_on import commit_held
 from bigbrain_fx.bundles.launch import (
     DeviceLostError,
     Run,
@@ -28,15 +27,7 @@ from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.runtime import (
-    about_of,
-    graph_hash,
-    open_generation,
-    read_layout,
-    read_records,
-    write_record,
-    write_shard as commit_shard,
-)
+from bigbrain_fx.runtime import read_records
 from bigbrain_fx.supervisor import Aside, Event, EventLog
 
 OnStep = Callable[[StepLine], None]
@@ -63,7 +54,7 @@ class _Rescued:
             files: device -> file descriptor of its image.
         """
         try:
-            self._write(files)
+            commit_held(self.bundle, self.folder, files)
         except OSError as error:
             self.failure = f"{error.strerror}: {error.filename or self.folder}"
             self.remove()
@@ -73,17 +64,6 @@ class _Rescued:
     def remove(self) -> None:
         """Remove the commit; its numbers are elsewhere, or not to be had."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _write(self, files: Mapping[str, int]) -> None:
-        self.folder.mkdir(parents=True)
-        plan = (self.bundle / "plan.json").read_bytes()
-        about = {"plan": hashlib.sha256(plan).hexdigest()[:16], "graph": graph_hash(plan)}
-        generation, shards, facts = open_generation(self.folder), [], {}
-        for device, file in files.items():
-            with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
-                facts = dict(read_layout(image).facts)
-                shards.append(commit_shard(self.folder, device, image, generation, about))
-        write_record(self.folder, shards, generation, about_of({**facts, **about}))
 
 
 def run_elastic(

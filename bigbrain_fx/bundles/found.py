@@ -5,14 +5,16 @@ It captures and tries the optimizer; it plans and writes nothing.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from bigbrain_fx.bundles.carried import as_optimizer, carry
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
@@ -31,6 +33,24 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend import Captured
 
 Loss = Callable[..., object]
+IN_MEMORY = "__main__"  # what plans call the module that defined a model in memory
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a module in memory is trained, as a model file would say it.
+
+    `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
+    None is torch's AdamW. Functions reach the devices as text: see `carried`.
+    """
+
+    optimizer: Callable[..., object] | None = None
+    lr_scale: Callable[[int], float] | None = None
+    scheduler: Callable[..., object] | None = None
+    clip_norm: float | None = None
+    autocast: str | None = None
+    grad_scaler: bool | Mapping[str, float] | None = None
+    leaves: tuple[str, ...] = ()
 
 
 def source_of(facts: ModelFacts) -> Source:
@@ -96,7 +116,7 @@ class FoundModel:
     """A captured model, from a file or from memory.
 
     `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
-    and so is `session` none: it has torch's AdamW.
+    and `session` none: it has `module` and `recipe`.
     """
 
     graph: Graph
@@ -106,6 +126,8 @@ class FoundModel:
     parameters: int
     capture_s: float = 0.0
     session: CaptureSession | None = None
+    module: nn.Module | None = None
+    recipe: Recipe | None = None
 
 
 def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
@@ -117,7 +139,7 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     Raises:
         InputError: it fails there, or updates otherwise than with all parameters.
     """
-    if found.session is None or plan.mode != "train":
+    if plan.mode != "train":
         return ()
     param, stages = plan.graph.param, plan.stages
     trained = {p.canonical for p in plan.graph.params if p.spec.requires_grad}
@@ -128,7 +150,23 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
         used = {d: {n for n in used[d] if updates.get(n) == replica[d]} for d in used}
     held = {device: sorted(names & trained) for device, names in used.items()}
     here = all(plan.cluster.device[name].kind == "cpu" for name in stages.devices)
+    if found.session is None:
+        return _tried_here(found, held, here)
     return found.session.try_optimizer(held, here=here)
+
+
+def _tried_here(
+    found: FoundModel, held: Mapping[str, Sequence[str]], here: bool
+) -> tuple[str, ...]:
+    from bigbrain_fx.frontend import require_made_per_device
+
+    recipe = found.recipe or Recipe()
+    if found.module is None or not (recipe.optimizer or recipe.scheduler):
+        return ()
+    made = recipe.optimizer, recipe.scheduler
+    is_scaled = found.source.grad_scaler is not None
+    note = require_made_per_device(found.module, *made, held, is_scaled=is_scaled, here=here)
+    return (note,) if note else ()
 
 
 @contextmanager
@@ -140,6 +178,7 @@ def captured_model(
     time_limit_s: float,
     meta: bool = False,
     given: Given | None = None,
+    recipe: Recipe | None = None,
 ) -> Iterator[FoundModel]:
     """Capture a model as `split` does, or `estimate` with `meta`; inside, weights can be written.
 
@@ -147,11 +186,12 @@ def captured_model(
         BigBrainError: the input cannot be used or captured.
     """
     if not isinstance(model, str | Path):
-        yield _in_memory(model, options, example_batch, loss)
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-code-") as scratch:
+            yield _in_memory(model, options, example_batch, loss, recipe, Path(scratch))
         return
-    if example_batch is not None or loss is not None:
+    if example_batch is not None or loss is not None or recipe is not None:
         raise InputError(
-            "a model file defines its own example_batch and loss",
+            "a model file defines its own example_batch, loss and optimizer",
             at=str(model),
             help="leave the arguments out, or give the module itself",
         )
@@ -200,11 +240,16 @@ def _session(
 
 
 def _in_memory(
-    module: nn.Module, options: Options, example_batch: object, loss: Loss | None
+    module: nn.Module,
+    options: Options,
+    example_batch: object,
+    loss: Loss | None,
+    recipe: Recipe | None,
+    scratch: Path,
 ) -> FoundModel:
     from torch import nn
 
-    from bigbrain_fx.frontend import capture
+    from bigbrain_fx.frontend import capture, training_of
 
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -216,23 +261,91 @@ def _in_memory(
             "a module in memory needs an example batch",
             help="split(module, devices, out, example_batch={...}, loss=...)",
         )
+    recipe = recipe or Recipe()
+    recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
+    said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
     trace = partial(
         capture,
         module,
         example_batch,
         cast("None", loss),
         training=options.mode == "train",
+        autocast=recipe.autocast,
         assume=dict(options.assume),
-        leaves=options.leaves,
+        leaves=(*recipe.leaves, *options.leaves),
         loss_needed=options.mode == "train",
     )
     captured = trace(micro_batch=options.rows)
     rows = _other_rows(captured.graph, options)
     if rows is not None:
         captured = trace(micro_batch=rows)
+    source = _carried(captured, module, recipe, loss, said, scratch)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
-    return FoundModel(captured.graph, Source(""), weights, captured.warnings, count)
+    notes = captured.warnings
+    return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
+
+
+class _Defined:
+    """A recipe and a loss by the names of a model file."""
+
+    def __init__(self, recipe: Recipe, loss: Loss | None) -> None:
+        self.__dict__.update(vars(recipe), loss=loss)
+
+
+def _carried(
+    captured: Captured,
+    module: nn.Module,
+    recipe: Recipe,
+    loss: Loss | None,
+    said: Mapping[str, object],
+    scratch: Path,
+) -> Source:
+    """Write what the devices call as it is to a file, and say what a plan remembers of it.
+
+    Raises:
+        InputError: something has no source, or it is a module that no trace can hold.
+    """
+    from bigbrain_fx.frontend import optimizer_facts
+
+    named: dict[str, object] = {
+        name: value
+        for name in ("optimizer", "lr_scale", "scheduler")
+        if (value := getattr(recipe, name)) is not None
+    }
+    named |= dict(_called(captured, loss))
+    facts = optimizer_facts(module, cast("None", recipe.optimizer))
+    return Source(
+        path=str(carry(named, scratch)) if named else "",
+        has_optimizer=recipe.optimizer is not None,
+        has_loss=loss is not None,
+        has_lr_scale=recipe.lr_scale is not None,
+        has_scheduler=recipe.scheduler is not None,
+        clip_norm=cast("float | None", said["clip_norm"]),
+        grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
+        module=IN_MEMORY,
+        optimizer_state=facts.state,
+        optimizer_temporaries=facts.temporaries,
+    )
+
+
+def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
+    """Yield name and value of the user's own Python that stages call as it is."""
+    from bigbrain_fx.frontend import LEAF, LOSS
+
+    own = f"opaque.{IN_MEMORY}."
+    for target in captured.functions:
+        if target.startswith(LEAF):
+            raise InputError(
+                f"BX0140: {target.removeprefix(LEAF)} is kept whole: a device would have to build "
+                "it, and only a model file says how",
+                help="write a model.py with model(), example_batch() and loss, and give that",
+            )
+        if target == LOSS:
+            yield "loss", loss
+        if target.startswith(own):
+            name = target.removeprefix(own).partition(".")[0]
+            yield name, getattr(sys.modules[IN_MEMORY], name)
 
 
 def _other_rows(graph: Graph, options: Options) -> int | None:

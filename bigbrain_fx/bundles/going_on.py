@@ -10,10 +10,11 @@ This room reads commits and writes files; it knows no processes and imports no t
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,16 @@ from bigbrain_fx.runtime import (
     CommitError,
     Disk,
     Record,
+    about_of,
     committed,
     graph_hash,
     layout_of,
     load_shard,
     locked,
     open_generation,
+    read_layout,
+    write_record,
+    write_shard as commit_shard,
 )
 from bigbrain_fx.weights import Joined, Stored, read_header, state, stored_tensors, write_joined
 
@@ -151,6 +156,28 @@ def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> in
     plan, named, _ = _commit(Path(bundle), Path(commits))
     write_joined(state(plan.graph.params, _trained(plan, named, Path(bundle))), Path(to))
     return named.step
+
+
+def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
+    """Write what all devices hold in memory at one step as a commit.
+
+    Args:
+        bundle: that they run.
+        folder: of the commit; is made.
+        files: device -> file descriptor of its image.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True)
+    plan = (bundle / "plan.json").read_bytes()
+    about = {"plan": hashlib.sha256(plan).hexdigest()[:16], "graph": graph_hash(plan)}
+    generation, shards, facts = open_generation(folder), [], {}
+    for device, file in files.items():
+        with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
+            facts = dict(read_layout(image).facts)
+            shards.append(commit_shard(folder, device, image, generation, about))
+    write_record(folder, shards, generation, about_of({**facts, **about}))
 
 
 def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
         load_model_file as load_model_file,
+        training_of as training_of,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
+    from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
     from bigbrain_fx.frontend.tracing.rounding import (
         Gradients as Gradients,
         allowed as allowed,
         differences as differences,
         distance as distance,
         exact_gradients as exact_gradients,
+    )
+    from bigbrain_fx.frontend.tracing.scheduled import (
+        require_made_per_device as require_made_per_device,
     )
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
@@ -72,7 +77,7 @@ else:
             "answers": "read_answers",
             "client": "Child Message Task",
             "location": "HF is_hf is_onnx resolved",
-            "modelfile": "ModelFile load_model_file",
+            "modelfile": "ModelFile load_model_file training_of",
             "onnx": "load_onnx",
             "randomness": "draw_places place_name",
             "service": "Replies",
@@ -82,6 +87,8 @@ else:
             "tracing.filled": "fill",
             "tracing.interpret": "run_graph",
             "tracing.lockstep": "run_members taken",
+            "tracing.optimizer": "optimizer_facts",
+            "tracing.scheduled": "require_made_per_device",
             "tracing.rounding": "Gradients allowed differences distance exact_gradients",
             "tracing.step": "Route Step route settle without_fast_path",
             "tracing.trace": "Captured capture",

@@ -140,16 +140,12 @@ class _Service:
 
     def try_optimizer(self, held: Mapping[str, list[str]], here: bool) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
-        from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
-        from bigbrain_fx.frontend.tracing.scheduled import require_scheduled
+        from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
 
-        model, own, scheduler = self.file.model, self.file.optimizer, self.file.scheduler
-        note = None if own is None else require_parted(model, own, held, here=here)
-        if own is not None and self.file.grad_scaler is not None and not note:
-            require_all_stepped(model, own, held)
-        if scheduler is not None and not note:
-            require_scheduled(model, own, scheduler, held)
-        return note
+        file = self.file
+        made = file.optimizer, file.scheduler
+        is_scaled = file.grad_scaler is not None
+        return require_made_per_device(file.model, *made, held, is_scaled=is_scaled, here=here)
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""

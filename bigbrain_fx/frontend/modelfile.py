@@ -97,13 +97,30 @@ def load_model_file(
         name,
         model,
         batch,
-        **cast("Mapping[str, None]", _functions(module, path)),
-        clip_norm=_clip_norm(module, path),
-        grad_scaler=_grad_scaler(module, path, model),
-        autocast=_autocast(module, path),
+        **cast("Mapping[str, Any]", training_of(module, path, model)),
         leaves=_leaves(module, path),
         location=str(path) if name == "model" else f"{path}:{name}",
     )
+
+
+def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, object]:
+    """Return how a model is trained, by the names of `ModelFile`.
+
+    Args:
+        defined: what has these names: a module, or anything else with attributes.
+        path: what to call it in errors.
+        model: which is trained.
+
+    Raises:
+        InputError: one of them is not what it must be.
+    """
+    module = cast("ModuleType", defined)
+    return {
+        **_functions(module, path),
+        "clip_norm": _clip_norm(module, path),
+        "grad_scaler": _grad_scaler(module, path, model),
+        "autocast": _autocast(module, path),
+    }
 
 
 def _of_hf(location: str, seed: int, meta: bool, blank: bool) -> ModelFile:

@@ -11,12 +11,14 @@ from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
     from bigbrain_fx.measure.host import probe as probe
+    from bigbrain_fx.measure.machine_here import machine as machine
     from bigbrain_fx.measure.ops import ProfileOptions as ProfileOptions, profile as profile
 else:
     __getattr__ = door(
         __name__,
         {
             "host": "probe",
+            "machine_here": "machine",
             "ops": "ProfileOptions profile",
         },
     )

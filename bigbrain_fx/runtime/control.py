@@ -35,6 +35,7 @@ PART = 1 << 15  # characters of an object that travel in one packet: kernels all
 LATER = (errno.ENOMEM, errno.ENOBUFS)  # the kernel has no memory for a packet just now
 LATER_S = 0.01
 PR_SET_PDEATHSIG = 1
+NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,16 @@ class Meeting:
     layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
+@dataclass(frozen=True)
+class FedBatch:
+    """Where the batch of a step is: in a file, which is this process's to close."""
+
+    step: int
+    file: int
+    start: int
+    size: int
+
+
 class Control:
     """The line of this process; `inherited` finds it.
 
@@ -98,6 +109,10 @@ class Control:
         self.stop_at: int | None = None
         self.log_bytes = log_limit()
         self.ended = False
+        self.fed = False  # the caller's process sends the batches, see `feeding`
+        self.batch: FedBatch | None = None
+        self.batch_bytes = 0  # of the newest
+        self.state_at = -1  # the step at whose beginning a snapshot was asked for
         self.on_generation: Callable[[], None] = lambda: None
         self._parts: list[str] = []
         self._paused = False
@@ -270,6 +285,38 @@ class Control:
             self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
             return self.every is not None
 
+    def wait_fed(self, step: int, generation: int) -> None:
+        """Wait until the batch of `step` is here, or there is something else to do before it.
+
+        A device that is to stop looks whether that is before `step`; see `begin`.
+        """
+        with self.waiting("", NEXT_BATCH), self.changed:
+            self.changed.wait_for(
+                lambda: (
+                    self.has_batch(step)
+                    or self.stops
+                    or self.state_at == step
+                    or self.generation > generation
+                )
+            )
+
+    def has_batch(self, step: int) -> bool:
+        """Whether the batch of a step is here."""
+        return self.batch is not None and self.batch.step == step
+
+    def take_batch(self, step: int) -> FedBatch:
+        """Wait for the batch of a step that some device has begun."""
+        with self.waiting("", NEXT_BATCH), self.changed:
+            self.changed.wait_for(lambda: self.has_batch(step))
+            assert self.batch is not None
+            taken, self.batch = self.batch, None
+            return taken
+
+    @property
+    def stops(self) -> bool:
+        """Whether this device has been asked to stop; `begin` knows before which step."""
+        return self._paused or self.stop_at is not None
+
     def wait_end(self, generation: int) -> bool:
         """Wait until all devices have finished; False if they meet anew before."""
         with self.changed:
@@ -334,6 +381,7 @@ class Control:
         self.epoch = rest.get("epoch", -1)
         self.every = rest.pop("every", None)
         self.stop_at = rest.pop("stop_at", None)
+        self.fed = rest.pop("fed", False)
         self.duties.append(Duty(device, files=files, **rest))
 
     def _do_generation(self, files: tuple[int, ...], number: int) -> None:
@@ -375,6 +423,12 @@ class Control:
 
     def _do_every(self, files: tuple[int, ...], steps: int) -> None:
         self.every = steps
+
+    def _do_batch(self, files: tuple[int, ...], step: int, start: int, size: int) -> None:
+        self.batch, self.batch_bytes = FedBatch(step, files[0], start, size), size
+
+    def _do_state(self, files: tuple[int, ...], step: int) -> None:
+        self.state_at = step
 
     def _do_pause(self, files: tuple[int, ...]) -> None:
         self._paused = True

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from .committing import CommitOptions
 from .control import Control, Duty, said
 from .data import BatchError
 from .device import Device
+from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .rendezvous import NoGpuError, PassedOn, form_mesh, own_device, require_gpu, write_report
@@ -126,6 +128,8 @@ def _train(
     os.environ["LOCAL_RANK"] = str(duty.local_rank)
     require_gpu(bundle.kinds, duty.rank)
     where = own_device(bundle.kinds, duty.rank)
+    if control.fed:
+        bundle = replace(bundle, batches=partial(fed_batches, control))
     cls = bundle.devices[duty.rank]
     connect = partial(_connect, bundle, options, duty.rank, where, control)
     count = cls.own_micro_batches()
@@ -163,6 +167,8 @@ def _run(
     """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
     control = snapshots.control
     for step in range(first, options.steps):
+        if control.fed:
+            rest(device, step, snapshots)
         if not control.begin(step):
             return False
         start = time.perf_counter()

@@ -56,6 +56,11 @@ class OwnSnapshots:
         if every and (step + 1) % every == 0 and step + 1 not in self.slots:
             self._take(device, step + 1)
 
+    def take_now(self, device: Device, step: int) -> None:
+        """Take one at the beginning of `step`, unless it is there."""
+        if step not in self.slots:
+            self._take(device, step)
+
     def _agreed(self) -> int | None:
         """Wait for the interval: who heard of it a step later would lack a snapshot for ever."""
         while self.control.every is None:
@@ -92,7 +97,7 @@ class OwnSnapshots:
         start = time.perf_counter()
         size = self._copy(device, number)
         copy_s = time.perf_counter() - start
-        log = self.transport.step_bytes
+        log = self.transport.step_bytes + self.control.batch_bytes  # both are kept until then
         self.control.say("cost", state=size, log=log, copy_s=copy_s, step_s=step_s)
 
     def _map(self, number: int, size: int) -> mmap.mmap:

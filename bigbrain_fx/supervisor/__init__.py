@@ -7,6 +7,7 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 from .command import main, stopped_by_sigterm, tail
 from .console import Aside, warn
 from .events import Event, EventLog, status
+from .feeding import Feed
 from .host import Supervisor
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import BAD_INPUT, Death
@@ -21,6 +22,7 @@ __all__ = [
     "Event",
     "EventLog",
     "FailedError",
+    "Feed",
     "Job",
     "OnStep",
     "Order",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+NEXT_BATCH = "the caller's next batch"  # what a device that rests says it waits for
 SLOW_SHARE = 0.25  # of the limit: a device this long within one instruction is called slow
 
 
@@ -51,10 +52,15 @@ def hung(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:
 
 
 def locked(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> bool:
-    """Whether all wait for each other: a message was lost."""
-    return bool(pulses) and all(
-        pulse.waits_for is not None and pulse.is_at_work and now - pulse.moved > limit_s
-        for pulse in pulses.values()
+    """Whether all wait for each other: a message was lost. Who rests waits for the caller."""
+    rests = any(p.waits_for and p.waits_for[1] == NEXT_BATCH for p in pulses.values())
+    return (
+        bool(pulses)
+        and not rests
+        and all(
+            pulse.waits_for is not None and pulse.is_at_work and now - pulse.moved > limit_s
+            for pulse in pulses.values()
+        )
     )
 
 

@@ -17,6 +17,7 @@ from inspect import signature
 from .catch_up import CatchUp, CaughtUp
 from .crew import Crew, StartError
 from .events import EventLog
+from .feeding import Feed, Feeding
 from .interval import SnapshotCost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
@@ -43,6 +44,7 @@ class Supervisor:
         events: hears of everything else.
         rescue: gets, when a run ends before its time, the step of the newest snapshot that all
             devices have, and each device's file descriptor of it.
+        feed: the batches, where the caller sends them.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Supervisor:
         on_step: OnStep | None = None,
         events: EventLog | None = None,
         rescue: Rescue | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self.job = job
         self.on_step = on_step
@@ -66,13 +69,16 @@ class Supervisor:
         self.catch_up = CatchUp()
         self.stopping = Stopping()
         self.judge = Judge(job.restarts, job.window_s)
+        self.feeding = Feeding(self.crew, feed, self.ask_to_stop) if feed else None
         self.restarts = 0
         self.reported = -1
         self.acts = self._acts()
 
     def _acts(self) -> dict[str, Callable[..., object]]:
         """Return what follows from each thing that a process can say."""
+        fed = {"wants": self.feeding.hear_wants} if self.feeding else {}
         return {
+            **fed,
             "hello": self._hear_hello,
             "warm": self.spares.hear_warm,
             "beat": self._hear_beat,
@@ -136,6 +142,8 @@ class Supervisor:
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
         self.watch.look(now)
+        if self.feeding is not None:
+            self.feeding.look(self.snapshots)
         if self.rendezvous.all_formed() and self.watch.is_locked(now):
             self.rendezvous.lock(now)
         if not self.crew.ending and self.rendezvous.must_meet_anew(now):
@@ -212,6 +220,7 @@ class Supervisor:
             stop_at=self.stopping.at,
             slots=slots.steps,
             files=slots.files,
+            **({"fed": True} if self.feeding else {}),
         )
         self.crew.order(member, "generation", number=self.crew.generation)
 

@@ -37,7 +37,7 @@ def _nameless_files() -> list[int]:
     files: list[int] = []
     try:
         while len(files) < SLOTS:
-            files.append(_nameless())
+            files.append(nameless())
     except OSError:
         for file in files:
             os.close(file)
@@ -45,7 +45,8 @@ def _nameless_files() -> list[int]:
     return files
 
 
-def _nameless() -> int:
+def nameless() -> int:
+    """Return a file in memory that no file system knows; close it to give the memory back."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("snapshot", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

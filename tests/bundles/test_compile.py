@@ -120,7 +120,11 @@ def test_a_trace_of_fixed_size_is_made_for_the_micro_batches_asked_for(tmp_path:
     [
         (nn.Linear(4, 4), {}, "a module in memory needs an example batch"),
         (3, {"example_batch": 1}, "expected a model file or a torch.nn.Module, found int"),
-        ("model.py", {"example_batch": 1}, "a model file defines its own example_batch and loss"),
+        (
+            "model.py",
+            {"example_batch": 1},
+            "a model file defines its own example_batch, loss and optimizer",
+        ),
     ],
 )
 def test_what_cannot_be_split(

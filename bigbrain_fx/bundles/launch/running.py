@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.crew import processes
@@ -25,7 +26,9 @@ from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.supervisor import Aside, Event, Rescue
+from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
+
+ENDLESS = 10**9  # steps of a run that is fed: it is stopped
 
 
 def run(
@@ -36,15 +39,17 @@ def run(
     spawn: Spawn | None = None,
     on_event: Callable[[Event], None] | None = None,
     rescue: Rescue | None = None,
+    feed: Feed | None = None,
 ) -> Run:
     """Run a bundle on this host, training or inference, and wait for its end.
 
     `on_step` hears of each step of training, `on_batch` of each batch of inference, as it is done.
     `spawn` starts the processes in another way than as plain children; then none is replaced.
     `on_event` hears what happens to the processes: see `supervisor.EventLog`; `rescue` gets
-    the newest snapshots in memory before a DeviceLostError. All but `rescue` are called aside, in
-    a thread: one that waits does not hold up the run, and one that raises OSError, as a print to a
-    closed pipe does, is not called again; any other error ends the run.
+    the newest snapshots in memory before a DeviceLostError. With `feed` the caller sends the
+    batches of a supervised run, which goes on until `feed.stop`. All but `rescue` are called
+    aside, in a thread: one that waits does not hold up the run, and one that raises OSError, as a
+    print to a closed pipe does, is not called again; any other error ends the run.
 
     Every process is ended, whatever happens, before this returns.
 
@@ -71,7 +76,7 @@ def run(
             os.getpid(),
             str(logs.resolve()),
             plan.graph.batch,
-            options.steps or (None if options.inputs else DEFAULT_STEPS),
+            options.steps or (None if options.inputs or feed else DEFAULT_STEPS),
             str(options.commits.resolve()) if options.commits else None,
         )
     )
@@ -82,7 +87,7 @@ def run(
     ):
         told = Told(keeper, files if options.log_to else None, on_step, on_batch, on_event)
         try:
-            done = _run(plan, bundle, options, logs, spawn, told, rescue)
+            done = _run(plan, bundle, options, logs, spawn, told, rescue, feed)
         finally:
             told.close()
         keeper.end("finished" if done.stopped_at is None else "stopped")
@@ -97,11 +102,13 @@ def _run(
     spawn: Spawn | None,
     told: Told,
     rescue: Rescue | None,
+    feed: Feed | None,
 ) -> Run:
     if options.spares is None:
         return _run_plain(plan, bundle, options, logs, spawn, told)
     require_supervised(plan, spawn)
-    return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue)
+    options = replace(options, steps=ENDLESS) if feed else options
+    return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue, feed)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from bigbrain_fx.supervisor import (
     Event,
     EventLog,
     FailedError,
+    Feed,
     Job,
     Order,
     Rescue,
@@ -82,6 +83,7 @@ def run_supervised(
     on_step: Callable[[StepLine], None] | None,
     on_event: Callable[[Event], None] | None,
     rescue: Rescue | None,
+    feed: Feed | None = None,
 ) -> Run:
     """Run a training bundle under a supervisor."""
     reporter(plan)  # it must have a loss
@@ -95,7 +97,7 @@ def run_supervised(
     with event_log(options.events, on_event) as events:
         try:
             supervisor = Supervisor(
-                _job(plan, bundle, options, logs), start_supervised, hear, events, rescue
+                _job(plan, bundle, options, logs), start_supervised, hear, events, rescue, feed
             )
             with stopped_by_sigterm(supervisor):
                 outcome = supervisor.run()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import LearningRates
 
@@ -23,6 +24,39 @@ _STEPS = 3
 _FEW = 8  # the longest dimension: only the optimizer's groups are of interest
 Make: TypeAlias = Callable[..., Any]
 Hyper: TypeAlias = dict[str, dict[str, Any]]  # parameter -> what its group says
+
+
+def require_made_per_device(
+    model: nn.Module,
+    make: Make | None,
+    scheduler: Make | None,
+    held: Mapping[str, Sequence[str]],
+    *,
+    is_scaled: bool,
+    here: bool,
+) -> str | None:
+    """Require that an optimizer and its scheduler can be made once per device; see `parted`.
+
+    Args:
+        model: whose parameters they are for.
+        make: None: AdamW as it comes.
+        scheduler: None: there is none.
+        held: device -> the names of its trained parameters.
+        is_scaled: whether there is a loss scale.
+        here: whether the devices are of this host's kind.
+
+    Returns:
+        Why it could not be tried, if so.
+
+    Raises:
+        InputError: they cannot.
+    """
+    note = None if make is None else require_parted(model, make, held, here=here)
+    if make is not None and is_scaled and not note:
+        require_all_stepped(model, make, held)
+    if scheduler is not None and not note:
+        require_scheduled(model, make, scheduler, held)
+    return note
 
 
 def require_scheduled(

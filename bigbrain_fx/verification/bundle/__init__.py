@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx import errors
-from bigbrain_fx.bundles import RunOptions, run
+from bigbrain_fx.bundles import IN_MEMORY, RunOptions, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
 from bigbrain_fx.plan import Plan, read_plan
@@ -99,7 +99,7 @@ def verify(
     """
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
-    if not (model or plan.source.path):
+    if not model and (not plan.source.path or plan.source.module == IN_MEMORY):
         raise InputError(
             "this bundle was split from a module in memory", help="give the model file with --model"
         )

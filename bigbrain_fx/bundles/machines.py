@@ -1,0 +1,149 @@
+"""A cluster as one device: give it a model, and train.
+
+    machine = bb.machine("cluster.json")
+    trained = machine.train(model, data, loss=loss, optimizer=partial(torch.optim.AdamW, lr=1e-3))
+
+It joins `split` and a `Session`; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigbrain_fx.bundles.compile import split
+from bigbrain_fx.bundles.found import Loss, Recipe
+from bigbrain_fx.bundles.launch import RunOptions
+from bigbrain_fx.bundles.sessions import Session
+from bigbrain_fx.core import Cluster, Shown
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+AHEAD = 2  # batches that are sent before the loss of the first of them is waited for
+
+
+@dataclass(frozen=True, repr=False)
+class Machine(Shown):
+    """The devices of a cluster, used as one."""
+
+    cluster: Cluster
+
+    def __str__(self) -> str:
+        """Show the devices."""
+        return str(self.cluster)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        example_batch: object,
+        loss: Loss | None = None,
+        options: Options | None = None,
+        run: RunOptions | None = None,
+        out: str | Path | None = None,
+        **recipe: Any,  # noqa: ANN401  # the fields of a Recipe
+    ) -> Session:
+        """Split a model over the devices, start them, and return what takes batches.
+
+        Args:
+            model: an instance; its weights are where training begins. It is not changed.
+            example_batch: one batch; all others must have its shapes. Dimension 0 is the batch.
+            loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
+            options: how to plan.
+            run: how to run; one spare process is kept, unless this says otherwise.
+            out: where the bundle is written; else it is removed when this process ends.
+            recipe: `optimizer`, `lr_scale`, `scheduler`, `clip_norm`, `autocast`, `grad_scaler`,
+                `leaves`: see `Recipe`.
+
+        Raises:
+            BigBrainError: the model cannot be captured or placed, or what it is trained with has
+                no source; nothing runs then.
+        """
+        made = split(
+            model,
+            self.cluster,
+            _temporary() if out is None else out,
+            options,
+            example_batch=example_batch,
+            loss=loss,
+            recipe=_recipe(recipe),
+        )
+        how = run or RunOptions(spares=1)
+        return Session(made, model, replace(how, spares=how.spares or 0))
+
+    def train(
+        self,
+        model: nn.Module,
+        data: Iterable[object],
+        *,
+        loss: Loss | None = None,
+        steps: int | None = None,
+        epochs: int = 1,
+        on_step: Callable[[int, float], None] | None = None,
+        **how: Any,  # noqa: ANN401  # as of __call__
+    ) -> nn.Module:
+        """Train a model on batches; return it, with the trained weights.
+
+        Args:
+            model: as in `__call__`.
+            data: batches; what `iter` gives is read once an epoch. The first is the example.
+            loss: as in `__call__`.
+            steps: end after so many, else with the data.
+            epochs: how often the data are read.
+            on_step: hears of each step and its loss.
+            how: as in `__call__`.
+
+        Raises:
+            BigBrainError: as `__call__`; or the run has failed. The model is as it was then.
+        """
+        batches = chain.from_iterable(data for _ in range(epochs))
+        first = next(iter(batches), None)
+        if first is None:
+            raise InputError("there is no batch to train on", help="give data that yield batches")
+        waiting: deque[int] = deque()
+        with self(model, example_batch=first, loss=loss, **how) as session:
+            for batch in islice(chain([first], batches), steps):
+                waiting.append(session.send(batch))
+                _hear(session, waiting, AHEAD, on_step)
+            _hear(session, waiting, 0, on_step)
+            model.load_state_dict(session.state_dict())
+        return model
+
+
+def _hear(
+    session: Session,
+    waiting: deque[int],
+    most: int,
+    on_step: Callable[[int, float], None] | None,
+) -> None:
+    """Wait for losses until at most so many are under way."""
+    while len(waiting) > most:
+        step = waiting.popleft()
+        found = session.loss(step)
+        if on_step is not None:
+            on_step(step, found)
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    known = [field.name for field in fields(Recipe)]
+    strange = sorted(set(given) - set(known))
+    if strange:
+        raise InputError(f"there is no option {strange[0]!r}", help=f"there are {', '.join(known)}")
+    return Recipe(**given)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _temporary() -> Path:
+    """Return a folder that goes when this process ends."""
+    _KEPT.append(tempfile.TemporaryDirectory(prefix="bigbrain-fx-machine-"))
+    return Path(_KEPT[-1].name, "bundle")

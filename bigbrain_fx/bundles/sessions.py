@@ -1,0 +1,298 @@
+"""A training loop of the caller's own whose steps are run by the devices of a bundle.
+
+    with machine(model, example_batch=batch, loss=loss) as session:
+        for batch in data:
+            loss = session.step(batch)
+
+The devices' processes are started, watched, replaced and ended by a supervisor in a thread of this
+process; batches go to it, losses and states come from it. This file knows no planning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigbrain_fx.bundles.compile import Split
+from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
+from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, hosts, require_not_nccl, run
+from bigbrain_fx.core import Input, Shown
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Explanation, Plan, explain
+from bigbrain_fx.supervisor import Event, Feed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
+
+
+class Session(Shown):
+    """Devices at work on one model; made by a `Machine`, and a context manager.
+
+    Attributes:
+        made: the plan, the bundle, and what to know of them.
+        module: the caller's own; it changes only in `eval` and where the loop ends well in `train`.
+        steps: how many batches were sent, those before a resumed run included.
+        events: what happened to the processes: deaths, replacements.
+        done: the run, once it has ended.
+    """
+
+    def __init__(self, made: Split, module: nn.Module, options: RunOptions) -> None:
+        _require_here(made.plan)
+        self.made = made
+        self.module = module
+        self.events: list[Event] = []
+        self.done: Run | None = None
+        self._entries = _entries(made.plan)
+        self._changed = threading.Condition()
+        self._losses: dict[int, float] = {}
+        self._states: list[dict[str, int]] = []  # that were asked for and have come
+        self._error: BaseException | None = None
+        self._ended = False
+        self._feed = Feed(self._hear_first, self._hear_state)
+        self._thread = threading.Thread(
+            target=self._run, args=(options,), name="bigbrain-fx", daemon=True
+        )
+        self._thread.start()
+        _OPEN.add(self)
+        self._wait(lambda: self._feed.first is not None)
+        self.steps = self._feed.first or 0
+
+    # ------------------------------------------------------------------ what it leads to
+
+    @property
+    def plan(self) -> Plan:
+        """Who computes what."""
+        return self.made.plan
+
+    @property
+    def bundle(self) -> Path:
+        """The folder of Python that the devices run; its weights are those of the beginning."""
+        return self.made.bundle
+
+    def explain(self) -> Explanation:
+        """Say why each cut is where it is."""
+        return explain(self.plan)
+
+    def __str__(self) -> str:
+        """Show how far it is."""
+        how = "has ended" if self._ended else "is open"
+        deaths = sum(event["event"] == "died" for event in self.events)
+        replaced = f", {deaths} processes replaced" if deaths else ""
+        return f"{self.plan.graph.name}: {self.steps} steps, {how}{replaced}\n{self.plan}"
+
+    # ------------------------------------------------------------------ the loop
+
+    def step(self, batch: object) -> float:
+        """Train on one batch; return its loss, the mean over micro-batches.
+
+        Raises:
+            InputError: it is not like the example batch; nothing was sent.
+            RunError: the run has ended.
+        """
+        return self.loss(self.send(batch))
+
+    def send(self, batch: object) -> int:
+        """Hand over a batch, and do not wait; return its step's number, for `loss`."""
+        from safetensors.torch import save
+
+        self._require_open()
+        found = {n: _tensor(n, batch, *entry) for n, entry in self._entries.items()}
+        self._feed.put(self.steps, [save(found)])
+        self.steps += 1
+        return self.steps - 1
+
+    def loss(self, step: int) -> float:
+        """Wait for the loss of a step."""
+        if not 0 <= step < self.steps:
+            raise InputError(f"no batch of step {step} was sent", help="give what `send` returned")
+        self._wait(lambda: step in self._losses)
+        return self._losses[step]
+
+    # ------------------------------------------------------------------ its state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the model's weights after the last step, by its own names."""
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-state-") as scratch:
+            file = Path(scratch, "model.safetensors")
+            export_commit(self.bundle, file, self._commit(Path(scratch, "commit")))
+            return {name: tensor.clone() for name, tensor in load_file(file).items()}
+
+    def save(self, to: str | Path, optimizer: str | Path | None = None) -> None:
+        """Write the weights after the last step, and the optimizer's state, if a file is named.
+
+        What reads the latter is written beside it: see `export_training`.
+        """
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-state-") as scratch:
+            commit = self._commit(Path(scratch, "commit"))
+            if optimizer is None:
+                export_commit(self.bundle, to, commit)
+            else:
+                export_training(self.bundle, to, optimizer, commit)
+
+    def eval(self) -> nn.Module:
+        """Give the caller's module the weights after the last step, and return it in eval mode.
+
+        It computes in this process; the devices wait for the next batch.
+        """
+        self.module.load_state_dict(self.state_dict())
+        return self.module.eval()
+
+    def _commit(self, folder: Path) -> Path:
+        """Write the state of all devices as a commit; it is taken between two steps."""
+        self._require_open()
+        self._wait(lambda: self.steps == self._feed.first or self.steps - 1 in self._losses)
+        self._feed.ask(self.steps)
+        self._wait(lambda: bool(self._states))
+        files = self._states.pop()
+        try:
+            commit_held(self.bundle, folder, files)
+        finally:
+            for file in files.values():
+                os.close(file)
+        return folder
+
+    # ------------------------------------------------------------------ its end
+
+    def close(self) -> Run | None:
+        """End the processes after the last step that was sent; return the run."""
+        if not self._ended:
+            self._feed.stop()
+        self._thread.join()
+        _OPEN.discard(self)
+        self._feed.close()
+        return self.done
+
+    def __enter__(self) -> Session:
+        """Return the session itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes."""
+        self.close()
+
+    # ------------------------------------------------------------------ the supervisor's thread
+
+    def _run(self, options: RunOptions) -> None:
+        try:
+            self.done = run(
+                self.bundle, options, self._hear_step, on_event=self.events.append, feed=self._feed
+            )
+        except BaseException as error:  # it is raised again where the caller waits
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _hear_first(self, step: int) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hear_step(self, line: StepLine) -> None:
+        with self._changed:
+            self._losses[line.step] = line.loss
+            self._changed.notify_all()
+
+    def _hear_state(self, step: int, files: Mapping[str, int]) -> None:
+        with self._changed:
+            self._states.append(dict(files))
+            self._changed.notify_all()
+
+    def _wait(self, is_there: Any) -> None:  # noqa: ANN401  # a condition
+        with self._changed:
+            while not is_there() and not self._ended:
+                self._changed.wait(LOOK_S)
+        if not is_there():
+            self._require_open()
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise InputError("this session has ended", help="make another: machine(model, ...)")
+
+
+def _require_here(plan: Plan) -> None:
+    """Refuse a plan whose processes cannot all be started and replaced from this process.
+
+    Raises:
+        InputError: it is of several hosts, or its messages go over nccl.
+    """
+    require_not_nccl(plan)
+    used = hosts(plan)
+    if len(used) > 1:
+        raise InputError(
+            f"the plan has devices of {len(used)} hosts ({', '.join(used)}), and a session starts "
+            "all processes on this one",
+            help="give a cluster of this host's devices; or split a model file, and `bigbrain-fx "
+            "run` prints what to type on each host",
+        )
+
+
+_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for session in list(_OPEN):
+        session.close()
+
+
+atexit.register(_close_all)
+
+Entry = tuple[tuple[str | int, ...], str, tuple[int, ...]]
+
+
+def _entries(plan: Plan) -> dict[str, Entry]:
+    """Return of each input that stages read where it is in a batch, its type and its shape."""
+    used = {name for stage in plan.stages.stages for name in stage.inputs}
+    read = [entry for entry in plan.graph.inputs if entry.name in used]
+    return {entry.name: (entry.key, entry.spec.dtype, _shape(entry, plan)) for entry in read}
+
+
+def _shape(entry: Input, plan: Plan) -> tuple[int, ...]:
+    """Return the shape of an entry in a whole batch."""
+    shape = entry.spec.at(plan.rows).shape
+    sizes = tuple(int(size) for size in shape)
+    return (plan.micro_batches * plan.rows, *sizes[1:]) if entry.batched else sizes
+
+
+def _tensor(
+    name: str, batch: object, key: tuple[str | int, ...], dtype: str, shape: tuple[int, ...]
+) -> Tensor:
+    """Return one entry of a batch, if it is like the example's.
+
+    Raises:
+        InputError: it is not.
+    """
+    import torch
+
+    found: Any = batch
+    for part in key:
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"the batch has no entry {'.'.join(map(str, key))!r}",
+                help="give batches like example_batch",
+            ) from error
+    wanted = f"{dtype}{list(shape)}"
+    if not isinstance(found, torch.Tensor):
+        said = type(found).__name__
+    else:
+        said = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+    if said != wanted:
+        raise InputError(
+            f"batch entry {name!r} is {said}, but the model was split for {wanted}",
+            help="give all batches one shape: leave a smaller last one out (DataLoader(..., "
+            "drop_last=True)), pad sentences to one length, or give an example_batch of that size",
+        )
+    return torch.as_tensor(found).detach().cpu().contiguous()

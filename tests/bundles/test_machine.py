@@ -1,0 +1,140 @@
+"""A loop of one's own on devices of a cluster: bits as plain PyTorch, whatever happens to them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import bigbrain_fx as bb
+from tests.support.command_line import write_cluster
+
+Batch = dict[str, Tensor]
+OPTIONS = bb.Options("naive", micro_batches=1)
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def loss(output: Tensor, batch: Batch) -> Tensor:
+    return nn.functional.mse_loss(output, batch["y"])
+
+
+def data(count: int) -> Iterator[Batch]:
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        x = torch.randn(8, 4, generator=dice)
+        yield {"x": x, "y": x.sum(1, keepdim=True)}
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net(8)
+
+
+def plain(steps: int) -> tuple[Net, list[float]]:
+    """Train in this process, as one would without us."""
+    module, losses = net(), []
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for batch in data(steps):
+        value = loss(module(batch["x"]), batch)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return module, losses
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[bb.Machine]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield bb.machine(write_cluster(tmp_path))
+    torch.set_num_threads(threads)
+
+
+def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path: Path) -> None:
+    want, losses = plain(6)
+    module, batches = net(), list(data(6))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with machine(
+        module, example_batch=batches[0], loss=loss, optimizer=ADAMW, options=OPTIONS
+    ) as session:
+        assert same(session.state_dict(), before)
+        found = [session.step(batch) for batch in batches[:3]]
+        pids = {e["device"]: e["pid"] for e in session.events if e["event"] == "started"}
+        os.kill(pids["d1"], signal.SIGKILL)
+        at_three = session.state_dict()  # of the replacement, too
+        with pytest.raises(bb.InputError, match=r"'x' is float32\[3, 4\], but .* float32\[8, 4\]"):
+            session.step({"x": torch.zeros(3, 4), "y": torch.zeros(3, 1)})
+        found += [session.step(batch) for batch in batches[3:]]
+        assert found == losses
+        assert same(at_three, plain(3)[0].state_dict())
+        assert same(module.state_dict(), before)  # the caller's own is left alone until asked
+        session.save(tmp_path / "model.safetensors", tmp_path / "optimizer.safetensors")
+        assert same(session.eval().state_dict(), want.state_dict())
+        assert not module.training
+        assert repr(session) == "<Session Net: 6 steps, is open, 1 processes replaced>"
+        assert session.plan.stages.devices == ("d0", "d1")
+    assert same(load_file(tmp_path / "model.safetensors"), want.state_dict())
+    assert (tmp_path / "load_optimizer.py").is_file()
+    assert session.done is not None
+    assert session.done.restarts == 1
+    with pytest.raises(bb.InputError, match="this session has ended"):
+        session.step(batches[0])
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
+    told: list[tuple[int, float]] = []
+    trained = machine.train(
+        net(),
+        list(data(3)),
+        loss=loss,
+        epochs=2,
+        steps=5,
+        on_step=lambda step, value: told.append((step, value)),
+        optimizer=ADAMW,
+        options=OPTIONS,
+        run=bb.RunOptions(spares=0),
+    )
+    module, losses = net(), []
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for batch in [*data(3), *data(3)][:5]:
+        value = loss(module(batch["x"]), batch)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    assert told == list(enumerate(losses))
+    assert same(trained.state_dict(), module.state_dict())
+
+
+def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Path) -> None:
+    names: dict[str, object] = {"__name__": "__main__", "torch": torch}
+    exec("def made(named):\n    return torch.optim.SGD(named, lr=0.1)\n", names)
+    out = tmp_path / "bundle"
+    with pytest.raises(bb.InputError, match="`optimizer` has no source: function `made`"):
+        machine(net(), example_batch=next(data(1)), loss=loss, optimizer=names["made"], out=out)
+    assert not out.exists()
+    with pytest.raises(bb.InputError, match="there is no option 'lr'"):
+        machine(net(), example_batch=next(data(1)), loss=loss, lr=3)
+    with pytest.raises(bb.InputError, match="there is no batch to train on"):
+        machine.train(net(), [], loss=loss)

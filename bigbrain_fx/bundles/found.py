@@ -70,6 +70,9 @@ def source_of(facts: ModelFacts) -> Source:
         facts.grad_scaler,
         facts.optimizer_leftover,
         facts.optimizer_states,
+        facts.drop_last,
+        facts.batch_dims,
+        facts.pad,
     )
 
 

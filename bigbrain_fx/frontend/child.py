@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -64,12 +65,14 @@ class _Service:
         self.captured = _capture(self.file, wanted)
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
+        self.captured = _require_uneven(self.file, self.captured, bool(wanted["training"]))
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
         from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
+        from bigbrain_fx.frontend.tracing.uneven import pads
 
         file, parameters = self.file, {id(p): p for p in self.file.model.parameters()}
         optimizer = optimizer_facts(file.model, file.optimizer)
@@ -85,6 +88,9 @@ class _Service:
             "clip_norm": file.clip_norm,
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
+            "drop_last": file.drop_last,
+            "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
+            "pad": pads(self.captured.batch, file.pad),
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
             "optimizer_state": optimizer.state,
@@ -175,6 +181,7 @@ def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         leaves=(*file.leaves, *cast("list[str]", wanted["leaves"])),
         autocast=file.autocast,
         loss_needed=not wanted["meta"],
+        batch_dims=file.batch_dims,
     )
 
 
@@ -184,6 +191,14 @@ def _require_steady(file: ModelFile, seed: int) -> None:
     if file.batches is not None:
         batches = partial(file.batches, seed)
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
+
+
+def _require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:
+    from bigbrain_fx.frontend.tracing.uneven import require_padding, require_rows
+
+    require_rows(file.drop_last, captured, training)
+    said = require_padding(file.model, file.loss, file.pad, captured, file.autocast)
+    return replace(captured, warnings=(*captured.warnings, said)) if said else captured
 
 
 def _module_name(file: ModelFile) -> str:

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -56,6 +56,9 @@ class ModelFile:
     clip_norm: float | None = None
     grad_scaler: dict[str, int | float] | None = None
     autocast: str | None = None
+    drop_last: bool | None = None
+    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
+    pad: Mapping[str | int, int | float] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
     location: str = ""
 
@@ -120,6 +123,9 @@ def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, obje
         "clip_norm": _clip_norm(module, path),
         "grad_scaler": _grad_scaler(module, path, model),
         "autocast": _autocast(module, path),
+        "drop_last": _drop_last(module, path),
+        "batch_dims": _batch_dims(module, path),
+        "pad": _pad(module, path),
     }
 
 
@@ -430,6 +436,49 @@ def _autocast(module: ModuleType, path: Path) -> str | None:
             help='autocast = "bfloat16"',
         )
     return str(value)
+
+
+def _drop_last(module: ModuleType, path: Path) -> bool | None:
+    value = getattr(module, "drop_last", None)
+    if value is None or isinstance(value, bool):
+        return value
+    raise InputError(
+        f"`drop_last` must be True or False, found {value!r}",
+        at=path.name,
+        help="drop_last = True: a smaller last batch is left out; False: its rows weigh the same",
+    )
+
+
+def _batch_dims(module: ModuleType, path: Path) -> Mapping[str | int, int | None]:
+    value = getattr(module, "batch_dims", {})
+    fits = isinstance(value, Mapping) and all(
+        isinstance(name, str | int) and (dim is None or (type(dim) is int and dim >= 0))
+        for name, dim in value.items()
+    )
+    if not fits:
+        raise InputError(
+            f"`batch_dims` must be a dict from entries of the batch to dimensions, found {value!r}",
+            at=path.name,
+            help='batch_dims = {"x": 1, "mask": None}: x has its rows in dimension 1, every '
+            "micro-batch gets the whole mask; entries of a tuple go by number",
+        )
+    return dict(value)
+
+
+def _pad(module: ModuleType, path: Path) -> Mapping[str | int, int | float]:
+    value = getattr(module, "pad", {})
+    fits = isinstance(value, Mapping) and all(
+        isinstance(name, str | int) and isinstance(fill, int | float)
+        for name, fill in value.items()
+    )
+    if not fits:
+        raise InputError(
+            f"`pad` must be a dict from entries of the batch to numbers, found {value!r}",
+            at=path.name,
+            help='pad = {"tokens": 0, "labels": -100}: what a shorter one is filled up with, to '
+            "the example's shape",
+        )
+    return dict(value)
 
 
 def _leaves(module: ModuleType, path: Path) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ class ModelFacts:
     clip_norm: float | None
     grad_scaler: dict[str, int | float] | None
     autocast: str | None
+    drop_last: bool | None
+    batch_dims: dict[str, int]
+    pad: dict[str, int | float]
     parameters: int
     functions: tuple[str, ...] = ()
     optimizer_state: float = 2.0

@@ -84,7 +84,8 @@ class Source:
     A module in memory has no `path`; `module` is the model file's name as a module. The optimizer
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
-    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1.
+    size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
+    those other than 0, `pad` what shorter ones are filled up with, by model input.
     """
 
     path: str
@@ -100,6 +101,14 @@ class Source:
     grad_scaler: dict[str, int | float] | None = None
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
+    drop_last: bool | None = None
+    batch_dims: dict[str, int] = field(default_factory=dict)
+    pad: dict[str, int | float] = field(default_factory=dict)
+
+    @property
+    def splits_evenly(self) -> bool:
+        """Whether it says nothing of how a batch is split, padded or left out."""
+        return self.drop_last is None and not self.batch_dims and not self.pad
 
 
 @dataclass(frozen=True, repr=False)

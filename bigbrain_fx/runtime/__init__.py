@@ -28,7 +28,12 @@ if TYPE_CHECKING:
         write_record as write_record,
         write_shard as write_shard,
     )
-    from .data import Stream as Stream
+    from .data import (
+        Splitting as Splitting,
+        Stream as Stream,
+        mean_loss as mean_loss,
+        share_of as share_of,
+    )
     from .deferred import (
         Conv1d as Conv1d,
         Conv2d as Conv2d,
@@ -101,7 +106,7 @@ _HOMES = {
     "channel": "Channel",
     "commits": "ASIDE BrokenError CommitError Loaded Record about_of committed first_loadable "
     "graph_hash load_shard open_generation warn_of_others write_record write_shard",
-    "data": "Stream",
+    "data": "Splitting Stream mean_loss share_of",
     "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
     "DeferredError DeferringDevice Embedding Linear",
     "device": "Device Training adamw",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from .data import Spec, Stream
+from .data import Spec, Splitting, Stream
 from .device import Device, Training
 from .hooks import Hooks
 from .replicas import read_buckets
@@ -32,6 +32,7 @@ class Bundle:
     whole: tuple[str, ...]
     training: Training
     specs: Mapping[str, Spec] = field(default_factory=dict)
+    splitting: Splitting = field(default_factory=Splitting)
     hooks: Hooks = field(default_factory=Hooks)
 
 
@@ -40,9 +41,8 @@ def make_device(
 ) -> Device:
     """Build one device with its weights, its data stream and its optimizer."""
     cls = bundle.devices[rank]
-    stream = Stream(
-        bundle.batches, seed, bundle.inputs, bundle.whole, cls.micro_batches, where, bundle.specs
-    )
+    how = cls.micro_batches, where, bundle.specs, bundle.splitting
+    stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
     device = cls(transport, stream, seed, where)
     device.hooks = bundle.hooks
     with checked_weights(bundle.folder / "weights", cls.name) as weights:

@@ -7,12 +7,14 @@ sender had. This file knows nothing of how bytes travel.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 HEADER_LENGTH = 33  # number of dimensions, then up to 16 sizes and 16 strides
+_HEADER = 8 * HEADER_LENGTH  # bytes
 MAX_DIMS = 16
 
 
@@ -23,7 +25,9 @@ class Channel:
     `kind` is activation, gradient, tied (a shared parameter's gradient), norm (for clipping), loss,
     reduce and gather (pieces of a bucket of gradients), or statistics (of BatchNorm). `tag` numbers
     the channel in the whole bundle. Messages have shape `shape` and type `dtype`; `per_step` counts
-    those of a step, where that is not one, or for activations and gradients one a micro-batch.
+    those of a step, where that is not one, or for activations and gradients one a micro-batch. One
+    that `varies` carries micro-batches of unequal rows: `shape` is that of the largest, and each
+    message says its own.
     """
 
     tag: int
@@ -37,6 +41,14 @@ class Channel:
     dtype: torch.dtype
     requires_grad: bool = False
     per_step: int | None = None
+    varies: bool = False
+
+    @property
+    def wire(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of what travels: where messages vary, bytes for the largest of them."""
+        if not self.varies:
+            return self.shape, self.dtype
+        return (_HEADER + math.prod(self.shape) * self.dtype.itemsize,), torch.uint8
 
     def messages(self, micro_batches: int) -> int:
         """Return how many a step has, for a device with so many micro-batches."""
@@ -157,6 +169,29 @@ def unpack(flat: Tensor, layout: Layout) -> Tensor:
         return gappy.as_strided(layout.shape, layout.strides)
     gappy.as_strided(layout.stored, layout.strides).copy_(flat.view(layout.stored))
     return gappy.as_strided(layout.shape, layout.strides)
+
+
+def enclose(channel: Channel, tensor: Tensor) -> Tensor:
+    """Return a message of a channel that varies: its layout, its elements, and room to spare.
+
+    Raises:
+        ValueError: it has more elements than the channel has room for.
+    """
+    layout, (shape, kind) = Layout.of(tensor), channel.wire
+    flat = pack(tensor, layout).view(torch.uint8)
+    if flat.numel() > shape[0] - _HEADER:
+        raise ValueError(f"{channel}: {layout.shape} is larger than {channel.shape}")
+    made = torch.zeros(shape, dtype=kind, device=tensor.device)
+    made[:_HEADER] = layout.header().view(torch.uint8).to(tensor.device)
+    made[_HEADER : _HEADER + flat.numel()] = flat
+    return made
+
+
+def disclose(channel: Channel, message: Tensor) -> Tensor:
+    """Return the tensor that `enclose` was given, in memory of its own."""
+    layout = Layout.from_header(message[:_HEADER].clone().view(torch.int64).cpu())
+    end = _HEADER + layout.numel * channel.dtype.itemsize
+    return unpack(message[_HEADER:end].clone().view(channel.dtype), layout)
 
 
 def _require_room(tensor: Tensor, layout: Layout) -> None:

@@ -1,4 +1,8 @@
-"""Data by step number: step t takes the t-th batch, split on dimension 0 into equal micro-batches.
+"""Data by step number: step t takes the t-th batch, split on dimension 0 into micro-batches.
+
+They are equal. With `drop_last = False` a smaller batch is split as evenly as it goes, larger parts
+first; where it has fewer rows than there are micro-batches, the rest of them run the first one's
+rows again and count nothing. With `drop_last = True` it is left out, and step t takes the next.
 
 Every device reads the same stream and keeps what its stages need, so no input is ever sent. The
 stream has random state of its own: drawing data never moves the generators of the model.
@@ -10,7 +14,8 @@ import hashlib
 import inspect
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +24,22 @@ from torch import Tensor
 from .checksum import checksum
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How batches become micro-batches, where a model file says it.
+
+    Attributes:
+        drop_last: what becomes of a batch of fewer rows: left out, or split unevenly, or (None)
+            refused.
+        dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
+        pad: model inputs that may be shorter: what fills them up, at their ends.
+    """
+
+    drop_last: bool | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
+    pad: Mapping[str, float] = field(default_factory=dict)
 
 
 class BatchError(ValueError):
@@ -60,6 +81,10 @@ class Stream:
         micro_batches: how many parts a batch is split into.
         device: where the tensors go.
         specs: model input -> element type and shape of its entry in every batch.
+        splitting: what the model file says of how batches are split.
+
+    Attributes:
+        sizes: rows of each micro-batch of this step, as far as they count.
     """
 
     def __init__(
@@ -71,12 +96,15 @@ class Stream:
         micro_batches: int,
         device: torch.device,
         specs: Mapping[str, Spec] | None = None,
+        splitting: Splitting | None = None,
     ) -> None:
         self.inputs = inputs
         self.whole = whole
         self.micro_batches = micro_batches
         self.device = device
         self.specs = specs or {}
+        self.splitting = splitting or Splitting()
+        self.drop_last = self.splitting.drop_last
         self.batches = batches
         self.seed = seed
         self._start()
@@ -84,6 +112,7 @@ class Stream:
     def _start(self, step: int = 0) -> None:
         self.step = step - 1
         self.parts: dict[str, list[Tensor]] = {}
+        self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
         self.random = _RandomState(self.seed)
         with self.random:
@@ -93,9 +122,10 @@ class Stream:
     def rewind(self, step: int) -> None:
         """Be ready for `step`, which may have been read already.
 
-        `batches(seed, start)` starts there; a function without `start` is read up to it.
+        `batches(seed, start)` starts there; a function without `start` is read up to it, and so is
+        one whose small batches are left out: it knows nothing of our steps.
         """
-        if "start" in inspect.signature(self.batches).parameters:
+        if "start" in inspect.signature(self.batches).parameters and not self.drop_last:
             self._start(step)
         elif step < self.step:
             self._start()
@@ -105,6 +135,15 @@ class Stream:
         if step < self.step:
             raise ValueError(f"the data stream is at step {self.step} and cannot go back to {step}")
         while self.step < step:
+            batch = self._next(step)
+            self.step += 1
+            if self.step == step:
+                self.sizes = ()
+                self.parts = {name: self._split(name, batch) for name in self.inputs}
+
+    def _next(self, step: int) -> object:
+        """Draw a batch; of those to be left out, one at most comes between two others."""
+        for _ in range(2):
             with self.random:
                 batch = next(self.iterator, None)
             if batch is None:
@@ -112,9 +151,21 @@ class Stream:
                     f"batches(seed) ended before step {step}; yield one batch per step: begin "
                     "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
-            self.step += 1
-            if self.step == step:
-                self.parts = {name: self._split(name, batch) for name in self.inputs}
+            if not (self.drop_last and self._is_small(batch)):
+                return batch
+        raise BatchError(
+            f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
+            "them out: let batches() give larger ones, or split again with drop_last = False"
+        )
+
+    def _is_small(self, batch: object) -> bool:
+        """Whether an entry has fewer rows than the model was split for."""
+        for name, (_, shape) in self.specs.items():
+            dim = self.splitting.dims.get(name, 0)
+            found = None if name in self.whole else _pick(batch, self.inputs[name], self.step + 1)
+            if isinstance(found, Tensor) and found.dim() > dim and found.shape[dim] < shape[0]:
+                return True
+        return False
 
     def get(self, name: str, micro: int) -> Tensor:
         """Return one input of one micro-batch."""
@@ -130,22 +181,46 @@ class Stream:
 
         A view may start at any address, and kernels round differently where one is not aligned.
         """
-        found = self._checked(name, _pick(batch, self.inputs[name], self.step))
+        found = self._checked(name, self._fitted(name, _pick(batch, self.inputs[name], self.step)))
         self.digests[name] = f"{_said(found)} {checksum(found)}"
         value = found.to(self.device)
         if name in self.whole:
             return [value.clone()] * self.micro_batches
-        rows = value.shape[0]
-        if rows % self.micro_batches:
+        self._note_sizes(name, value.shape[0])
+        dim = self.splitting.dims.get(name, 0)
+        parts = [_as_user_has(part, dim) for part in value.tensor_split(self.micro_batches)]
+        pairs = zip(parts, self.sizes, strict=True)
+        return [part if rows else parts[0].clone() for part, rows in pairs]
+
+    def _fitted(self, name: str, value: object) -> object:
+        """Put an entry's rows first, and fill up what is shorter than planned."""
+        dim, fill = self.splitting.dims.get(name, 0), self.splitting.pad.get(name)
+        wanted = self.specs.get(name)
+        if isinstance(value, Tensor) and 0 < dim < value.dim():
+            value = value.movedim(dim, 0)
+        if isinstance(value, Tensor) and fill is not None and wanted is not None:
+            return filled_up(value, wanted[1], fill, first=name not in self.whole)
+        return value
+
+    def _note_sizes(self, name: str, rows: int) -> None:
+        """Refuse what cannot be split; all entries of a batch are split alike."""
+        each, more = divmod(rows, self.micro_batches)
+        if more and self.drop_last is not False:
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} has {rows} rows, "
                 f"not a multiple of {self.micro_batches} micro-batches{_FEWER_ROWS}"
             )
-        return [part.clone() for part in value.split(rows // self.micro_batches)]
+        sizes = (each + 1,) * more + (each,) * (self.micro_batches - more)
+        if rows == 0 or self.sizes not in ((), sizes):
+            raise BatchError(
+                f"step {self.step}: batch entry {name!r} has {rows} rows, "
+                f"expected {sum(self.sizes) or 'at least 1'}: give all entries as many"
+            )
+        self.sizes = sizes
 
     def _checked(self, name: str, value: object) -> Tensor:
         """Return a batch entry that is like the traced one: messages have room for no other."""
-        found, wanted = _said(value), self.specs.get(name)
+        found, wanted = _said(value), self._wanted(name, value)
         expected = _text(*wanted) if wanted else "a tensor"
         if not isinstance(value, Tensor) or (wanted and found != expected):
             raise BatchError(
@@ -153,6 +228,14 @@ class Stream:
                 f"but the model was split for {expected}{self._remedy(name, value)}"
             )
         return value
+
+    def _wanted(self, name: str, value: object) -> Spec | None:
+        """Return what an entry must be; one that may be smaller keeps its own rows."""
+        wanted = self.specs.get(name)
+        if wanted is None or self.drop_last is not False or name in self.whole:
+            return wanted
+        few = isinstance(value, Tensor) and value.dim() and value.shape[0] <= wanted[1][0]
+        return (wanted[0], (len(value), *wanted[1][1:])) if few else wanted  # type: ignore[arg-type]
 
     def _remedy(self, name: str, value: object) -> str:
         """Say what to change in `batches` so that an entry fits."""
@@ -162,19 +245,57 @@ class Stream:
         dtype, shape = wanted
         if len(shape) == value.dim() and shape != tuple(value.shape):
             is_short = name not in self.whole and shape[1:] == tuple(value.shape[1:])
-            return _FEWER_ROWS if is_short else _pad(shape, tuple(value.shape))
+            return _FEWER_ROWS if is_short else _pad(name, shape, tuple(value.shape))
         if shape == tuple(value.shape):
             return f": give it the type torch.{dtype} in batches(), with .to(torch.{dtype})"
         return ": reshape it in batches()"
 
 
+def filled_up(value: Tensor, shape: Sequence[int], fill: float, first: bool) -> Tensor:
+    """Fill up a tensor at the ends of its dimensions, but for its rows where they come first."""
+    if value.dim() != len(shape):
+        return value
+    missing = [max(0, want - have) for want, have in zip(shape, value.shape, strict=True)]
+    missing[:1] = [] if not missing else [0 if first else missing[0]]
+    ends = [count for more in reversed(missing) for count in (0, more)]
+    return torch.nn.functional.pad(value, ends, value=fill) if any(missing) else value
+
+
+def _as_user_has(part: Tensor, dim: int) -> Tensor:
+    """Copy a part so that it lies in memory as the user's own would, its rows first."""
+    if not dim:
+        return part.clone()
+    return part.movedim(0, dim).clone(memory_format=torch.contiguous_format).movedim(dim, 0)
+
+
+def mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return a step's loss from those of its micro-batches, each weighing its rows."""
+    sizes = sizes or (1,) * len(losses)
+    if len(set(sizes) - {0}) > 1:
+        shares = [share_of(loss, sizes, micro) for micro, loss in enumerate(losses)]
+        return torch.stack(shares).sum()
+    pairs = zip(losses, sizes, strict=True)
+    return torch.stack([loss for loss, rows in pairs if rows]).mean()
+
+
+def share_of(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
+    """Return what a micro-batch's loss, or the gradient it starts from, is of the step's."""
+    counted = [rows for rows in sizes if rows]
+    if not sizes[micro]:
+        return torch.zeros_like(loss)
+    if len(set(counted)) == 1:
+        return loss / len(counted)
+    return loss * (sizes[micro] / sum(counted))
+
+
 _FEWER_ROWS = (
     ": give all batches as many rows: leave a smaller last one out (DataLoader(..., "
-    "drop_last=True)), or split again with an example_batch() of this size"
+    "drop_last=True), or drop_last = True in the model file); or let the model file say drop_last "
+    "= False, so that its rows weigh as much as others, and split again"
 )
 
 
-def _pad(wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
+def _pad(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
     """Say how to pad a tensor; a longer one can only be cut, or the model split for its length."""
     dim = next(d for d in reversed(range(len(wanted))) if wanted[d] != found[d])
     length = wanted[dim]
@@ -185,8 +306,9 @@ def _pad(wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
         )
     pads = ", ".join(["0, 0"] * (len(wanted) - 1 - dim) + [f"0, {length} - x.shape[{dim}]"])
     return (
-        f": pad dimension {dim} to {length} in batches(), "
-        f"x = torch.nn.functional.pad(x, ({pads})), with a value that your loss leaves out"
+        f": let the model file say what fills it up, pad = {{{name!r}: 0}}, and split again; or "
+        f"pad dimension {dim} to {length} in batches(), x = torch.nn.functional.pad(x, ({pads})), "
+        "with a value that your loss leaves out"
     )
 
 

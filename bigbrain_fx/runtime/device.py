@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .channel import Channel
-from .data import Stream
+from .channel import Channel, disclose, enclose
+from .data import Stream, mean_loss, share_of
 from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
@@ -219,7 +219,7 @@ class Device:
     # ------------------------------------------------------------------ a step
 
     def run_step(self, step: int) -> Tensor | None:
-        """Run one training step; return its loss, the mean of micro-batches, where it is made."""
+        """Run one training step; return its loss, the mean over its rows, where it is made."""
         for at_begin in self.hooks.on_step_begin:
             at_begin(self, step)
         self.step = step
@@ -241,7 +241,7 @@ class Device:
         losses = self._now.losses
         if self.replica or not losses:
             return None
-        return torch.stack([losses[micro] for micro in sorted(losses)]).mean()
+        return mean_loss([losses[micro] for micro in sorted(losses)], self.stream.sizes)
 
     def step_once(self) -> None:
         """Run this device's instructions for one step; emitted."""
@@ -283,10 +283,11 @@ class Device:
             raise TypeError(f"{channel} carries {channel.dtype}, found {tensor.dtype}")
         for at_send in self.hooks.on_send:
             at_send(self, channel, tensor)
-        self.transport.send(channel, tensor)
+        self.transport.send(channel, enclose(channel, tensor) if channel.varies else tensor)
 
     def _receive(self, channel: Channel) -> Tensor:
-        tensor = self.transport.recv(channel)
+        arrived = self.transport.recv(channel)
+        tensor = disclose(channel, arrived) if channel.varies else arrived
         for at_recv in self.hooks.on_recv:
             at_recv(self, channel, tensor)
         return tensor
@@ -337,10 +338,12 @@ class Device:
     def _noting(
         self, stage: int, micro: int, *, again: bool = False
     ) -> AbstractContextManager[None]:
-        """Keep back what a forward writes, where other replicas write it too."""
-        if self.statistics is None:
-            return nullcontext()
-        return self.statistics.noting(stage, micro, again=again)
+        """Keep back what a forward writes, where other replicas write it or where it counts not."""
+        sizes = self.stream.sizes
+        counts = not sizes or sizes[micro] > 0
+        if self.statistics is not None and self.statistics.has(stage):
+            return self.statistics.noting(stage, micro, again=again, counts=counts)
+        return nullcontext() if counts or again else Twice(self.modules[stage]).aside()
 
     def _named(self, stage: int, result: Any) -> dict[str, Tensor]:  # noqa: ANN401  # as forward's
         results = result if isinstance(result, tuple) else (result,)
@@ -356,7 +359,7 @@ class Device:
 
         `sent` are the gradients of its results and, relayed from later readers, those of what it
         received: they enter as roots, so that they are added in the order of an unsplit backward
-        pass. The loss is seeded with 1/M.
+        pass. The loss is seeded with its share of the step's, 1/M where rows are equal.
         """
         saved = self._saved.pop((stage, micro))
         if isinstance(saved, Read):
@@ -364,7 +367,7 @@ class Device:
         roots, seeds = [], []
         if self.loss is not None and self.loss[0] == stage:
             roots.append(saved.outputs[self.loss[1]])
-            seeds.append(self._seed(roots[0]))
+            seeds.append(self._seed(roots[0], micro))
         for name, gradient in sent.items():
             root = saved.outputs.get(name, saved.leaves.get(name))
             if root is not None:  # None: planned to want a gradient, but the forward detached it
@@ -376,10 +379,11 @@ class Device:
         relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 
-    def _seed(self, loss: Tensor) -> Tensor:
-        if self.loss_scale is not None:
-            return self.loss_scale.seed(loss, self.micro_batches)
-        return torch.full_like(loss, 1.0 / self.micro_batches)
+    def _seed(self, loss: Tensor, micro: int) -> Tensor:
+        """Return what a micro-batch's loss counts of the step's: its rows over the step's."""
+        sizes = self.stream.sizes or (1,) * self.micro_batches
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+        return share_of(torch.full_like(loss, scale), sizes, micro)
 
     def _gradients(
         self, stage: int, micro: int, roots: list[Tensor], inputs: list[Tensor], seeds: list[Tensor]
@@ -444,7 +448,7 @@ class Device:
         """Write what the micro-batches of all replicas add to running statistics, in order."""
         assert self.statistics is not None
         self.statistics.tell()
-        self.statistics.take()
+        self.statistics.take([m for m, rows in enumerate(self.stream.sizes) if not rows])
 
     def gather_weights(self) -> None:
         """Exchange what each replica has updated."""

@@ -42,10 +42,6 @@ class LossScale:
         self.growth_interval = growth_interval
         self.healthy = 0  # steps since the scale changed
 
-    def seed(self, loss: Tensor, micro_batches: int) -> Tensor:
-        """Return the gradient that a micro-batch's loss starts its backward pass with."""
-        return torch.full_like(loss, self.scale) / micro_batches
-
     def update(self, all_finite: bool) -> None:
         """Change the scale after a step: it falls at once, and grows after many good steps."""
         self.healthy = self.healthy + 1 if all_finite else 0

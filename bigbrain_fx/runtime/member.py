@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
-from .channel import Channel
+from .channel import Channel, enclose
 from .commits import CommitError, FencedError
 from .committing import CommitOptions
 from .control import Control, Duty, said
@@ -102,7 +102,8 @@ class _Nothing:
         pass
 
     def recv(self, channel: Channel) -> Tensor:
-        return torch.zeros(channel.shape, dtype=channel.dtype)
+        zeros = torch.zeros(channel.shape, dtype=channel.dtype)
+        return enclose(channel, zeros) if channel.varies else zeros
 
     def agree(self, what: str, digest: str, device: str) -> None:
         pass

@@ -134,7 +134,7 @@ class NetworkTransport:
         arriving, work = line.posted.popleft()
         self._wait(work, channel)
         self._post(line, self.ahead)
-        flat = self._opened(arriving, line.layout.numel, channel.dtype, channel)
+        flat = self._opened(arriving, line.layout.numel, channel.wire[1], channel)
         return unpack(flat.to(self.device), line.layout)
 
     def agree(self, what: str, digest: str, device: str) -> None:
@@ -240,7 +240,7 @@ class NetworkTransport:
                 line.header = header, self._start_recv(line, header, 2 * line.channel.tag)
             return
         while line.expected and len(line.posted) < count:
-            arriving = self._room(line.layout.numel, line.channel.dtype)
+            arriving = self._room(line.layout.numel, line.channel.wire[1])
             work = self._start_recv(line, arriving, 2 * line.channel.tag + 1)
             line.posted.append((arriving, work))
             line.expected -= 1
@@ -253,10 +253,9 @@ class NetworkTransport:
         self._wait(work, line.channel)
         header = self._opened(arriving, HEADER_LENGTH, torch.int64, line.channel)
         layout = Layout.from_header(header)
-        if layout.shape != line.channel.shape:
-            raise ValueError(
-                f"{line.channel}: planned shape {line.channel.shape}, sent {layout.shape}"
-            )
+        planned, _ = line.channel.wire
+        if layout.shape != planned:
+            raise ValueError(f"{line.channel}: planned shape {planned}, sent {layout.shape}")
         return layout
 
     # ------------------------------------------------------------------ bytes on the wire

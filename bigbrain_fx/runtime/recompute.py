@@ -83,6 +83,13 @@ class Twice:
             del copies[name]
 
     @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the module write into copies meanwhile, which are dropped."""
+        before = {name: place.tensor.detach().clone() for name, place in self._places.items()}
+        with self.with_copies(before):
+            yield
+
+    @contextmanager
     def with_copies(self, copies: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the module read and write these meanwhile; two names of one tensor stay one."""
         now = {name: self._places[name].tensor for name in copies}

@@ -11,7 +11,7 @@ torch's CPU kernel does. Copied into bundles with replicas. It knows no schedule
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,14 +121,23 @@ class Statistics:
         """Forget the step before."""
         self._notes = {}
 
+    def has(self, stage: int) -> bool:
+        """Whether a stage writes what other replicas write, too."""
+        return stage in self._stages
+
     @contextmanager
-    def noting(self, stage: int, micro: int, *, again: bool = False) -> Iterator[None]:
-        """Note what a forward in the block would write; a second run of one has been noted."""
-        if stage not in self._stages:
-            yield
-            return
+    def noting(
+        self, stage: int, micro: int, *, again: bool = False, counts: bool = True
+    ) -> Iterator[None]:
+        """Note what a forward in the block would write; a second run of one has been noted.
+
+        A micro-batch without rows of its own does not count.
+        """
         with _Noting() as seen:
             yield
+        own = [group for group in self.groups if group.stage == stage and not (counts or again)]
+        for counter, added in (pair for group in own for pair in group.counters):
+            counter.sub_(added)
         if not again:
             found: dict[int, deque[Note]] = defaultdict(deque)
             for note in seen.notes:
@@ -142,17 +151,17 @@ class Statistics:
             for channel in group.away:
                 self.transport.send(channel, torch.cat([_flat(notes) for notes in noted.values()]))
 
-    def take(self) -> None:
-        """Take what the others have noted, and write all of it in the order of micro-batches."""
+    def take(self, idle: Collection[int] = ()) -> None:
+        """Take what the others have noted; write all but `idle` in the order of micro-batches."""
         for group, noted in zip(self.groups, self._told, strict=True):
             rows = {micro: _flat(notes) for micro, notes in noted.items() if notes}
             for place, channel in group.here.items():
                 received = self.transport.recv(channel).chunk(len(self.micros[place]))
                 rows.update(zip(self.micros[place], received, strict=True))
             calls = next(iter(noted.values()))
-            for _, row in sorted(rows.items()):
-                _write(group.pairs, calls, row)
-            self._count(group)
+            for micro in sorted(rows.keys() - {*idle}):
+                _write(group.pairs, calls, rows[micro])
+            self._count(group, idle)
 
     def _own(self, group: Group) -> dict[int, list[Note]]:
         """Return what this replica's micro-batches have noted, in the order of the pairs."""
@@ -168,9 +177,10 @@ class Statistics:
                 ) from None
         return found
 
-    def _count(self, group: Group) -> None:
+    def _count(self, group: Group, idle: Collection[int]) -> None:
         """Count the other replicas' micro-batches, too."""
-        others = sum(map(len, self.micros)) - len(self.micros[self.replica])
+        away = [micros for place, micros in enumerate(self.micros) if place != self.replica]
+        others = sum(micro not in idle for micros in away for micro in micros)
         for counter, added in group.counters:
             counter.add_(added * others)
 

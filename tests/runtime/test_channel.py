@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from bigbrain_fx.runtime.channel import HEADER_LENGTH, MAX_DIMS, Channel, Layout, pack, unpack
+from bigbrain_fx.runtime.channel import (
+    HEADER_LENGTH,
+    MAX_DIMS,
+    Channel,
+    Layout,
+    disclose,
+    enclose,
+    pack,
+    unpack,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 
@@ -125,3 +134,22 @@ def test_what_a_channel_repeats_may_not_differ_later(first: Tensor) -> None:
     later = torch.arange(12.0).view(4, 3)
     with pytest.raises(ValueError, match=r"which repeat elements; this one has \(3, 1\)"):
         pack(later, Layout.of(first))
+
+
+@given(tensors())
+@settings(max_examples=60, deadline=None)
+def test_messages_of_a_channel_that_varies_have_one_size_and_say_their_own(tensor: Tensor) -> None:
+    shape = (*tensor.shape[:1], *(n + 1 for n in tensor.shape[1:]))  # of the largest
+    channel = Channel(0, "activation", "x", 0, 1, "a", "b", shape, tensor.dtype, varies=True)
+    message = enclose(channel, tensor)
+    assert (tuple(message.shape), message.dtype) == channel.wire
+    found = disclose(channel, message)
+    assert torch.equal(found, tensor)
+    assert Layout.of(found) == Layout.of(tensor)
+    assert found.untyped_storage().data_ptr() != message.untyped_storage().data_ptr()
+
+
+def test_a_message_larger_than_its_channel_is_refused() -> None:
+    channel = Channel(0, "activation", "x", 0, 1, "a", "b", (2, 3), torch.float32, varies=True)
+    with pytest.raises(ValueError, match=r"\(3, 3\) is larger than \(2, 3\)"):
+        enclose(channel, torch.zeros(3, 3))

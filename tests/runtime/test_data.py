@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigbrain_fx.runtime.data import BatchError, Stream
+from bigbrain_fx.runtime.data import BatchError, Splitting, Stream, mean_loss, share_of
 
 CPU = torch.device("cpu")
 
@@ -33,6 +33,7 @@ def stream(batches: Callable[[int], Iterator[Any]] = counted, **changes: Any) ->
         options["micro_batches"],
         CPU,
         options.get("specs"),
+        options.get("splitting"),
     )
 
 
@@ -249,3 +250,63 @@ def test_each_other_batch_has_its_remedy(value: object, said: str) -> None:
 def test_an_iterator_that_ends_is_begun_anew_as_the_error_says() -> None:
     with pytest.raises(BatchError, match="`while True:` around the loop"):
         read_all(lambda seed: itertools.islice(counted(seed), 2), ("int64", (4,)))
+
+
+def uneven(splitting: Splitting, sizes: list[int], shape: tuple[int, ...] = (8, 3)) -> Stream:
+    """Read batches of these sizes, in 4 micro-batches; the first column says which row it is."""
+
+    def batches(seed: int) -> Iterator[Any]:
+        for rows in sizes:
+            x = torch.arange(8.0)[:, None].expand(8, 3)[:rows]
+            yield {"x": x.t() if splitting.dims else x[:, : shape[1] - 1] if splitting.pad else x}
+
+    specs = {"x": ("float32", shape)}
+    inputs = {"x": ("x",)}
+    return stream(
+        batches, inputs=inputs, whole=(), specs=specs, splitting=splitting, micro_batches=4
+    )
+
+
+def rows_of(data: Stream) -> list[list[float]]:
+    return [data.get("x", micro)[:, 0].tolist() for micro in range(4)]
+
+
+def test_a_smaller_batch_is_split_as_evenly_as_it_goes() -> None:
+    data = uneven(Splitting(drop_last=False), [8, 7, 3])
+    data.advance(1)
+    assert (rows_of(data), data.sizes) == ([[0, 1], [2, 3], [4, 5], [6]], (2, 2, 2, 1))
+    data.advance(
+        2
+    )  # a micro-batch without rows of its own runs the first one's, and counts nothing
+    assert (rows_of(data), data.sizes) == ([[0], [1], [2], [0]], (1, 1, 1, 0))
+
+
+def test_a_smaller_batch_is_left_out_and_the_next_one_is_the_steps() -> None:
+    data = uneven(Splitting(drop_last=True), [8, 5, 8, 7, 7])
+    data.advance(1)
+    assert data.sizes == (2, 2, 2, 2)
+    data.rewind(0)
+    data.advance(0)
+    assert data.sizes == (2, 2, 2, 2)
+    with pytest.raises(BatchError, match="two batches in a row have too few rows"):
+        data.advance(2)
+
+
+def test_rows_may_stand_in_another_dimension() -> None:
+    data = uneven(Splitting(dims={"x": 1}), [8])
+    data.advance(0)
+    assert rows_of(data) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert data.get("x", 0).movedim(0, 1).is_contiguous()  # as the user's own slice would be
+
+
+def test_what_is_shorter_is_filled_up() -> None:
+    data = uneven(Splitting(pad={"x": -1.0}), [8])
+    data.advance(0)
+    assert data.get("x", 3).tolist() == [[6, 6, -1], [7, 7, -1]]
+
+
+def test_each_micro_batch_weighs_its_rows() -> None:
+    losses = [torch.tensor(4.0), torch.tensor(1.0), torch.tensor(9.0)]
+    assert mean_loss(losses, (2, 1, 0)) == 3.0
+    assert mean_loss(losses, ()) == mean_loss(losses, (2, 2, 2))
+    assert [float(share_of(torch.tensor(3.0), (2, 1, 0), m)) for m in range(3)] == [2.0, 1.0, 0.0]

@@ -8,7 +8,7 @@ what it defines itself counts:
 
     # %% clamp-by-hook: every parameter's gradient is clamped by a hook
     #: refused, remedy clamp-in-optimizer      (or: stopped, when the data show it)
-    #: options --micro-batches 4 --leaf Experts
+    #: --micro-batches 4 --leaf Experts --replicas 2 --schedule zb-h1 --recompute all
 
 Without the first of these lines it must be right; `dice` in it says that it draws random numbers.
 """
@@ -36,7 +36,7 @@ class Form:
         source: the whole model file.
         expected: right, refused or stopped; `remedy` is the form that follows the advice then.
         dice: it draws random numbers, a bundle by keys of its own: `verify` alone judges it.
-        leaves, micro_batches: options of `split`.
+        leaves, micro_batches: options of `split`; `options` are its others, by name.
     """
 
     name: str
@@ -48,6 +48,11 @@ class Form:
     dice: bool = False
     leaves: tuple[str, ...] = ()
     micro_batches: int = 2
+    options: tuple[tuple[str, str], ...] = ()
+
+    def option(self, name: str, default: str = "") -> str:
+        """Return what an option of `split` is given."""
+        return dict(self.options).get(name, default)
 
 
 @cache
@@ -83,4 +88,7 @@ def _cells(path: Path, prelude: str) -> Iterator[Form]:
             dice="dice" in said.split("--")[0],
             leaves=tuple(re.findall(r"--leaf ([\w.]+)", said)),
             micro_batches=int(count[1]) if count else 2,
+            options=tuple(
+                re.findall(r"--(replicas|schedule|recompute|zero|sum-order) (\S+)", said)
+            ),
         )

@@ -21,9 +21,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -91,11 +92,22 @@ def _loop(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 
 
 def _split(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
-    options = bb.Options("halves", micro_batches=form.micro_batches, leaves=form.leaves)
+    options = _options(form)
     ways = {**partitioners.TABLE, Halves.name: Halves}
     with mock.patch.object(session, "Child", _Here), mock.patch.object(partitioners, "TABLE", ways):
-        made = bb.split(path, cluster(), folder / "bundle", options)
+        devices = 2 * int(form.option("replicas", "1"))
+        made = bb.split(path, cluster(devices), folder / "bundle", options)
     return {"said": "; ".join(made.warnings)}
+
+
+def _options(form: Form) -> bb.Options:
+    made = bb.Options("halves", micro_batches=form.micro_batches, leaves=form.leaves)
+    kinds = {"replicas": int, "zero": int}
+    known = {"zero": "zero_stage", "sum-order": "sum_order"}
+    given: dict[str, Any] = {
+        known.get(name, name): kinds.get(name, str)(value) for name, value in form.options
+    }
+    return replace(made, **given)
 
 
 def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
@@ -166,9 +178,9 @@ def _plain(message: Mapping[str, object]) -> Message:
     return found
 
 
-def cluster() -> Cluster:
-    """Return two unlike CPU devices whose link costs nothing: tiny models are cut, too."""
-    speeds = (60e9, 30e9)
+def cluster(count: int = 2) -> Cluster:
+    """Return unlike CPU devices whose links cost nothing: tiny models are cut, too."""
+    speeds = (60e9, 30e9) * (count // 2)
     made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(speeds))
     return Cluster(tuple(made), Link(1e-8, 1e12))
 

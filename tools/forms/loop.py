@@ -38,8 +38,8 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     scaling = getattr(code, "grad_scaler", None) or {"enabled": False}
     scaler = torch.amp.GradScaler("cpu", **scaling)
     losses = []
-    for step, batch in enumerate(itertools.islice(_batches(code, example), STEPS)):
-        losses.append(_backward(code, model, _parts(batch, example, micro_batches), scaler))
+    for step, batch in enumerate(itertools.islice(_kept(code, example), STEPS)):
+        losses.append(_backward(code, model, _parts(code, batch, micro_batches), scaler))
         _update(code, model, made, base, step, scaler)
         if scheduler is not None:
             scheduler.step()
@@ -58,25 +58,32 @@ def _run(path: Path) -> ModuleType:
     return code
 
 
+def _kept(code: ModuleType, example: object) -> Iterator[object]:
+    """Leave out a smaller last batch where the file says so."""
+    drops, rows = getattr(code, "drop_last", None), _rows(code, example)
+    return (b for b in _batches(code, example) if not (drops and _rows(code, b) < rows))
+
+
 def _batches(code: ModuleType, example: object) -> Iterator[object]:
     """Draw the data with dice of their own, as a loader's worker does."""
     if not hasattr(code, "batches"):
         return itertools.repeat(example)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return iter(list(itertools.islice(code.batches(0), STEPS)))
+        return iter(list(itertools.islice(code.batches(0), 2 * STEPS)))
 
 
 def _backward(
     code: ModuleType, model: nn.Module, parts: list[Any], scaler: torch.amp.GradScaler
 ) -> float:
-    total = 0.0
+    total, rows = 0.0, sum(_rows(code, part) for part in parts)
     for part in parts:
         with _autocast(code):
             output = _call(code, model, part)
             loss = code.loss(output, part) if code.loss else _own(output)
-        scaler.scale(loss / len(parts)).backward()
-        total += float(loss.detach().double()) / len(parts)
+        share = _rows(code, part) / rows
+        scaler.scale(loss * share).backward()
+        total += float(loss.detach().double()) * share
     return total
 
 
@@ -124,32 +131,47 @@ def _call(code: ModuleType, model: nn.Module, batch: Any) -> object:  # noqa: AN
     return model(*batch[:count])
 
 
-def _parts(batch: Any, example: Any, count: int) -> list[Any]:  # noqa: ANN401
-    """Cut every tensor that has the batch's rows into equal parts."""
-    rows = next(t for t in _tensors(example) if t.dim()).shape[0]
+def _parts(code: ModuleType, batch: Any, count: int) -> list[Any]:  # noqa: ANN401
+    """Cut every tensor that has the batch's rows into parts, equal as far as they go."""
+    rows, dims = _rows(code, batch), _dims(code)
 
-    def part(tensor: Tensor, number: int) -> Tensor:
-        whole = not tensor.dim() or tensor.shape[0] != rows
-        return tensor.clone() if whole else tensor.chunk(count)[number].clone()
+    def part(tensor: Tensor, key: object, number: int) -> Tensor:
+        dim = dims.get(key, 0)
+        if dim is None or not tensor.dim() or tensor.shape[dim] != rows:
+            return tensor.clone()
+        return tensor.tensor_split(count, dim)[number].clone()
 
-    return [_mapped(batch, partial(part, number=m)) for m in range(count)]
+    return [_mapped(batch, partial(part, number=m)) for m in range(min(count, rows))]
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:  # noqa: ANN401
+def _dims(code: ModuleType) -> Mapping[object, int | None]:
+    """Return the dimension that is the batch, by entry, where the file says it."""
+    found: Mapping[object, int | None] = getattr(code, "batch_dims", {})
+    return found
+
+
+def _rows(code: ModuleType, batch: Any) -> int:  # noqa: ANN401
+    """Return the rows of a batch: its first tensor's that has any."""
+    dims = _dims(code)
+    sizes: list[int] = []
+
+    def note(tensor: Tensor, key: object) -> Tensor:
+        dim = dims.get(key, 0)
+        sizes.extend([tensor.shape[dim]] if dim is not None and tensor.dim() else [])
+        return tensor
+
+    _mapped(batch, note)
+    return sizes[0]
+
+
+def _mapped(batch: Any, change: Callable[[Tensor, object], Tensor], key: object = None) -> Any:  # noqa: ANN401
+    """Change every tensor; `key` is the entry of the batch that it is in."""
     if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
-
-
-def _mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
-    if isinstance(batch, Tensor):
-        return change(batch)
+        return change(batch, key)
     if isinstance(batch, Mapping):
-        return {key: _mapped(value, change) for key, value in batch.items()}
+        return {k: _mapped(v, change, k if key is None else key) for k, v in batch.items()}
     if isinstance(batch, list | tuple):
-        made = [_mapped(value, change) for value in batch]
+        made = [_mapped(v, change, i if key is None else key) for i, v in enumerate(batch)]
         return made if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(made)
     return batch
 

@@ -36,6 +36,7 @@ class DeviceFile:
     micro_batches: int
     rows: int
     title: str
+    varies: bool = False  # micro-batches may have fewer rows than `rows`
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
 
     @property
@@ -184,6 +185,7 @@ class _Channels:
         ends = edge.source, edge.target, self.device_of[edge.source], self.device_of[edge.target]
         parts = [repr(part) for part in (tag, edge.kind, edge.value, *ends, shape)]
         parts += [f"torch.{dtype}", "requires_grad=True"] if wants else [f"torch.{dtype}"]
+        parts += ["varies=True"] * (self.file.varies and edge.kind in ("activation", "gradient"))
         return f"Channel({', '.join(parts)})"
 
     def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:

@@ -48,6 +48,7 @@ def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
                 plan.micro_batches,
                 plan.rows,
                 plan.graph.name,
+                plan.source.drop_last is False and plan.mode == "train",
                 plan.source.module,
             ),
             classes,

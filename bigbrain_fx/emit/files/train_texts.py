@@ -19,7 +19,7 @@ from bigbrain_fx.emit.files.model_file import (
 from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, Source
 
 OURS = (
     "INPUTS",
@@ -30,6 +30,7 @@ OURS = (
     "CLIP_NORM",
     "SCHEDULER",
     "GRAD_SCALER",
+    "SPLITTING",
 )
 FILES = (
     "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
@@ -82,6 +83,7 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
     source, name = plan.source, source_file(plan).name
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
+    runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
     title, origin = quiet(plan.graph.name), quiet(name)
     head = [
         f'"""How {title} is trained; the functions are copied from {origin}.',
@@ -100,7 +102,16 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
     ours += [f"{constants['SCHEDULER']} = scheduler"] * source.has_scheduler
     if source.grad_scaler is not None:
         ours.append(f"{constants['GRAD_SCALER']} = {source.grad_scaler!r}")
+    if not source.splits_evenly:
+        ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source)}", 0)
     return with_users_code(head, imports, taken, ours)
+
+
+def _splitting(source: Source) -> str:
+    """Return how batches become micro-batches; the example's file has its rows first."""
+    dims = source.batch_dims if source.has_batches else {}
+    said = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
+    return f"Splitting({', '.join(f'{n}={v!r}' for n, v in said.items() if v not in (None, {}))})"
 
 
 def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
@@ -116,6 +127,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
         *data.values(),
         f"training=Training({', '.join(how)})",
         specs,
+        *[f"splitting=training.{constants['SPLITTING']}"] * (not plan.source.splits_evenly),
         "hooks=HOOKS",
     ]
     lines = [

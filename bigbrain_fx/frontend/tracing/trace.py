@@ -46,6 +46,7 @@ from bigbrain_fx.frontend.tracing.objective import (
 from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
 from bigbrain_fx.frontend.tracing.plain import Plain, state_kept
 from bigbrain_fx.frontend.tracing.saves import with_saves
+from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
 from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
@@ -57,7 +58,7 @@ from bigbrain_fx.frontend.tracing.step import (
     without_fast_path,
 )
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
-from bigbrain_fx.frontend.translation.batch import Batch, take_apart, to_meta
+from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.opaque import recording
 from bigbrain_fx.frontend.translation.oracle import Oracle, WrongAnswerError
@@ -87,6 +88,7 @@ class Captured:
         functions: the user's own Python behind `opaque.`, `leaf.` and `user.` targets.
         warnings: what the user should know, one sentence each.
         batch: the example batch, taken apart.
+        shares: its loss, whole and in parts, where that could be tried.
     """
 
     graph: Graph
@@ -94,6 +96,7 @@ class Captured:
     functions: Mapping[str, object]
     warnings: tuple[str, ...]
     batch: Batch
+    shares: Shares | None = None
 
     def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
         """Return the example batch by input name, with `rows` rows (its own when left out)."""
@@ -112,6 +115,7 @@ def capture(
     assume: Mapping[str, bool] | None = None,
     leaves: Sequence[str] = (),
     loss_needed: bool = False,
+    batch_dims: BatchDims | None = None,
 ) -> Captured:
     """Trace a module to a graph, without strictness and with a free batch size.
 
@@ -134,6 +138,8 @@ def capture(
             decides; plain runs say so when left out.
         leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
+        batch_dims: which dimension is the batch, None for none, by entry; 0 of those that have as
+            many rows there when left out.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.
@@ -147,7 +153,7 @@ def capture(
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
-    batch = take_apart(example_batch, names, tensor_names(module))
+    batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     labels = Labels(name or type(module).__name__, batch.rows, training, autocast)
     modes = [(part, part.training) for part in module.modules()]
     module.train(training)
@@ -212,10 +218,28 @@ class _Job:
             found = self.strictly(micro_batch, refused)
         self.judge_hooks()  # those that forward has set meanwhile
         said = (*self.warnings, *self.ladder.remarks(found.graph))
+        parts = None
         if found.graph.loss is not None:
-            said += tuple(remarks(found.graph, found.inputs()))
+            known = tuple(remarks(found.graph, found.inputs()))
+            parts = self.shares(found, micro_batch)
+            unequal = parts is not None and not parts.are_equal
+            said += known or ((remark(parts),) if parts and unequal else ())
         graph = with_saves(found.graph)
-        return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)))
+        return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)), shares=parts)
+
+    def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:
+        """Compare the example's loss with that of its halves.
+
+        Raises:
+            InputError: they differ, and which dimension is the batch is a guess.
+        """
+        rows = self.batch.rows
+        if self.on_meta or micro_batch == rows or not affordable(found.graph, (4 * rows,)):
+            return None
+        parts = shares(self.ladder.plain, self.batch)
+        if parts is not None and not parts.are_equal and is_guess(self.batch):
+            raise undeclared(self.batch, parts)
+        return parts
 
     def judge_hooks(self) -> None:
         """Refuse hooks that a bundle would leave out."""
@@ -439,7 +463,8 @@ class _Job:
                     f"batch: {type(error).__name__}: {first}",
                     at=where(error),
                     notes=(said_axis(self.batch),),
-                    help="fewer micro-batches have more rows each: --micro-batches",
+                    help="fewer micro-batches have more rows each: --micro-batches; an entry that "
+                    "is no row of the batch is passed whole with batch_dims = {'entry': None}",
                 )
             return InputError(
                 f"the model fails on its example batch: {type(error).__name__}: {first}",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,23 +18,34 @@ from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 
 Key = tuple[str | int, ...]
+BatchDims = Mapping[str | int, int | None]  # an entry of a batch -> its dimension that is the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stand in a template for the tensor that goes there, by its name in the graph."""
+    """Stand in a template for the tensor that goes there, by its name in the graph.
+
+    Its first dimension goes to where the user has it.
+    """
 
     name: str
+    dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the batch; `batched` when its dimension 0 is the batch."""
+    """One tensor of the batch; `batched` when its dimension 0 is the batch.
+
+    A dimension `dim` of the user's tensor that is another one stands first in `tensor`; `said` when
+    the user has said which it is.
+    """
 
     name: str
     key: Key
     tensor: Tensor
     batched: bool
+    dim: int = 0
+    said: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,23 +79,32 @@ def _sized(tensor: Tensor, rows: int) -> Tensor:
 
 
 def take_apart(
-    batch: object, names: Mapping[Key, str] | None = None, taken: Iterable[str] = ()
+    batch: object,
+    names: Mapping[Key, str] | None = None,
+    taken: Iterable[str] = (),
+    dims: BatchDims | None = None,
 ) -> Batch:
     """Find the tensors of an example batch.
 
     The batch size is the most common length of dimension 0 among its tensors (the first one's, when
-    several are equally common); tensors of another length are passed whole.
+    several are equally common); tensors of another length are passed whole. Of an entry in `dims`
+    it is the length of that dimension.
 
     Args:
         batch: a tensor, dict, tuple or list, nested at will; other entries are constants.
         names: names to give to tensors, by key; others are named after their keys.
         taken: names that are not free.
+        dims: which dimension is the batch, None for none, by entry.
 
     Raises:
-        InputError: it holds no tensor with a dimension 0.
+        InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
     """
     found = [(key, value) for key, value in _walk(batch, ()) if isinstance(value, Tensor)]
-    lengths = Counter(tensor.shape[0] for _, tensor in found if tensor.dim())
+    said = dims_of(found, dims or {})
+    found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
+    own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
+    asked = [tensor.shape[0] for key, tensor in found if tensor.dim() and key not in said]
+    lengths = Counter(own or asked)
     if not lengths:
         raise InputError(
             f"example_batch() must hold a tensor with a batch dimension, found {_said(batch)}",
@@ -95,15 +115,80 @@ def take_apart(
         raise InputError("example_batch() has tensors of 0 rows, expected at least 1")
     given = _named([key for key, _ in found], names or {}, set(taken))
     entries = tuple(
-        Entry(given[key], key, tensor, bool(tensor.dim()) and tensor.shape[0] == rows)
+        Entry(given[key], key, tensor, _has_rows(key, tensor, rows, said), said.get(key) or 0)
         for key, tensor in found
     )
-    return Batch(_template(batch, (), given), entries, rows)
+    entries = tuple(replace(entry, said=entry.key in said) for entry in entries)
+    slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
+    return Batch(_template(batch, (), slots), entries, rows)
 
 
-def graph_inputs(graph: Graph, batch: object) -> dict[str, Tensor]:
-    """Return the tensors of a batch by their names in the graph."""
-    return {entry.name: _reach(batch, entry.key) for entry in graph.inputs}
+def _has_rows(key: Key, tensor: Tensor, rows: int, said: Mapping[Key, int | None]) -> bool:
+    if key in said:
+        return said[key] is not None
+    return bool(tensor.dim()) and tensor.shape[0] == rows
+
+
+def dims_of(found: Sequence[tuple[Key, Tensor]], dims: BatchDims) -> dict[Key, int | None]:
+    """Return the dimension that is the batch of each tensor of which the user has said it.
+
+    Raises:
+        InputError: an entry is not there, or has no such dimension, or another number of rows.
+    """
+    said: dict[Key, int | None] = {}
+    for name, dim in dims.items():
+        for key, tensor in named(found, name, "batch_dims"):
+            if dim is not None and not dim < tensor.dim():
+                raise InputError(
+                    f"batch_dims says dimension {dim} of {name!r}, which has the shape "
+                    f"{list(tensor.shape)}",
+                    help="count from 0; None where every micro-batch gets all of it",
+                )
+            said[key] = dim
+    rows = {t.shape[d] for key, t in found if (d := said.get(key)) is not None}
+    if len(rows) > 1:
+        raise InputError(
+            f"batch_dims gives the example batch {', '.join(map(str, sorted(rows)))} rows",
+            help="name the dimension of each entry that is the batch: its length is that of all",
+        )
+    return said
+
+
+def named(
+    found: Sequence[tuple[Key, Tensor]], name: str | int, what: str
+) -> list[tuple[Key, Tensor]]:
+    """Return the tensors of an entry that the model file names: "x", 0, "pair.0".
+
+    Raises:
+        InputError: there is none.
+    """
+    path = tuple(str(name).split("."))
+    own = [(key, t) for key, t in found if tuple(map(str, key))[: len(path)] == path]
+    if not own:
+        known = ", ".join(repr(".".join(map(str, key))) for key, _ in found)
+        raise InputError(
+            f"{what} names {name!r}, and example_batch() has no such tensor",
+            help=f"name one of {known}",
+        )
+    return own
+
+
+def _first(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.movedim(dim, 0) if dim else tensor
+
+
+def graph_inputs(
+    graph: Graph, batch: object, dims: Mapping[str, int] | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of a batch by their names in the graph, their rows first.
+
+    Args:
+        graph: that reads them.
+        batch: the user's.
+        dims: where the rows are of an input that has them elsewhere.
+    """
+    known = dims or {}
+    return {e.name: _first(_reach(batch, e.key), known.get(e.name, 0)) for e in graph.inputs}
 
 
 def _reach(batch: object, key: Key) -> Tensor:
@@ -117,7 +202,8 @@ def _reach(batch: object, key: Key) -> Tensor:
 def fill(template: object, tensors: Mapping[str, Tensor]) -> object:
     """Put tensors into the slots of a template."""
     if isinstance(template, Slot):
-        return tensors[template.name]
+        tensor = tensors[template.name]
+        return tensor.movedim(0, template.dim) if template.dim else tensor
     if isinstance(template, dict):
         return {key: fill(value, tensors) for key, value in template.items()}
     if isinstance(template, tuple | list):
@@ -125,13 +211,13 @@ def fill(template: object, tensors: Mapping[str, Tensor]) -> object:
     return template
 
 
-def _template(value: object, key: Key, names: Mapping[Key, str]) -> object:
+def _template(value: object, key: Key, slots: Mapping[Key, Slot]) -> object:
     if isinstance(value, Tensor):
-        return Slot(names[key])
+        return slots[key]
     if isinstance(value, Mapping):
-        return {k: _template(v, (*key, k), names) for k, v in value.items()}
+        return {k: _template(v, (*key, k), slots) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return _like(value, [_template(v, (*key, i), names) for i, v in enumerate(value)])
+        return _like(value, [_template(v, (*key, i), slots) for i, v in enumerate(value)])
     return value
 
 

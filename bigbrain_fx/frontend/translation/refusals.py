@@ -299,7 +299,15 @@ def said_axis(batch: Batch) -> str:
     split = [entry.name for entry in batch.entries if entry.batched]
     whole = [entry.name for entry in batch.entries if not entry.batched]
     kept = f"; {', '.join(whole)} goes to every micro-batch whole" if whole else ""
-    return f"dimension 0 of {', '.join(split)} ({batch.rows} rows) is taken for the batch{kept}"
+    other = f"batch_dims = {{{_name(batch)!r}: None}} in the model file passes an entry whole"
+    taken = f"dimension 0 of {', '.join(split)} ({batch.rows} rows) is taken for the batch{kept}"
+    return f"{taken}; {other}"
+
+
+def _name(batch: Batch) -> str | int:
+    """Return what a model file calls the last entry that is split."""
+    key = next(entry.key for entry in reversed(batch.entries) if entry.batched)
+    return key[0] if len(key) == 1 else ".".join(map(str, key))
 
 
 def transformed(at: str, code: str) -> CaptureError:

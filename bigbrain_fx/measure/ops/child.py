@@ -140,6 +140,7 @@ class _Profiler:
             training=bool(self.wanted["training"]),
             name=type(file.model).__name__,
             autocast=file.autocast,
+            batch_dims=file.batch_dims,
             assume=cast("Mapping[str, bool]", self.wanted["assume"]),
             leaves=(*file.leaves, *cast("Sequence[str]", self.wanted["leaves"])),
         )

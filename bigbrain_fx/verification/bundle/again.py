@@ -26,6 +26,7 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         assume=answers_in(plan.graph),
         leaves=leaf_paths(plan.graph),
         autocast=file.autocast,
+        batch_dims=file.batch_dims,
     )
     if _unplaced(captured.graph) != _unplaced(plan.graph):
         raise InputError(

@@ -207,8 +207,9 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
 
     def micro_batches(step: int) -> list[Mapping[str, Tensor]]:
         made.advance(step)
-        count = plan.micro_batches
-        return [{name: made.get(name, m).clone() for name in made.inputs} for m in range(count)]
+        sizes = getattr(made, "sizes", ()) or (1,) * plan.micro_batches  # of an older bundle
+        counted = [m for m, rows in enumerate(sizes) if rows]
+        return [{name: made.get(name, m).clone() for name in made.inputs} for m in counted]
 
     return micro_batches
 
@@ -216,8 +217,10 @@ def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[s
 def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
     data = importlib.import_module("runtime.data")  # the bundle's own copy
     b = bundle.BUNDLE
+    own = getattr(b, "splitting", None)  # an older bundle has none
+    how = {"splitting": own, "specs": b.specs} if own is not None else {}
     stream: Stream = data.Stream(
-        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu")
+        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu"), **how
     )
     return stream
 
@@ -248,7 +251,7 @@ def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, o
     batches = [captured.inputs(rows)]
     if file.batches is not None:
         batch = next(iter(file.batches(plan.seed + 1)))
-        inputs = graph_inputs(captured.graph, batch)
+        inputs = graph_inputs(captured.graph, batch, plan.source.batch_dims)
         batches.append(
             {
                 e.name: inputs[e.name][:rows] if e.batched else inputs[e.name]

@@ -82,7 +82,8 @@ class TrainingLoop:
             put(self.model, read(Path(wanted.start)))
         self.model.train()
         self.data = _data(self.file, wanted.seed)
-        self.split = _split_entries(self.file.example_batch)
+        self.split = _split_entries(self.file.example_batch, self.file.batch_dims)
+        self.pad = _padding(self.file.example_batch, self.file.pad, self.split)
         self.step, self.batch = -1, self.file.example_batch
         self._settle_route()
         self.optimizer = None if wanted.exact else self._optimizer()
@@ -141,23 +142,46 @@ class TrainingLoop:
     def micro_batches(self, step: int) -> list[object]:
         """Read on to the batch of a step; return its parts."""
         while self.step < step:
-            self.batch = next(self.data)
+            self.batch = self._next()
             self.step += 1
-        count = self.wanted.micro_batches
-        return [_tensors(self.batch, _part(self.split, m, count)) for m in range(count)]
+        count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
+        even = self.file.drop_last is not False
+        return [_tensors(self.batch, _part(self.split, m, count, even)) for m in range(count)]
+
+    def _rows(self, batch: object) -> int:
+        """Return how many rows a batch has; none where no entry is split."""
+        found: list[int] = []
+
+        def note(tensor: Tensor, path: Path_) -> Tensor:
+            found.extend([tensor.shape[self.split[path]]] if path in self.split else [])
+            return tensor
+
+        _tensors(batch, note)
+        if len(set(found)) > 1:
+            raise ValueError(f"the entries of a batch have {found} rows")
+        return found[0] if found else 0
+
+    def _next(self) -> object:
+        """Draw a batch; leave out a smaller one where the file says so."""
+        full = self._rows(self.file.example_batch)
+        batch = next(self.data)
+        while self.file.drop_last and self._rows(batch) < full:
+            batch = next(self.data)
+        return _tensors(batch, self.pad)
 
     def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
         """Return the losses of the micro-batches, and where the first of them drew."""
         losses, places = [], []
+        sizes = [self._rows(batch) for batch in batches]
         for micro, batch in enumerate(batches):
             key = self.wanted.seed, self.step, micro
             with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
                 loss = self._loss(batch)
-                self.scaler.scale(loss / len(batches)).backward()
+                self.scaler.scale(_share(loss, sizes, micro)).backward()
             losses.append(loss.detach())
             if self.dice is not None and not micro:
                 places = list(self.dice.places)
-        return [float(loss) for loss in (torch.stack(losses).mean(), *losses)], places
+        return [float(loss) for loss in (_mean(losses, sizes), *losses)], places
 
     def _loss(self, batch: object) -> Tensor:
         how = route(self.model, batch, self.file.loss is not None)
@@ -266,25 +290,73 @@ def _set_dice(state: tuple[Tensor, tuple[Any, ...]]) -> None:
     random.setstate(state[1])
 
 
-def _split_entries(example: object) -> frozenset[Path_]:
-    """Return where a batch's tensors are that have its rows: the most common length there is."""
+def _split_entries(example: object, dims: Mapping[str | int, int | None]) -> dict[Path_, int]:
+    """Return the dimension that is the batch of every tensor that has its rows.
+
+    They are the most common length of dimension 0, but where the file says which dimension it is.
+    """
     found: dict[Path_, Tensor] = {}
     _tensors(example, lambda tensor, path: found.setdefault(path, tensor))
-    lengths = Counter(tensor.shape[0] for tensor in found.values() if tensor.dim())
+    said = {path: dim for name, dim in dims.items() for path in found if _is_of(path, name)}
+    own = [found[path].shape[dim] for path, dim in said.items() if dim is not None]
+    lengths = Counter(own or [t.shape[0] for p, t in found.items() if t.dim() and p not in said])
     rows = lengths.most_common(1)[0][0] if lengths else None
-    return frozenset(path for path, t in found.items() if t.dim() and t.shape[0] == rows)
+    rest = {p: 0 for p, t in found.items() if p not in said and t.dim() and t.shape[0] == rows}
+    return rest | {path: dim for path, dim in said.items() if dim is not None}
 
 
-def _part(split: frozenset[Path_], micro: int, count: int) -> Callable[[Tensor, Path_], Tensor]:
+def _is_of(path: Path_, name: str | int) -> bool:
+    """Whether a tensor is in the entry that the model file calls so: "x", 0, "pair.0"."""
+    return f"{'.'.join(map(str, path))}.".startswith(f"{name}.")
+
+
+def _padding(
+    example: object, pad: Mapping[str | int, int | float], split: Mapping[Path_, int]
+) -> Callable[[Tensor, Path_], Tensor]:
+    """Return what fills a tensor up to the example's shape, but for its rows."""
+    found: dict[Path_, Tensor] = {}
+    _tensors(example, lambda tensor, path: found.setdefault(path, tensor))
+
+    def padded(tensor: Tensor, path: Path_) -> Tensor:
+        fills = [fill for name, fill in pad.items() if _is_of(path, name)]
+        if not fills:
+            return tensor
+        shape = list(found[path].shape)
+        if path in split:
+            shape[split[path]] = tensor.shape[split[path]]
+        made = torch.full(shape, fills[-1], dtype=tensor.dtype)
+        made[tuple(slice(size) for size in tensor.shape)] = tensor
+        return made
+
+    return padded
+
+
+def _share(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
+    """Weigh a micro-batch's loss by its rows."""
+    return loss / len(sizes) if len({*sizes}) == 1 else loss * (sizes[micro] / sum(sizes))
+
+
+def _mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    if len({*sizes}) == 1:
+        return torch.stack([*losses]).mean()
+    return torch.stack([_share(loss, sizes, micro) for micro, loss in enumerate(losses)]).sum()
+
+
+def _part(
+    split: Mapping[Path_, int], micro: int, count: int, even: bool
+) -> Callable[[Tensor, Path_], Tensor]:
     """Return what takes a micro-batch of a batch's tensor, in memory of its own."""
 
     def part(tensor: Tensor, path: Path_) -> Tensor:
         if path not in split:
             return tensor.clone()
-        rows, over = divmod(tensor.shape[0], count)
-        if over:
-            raise ValueError(f"a batch of {tensor.shape[0]} rows has no {count} equal parts")
-        return tensor[micro * rows : (micro + 1) * rows].clone()
+        rows, over = divmod(tensor.shape[split[path]], count)
+        if over and even:
+            raise ValueError(f"a batch of {rows * count + over} rows has no {count} equal parts")
+        first, size = micro * rows + min(micro, over), rows + (micro < over)
+        if not split[path]:
+            return tensor[first : first + size].clone()
+        return tensor.narrow(split[path], first, size).clone(memory_format=torch.contiguous_format)
 
     return part
 

@@ -107,7 +107,7 @@ class _Comparison:
         reference = self._reference(state)
         if not step:
             self._require_places(reference, made["places"])
-        batches = [self._inputs(inputs, m) for m in range(self.plan.micro_batches)]
+        batches = [self._inputs(inputs, m) for m in range(len(made["losses"]) - 1)]
         scale = 1.0 if made["scale"] is None else float(made["scale"])
         loss, have = reference.gradients(batches, self.plan.seed, step, scale)
         theirs, ours = made["losses"][0], float(loss)
@@ -163,7 +163,9 @@ class _Comparison:
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs
-        return {e.name: inputs[eager.input_name(micro, e.key)] for e in entries}
+        found = {e.name: inputs[eager.input_name(micro, e.key)] for e in entries}
+        dims = self.plan.source.batch_dims
+        return {n: t.movedim(dims[n], 0) if n in dims else t for n, t in found.items()}
 
     def _compare_gradients(
         self, step: int, want: Gradients, have: Gradients, exact: Callable[[], Gradients | None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Op, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
-from bigbrain_fx.runtime import Training, are_finite, reseed
+from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -142,13 +143,14 @@ class Reference:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss of a step's micro-batches and the gradient of every parameter.
 
-        Gradients are those of the loss times `scale`.
+        Gradients are those of the loss times `scale`. Each micro-batch weighs its rows.
         """
         losses: dict[int, Tensor] = {}
+        sizes = self._sizes(micro_inputs)
 
         def made(micro: int) -> Gradients:
-            key, share = (seed, step, micro), (scale, len(micro_inputs))
-            losses[micro], found = self._micro_batch(micro_inputs[micro], key, share)
+            key, share = (seed, step, micro), partial(share_of, sizes=sizes, micro=micro)
+            losses[micro], found = self._micro_batch(micro_inputs[micro], key, share, scale)
             return found
 
         sums = self._sums(len(micro_inputs), made)
@@ -156,20 +158,30 @@ class Reference:
         for name, place in sorted(sums, key=lambda key: -key[1]):
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        return torch.stack([losses[micro] for micro in sorted(losses)]).mean(), {
-            name: totals[name] for name in self.parameters if name in totals
-        }
+        loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
+        return loss, {name: totals[name] for name in self.parameters if name in totals}
+
+    def _sizes(self, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[int]:
+        """Return the rows of each micro-batch; where nothing has rows, all weigh the same."""
+        named = next((e.name for e in self.graph.inputs if e.batched), None)
+        named = named if named in micro_inputs[0] else None
+        return [1 if named is None else made[named].shape[0] for made in micro_inputs]
 
     def _sums(self, count: int, made: Callable[[int], Gradients]) -> Gradients:
         """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
         if self.leaves_per_stage and self.stages.micros and self.stages.sum_order == "replica":
-            return _added(_added(map(made, micros)) for micros in self.stages.micros)
+            own = [[m for m in micros if m < count] for micros in self.stages.micros]
+            return _added(_added(map(made, micros)) for micros in own)
         if self.leaves_per_stage and self.stages.sum_order == "tree":
             return _added(_tree(first, size, made) for first, size in _powers(count))
         return _added(map(made, range(count)))
 
     def _micro_batch(
-        self, inputs: Mapping[str, Tensor], key: Key, share: tuple[float, int]
+        self,
+        inputs: Mapping[str, Tensor],
+        key: Key,
+        share: Callable[[Tensor], Tensor],
+        scale: float,
     ) -> tuple[Tensor, Gradients]:
         leaves: dict[Leaf, Tensor] = {}
         cut = next((c for c in self.cuts if key[2] in c.micros), self.cuts[0])
@@ -196,7 +208,7 @@ class Reference:
         )
         loss = found[self.graph.loss]
         assert isinstance(loss, Tensor)
-        seed = torch.full_like(loss, share[0]) / share[1]
+        seed = share(torch.full_like(loss, scale))
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
             loss, list(leaves.values()), seed, allow_unused=True
         )

@@ -1,0 +1,118 @@
+"""Do the micro-batches of the example add up to it? Its loss, whole and in parts, in numbers.
+
+`micro` reads in a graph what it knows; this runs the model, in eval mode, so that neither dropout
+nor a norm of the batch counts. It knows nothing of graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.translation.batch import Batch
+
+_ROUNDING = {2: 3e-2, 4: 1e-3}  # of the loss, by the bytes of its element type
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The loss of the example batch, and the mean of its two halves'; `nbytes` of an element."""
+
+    whole: float
+    halves: float
+    nbytes: int = 4
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss grows with the rows."""
+        return near(self.whole, 2 * self.halves, self.nbytes) and not self.are_equal
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether it does not matter for the loss that a batch is split."""
+        return near(self.whole, self.halves, self.nbytes)
+
+
+def near(one: float, other: float, nbytes: int) -> bool:
+    """Whether two losses are equal but for rounding."""
+    return abs(one - other) <= _ROUNDING.get(nbytes, 1e-6) * max(abs(one), abs(other))
+
+
+def shares(plain: Plain, batch: Batch) -> Shares | None:
+    """Compare; None where it cannot be done: an odd batch, no loss, draws of its own, an error."""
+    half = batch.rows // 2
+    if batch.rows < 2 or batch.rows % 2:
+        return None
+    with suppress(Exception), in_eval(plain.model):  # the user's own code, in a way it may not know
+        runs = [batch.sized(batch.rows), batch.sized(batch.rows), batch.sized(half)]
+        runs.append(batch.last(half))
+        found = [plain.run(list(run.values()), seed)[0] for seed, run in enumerate(runs)]
+        whole, again, *halves = (float(loss) for loss in found)
+        if whole == again and all(map(math.isfinite, (whole, *halves))) and _is_loss(found[0]):
+            return Shares(whole, sum(halves) / 2, found[0].element_size())
+    return None
+
+
+def _is_loss(value: Tensor) -> bool:
+    return value.dim() == 0 and value.is_floating_point()
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Let dropout and norms of the batch rest meanwhile."""
+    modes = [(part, part.training) for part in model.modules()]
+    for part, _ in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def remark(found: Shares) -> str:
+    """Say that a split changes what is trained."""
+    if found.is_sum:
+        return (
+            "the loss is a sum over rows, and a step's is the mean of its micro-batches' sums: "
+            "it depends on their number"
+        )
+    return (
+        f"the example batch has the loss {found.whole:.4g}, its two halves {found.halves:.4g}: "
+        "rows do not stand alone, and a step trains on the mean of its micro-batches. Where an "
+        "entry is split that should not be, or along the wrong dimension, say so in the model "
+        "file: batch_dims = {'mask': None, 'x': 1}"
+    )
+
+
+def is_guess(batch: Batch) -> bool:
+    """Whether entries disagree on the number of rows, and no number has a majority."""
+    if any(entry.said and entry.batched for entry in batch.entries):
+        return False
+    lengths = Counter(e.tensor.shape[0] for e in batch.entries if e.tensor.dim() and not e.said)
+    counts = sorted(lengths.values())
+    return len(counts) > 1 and counts[-1] == counts[-2]
+
+
+def undeclared(batch: Batch, found: Shares) -> InputError:
+    """Refuse to guess which dimension is the batch where it matters."""
+    shapes = ", ".join(f"{_key(e.key)!r} {list(e.tensor.shape)}" for e in batch.entries)
+    names = ", ".join(f"{_key(e.key)!r}: {0 if e.batched else None}" for e in batch.entries)
+    return InputError(
+        f"which dimension is the batch cannot be told from {shapes}, and it matters: split on "
+        f"{batch.rows} rows the loss is {found.halves:.4g}, whole it is {found.whole:.4g}",
+        at="example_batch",
+        help=f"say it in the model file, such as batch_dims = {{{names}}}: each entry's dimension "
+        "that is the batch, or None where every micro-batch gets all of it",
+    )
+
+
+def _key(key: tuple[str | int, ...]) -> str | int:
+    return key[0] if len(key) == 1 else ".".join(map(str, key))

@@ -1,0 +1,138 @@
+"""What a model file says of unequal batches, tried: a smaller last one, shorter rows filled up.
+
+    drop_last = False: rows must be free, and the loss a mean of them
+    pad = {...}: what fills an entry up must count nothing
+
+This file runs the model in eval mode; it knows no data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.shares import in_eval, near
+from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
+from bigbrain_fx.frontend.translation.batch import Batch, fill, named
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.tracing.trace import Captured
+
+Pad = Mapping[str | int, int | float]
+
+
+def require_rows(drop_last: bool | None, captured: Captured, training: bool) -> None:
+    """Refuse to split a smaller batch unevenly where that cannot be, or is not what is meant.
+
+    Raises:
+        InputError: the trace holds for one number of rows, or the loss is a sum over rows; or rows
+            of a model for inference are not in dimension 0.
+    """
+    if not training and any(entry.dim for entry in captured.batch.entries):
+        raise InputError(
+            "batch_dims has rows in another dimension than 0, and inference reads rows first",
+            help="let forward take rows first, and begin with x = x.transpose(0, 1)",
+        )
+    if drop_last is not False or not training:
+        return
+    fixed = captured.graph.static_batch
+    if fixed is not None:
+        raise InputError(
+            f"drop_last = False, and the trace holds for micro-batches of {fixed} rows only",
+            notes=captured.warnings[:1],
+            help="drop_last = True, which leaves a smaller last batch out",
+        )
+    if captured.shares is not None and captured.shares.is_sum:
+        raise InputError(
+            "drop_last = False, and the loss is a sum over rows: micro-batches that weigh their "
+            "rows would count them twice",
+            help="divide it by the rows in loss(), as with .mean(); or drop_last = True",
+        )
+
+
+def pads(batch: Batch, pad: Pad) -> dict[str, int | float]:
+    """Return what model inputs are filled up with.
+
+    Raises:
+        InputError: an entry is not there.
+    """
+    found = [(entry.key, entry.tensor) for entry in batch.entries]
+    fills = {key: fill for name, fill in pad.items() for key, _ in named(found, name, "pad")}
+    return {entry.name: fills[entry.key] for entry in batch.entries if entry.key in fills}
+
+
+def require_padding(
+    model: nn.Module, loss: Loss | None, pad: Pad, captured: Captured, autocast: str | None
+) -> str:
+    """Refuse to fill up what the model or the loss then counts.
+
+    The example is cut by a quarter along the dimension after its rows, and filled up again.
+
+    Returns:
+        What the user should know; empty where it could be tried.
+
+    Raises:
+        InputError: its loss is another one then.
+    """
+    fills, batch = pads(captured.batch, pad), captured.batch
+    if not fills or captured.graph.loss is None:
+        return ""
+    step = Step(model, loss, batch, _route(model, captured, loss))
+    with suppress(*_CANNOT_RUN), in_eval(model):
+        short = {e.name: _cut(e.tensor, e.name in fills, e.batched) for e in batch.entries}
+        again = {n: _filled(t, short[n], fills[n]) if n in fills else t for n, t in _all(batch)}
+        plain = Plain(step, model, autocast)
+        one, other, twice = (
+            float(plain.run(list(tensors.values()), seed)[0])
+            for seed, tensors in enumerate((short, again, short))
+        )
+        if one == twice and math.isfinite(one):
+            if not near(one, other, 4):
+                raise _counts(one, other)
+            return ""
+    return (
+        "pad: it could not be tried whether what shorter entries are filled up with counts in the "
+        "loss; a mask, and labels that the loss leaves out, keep it from that"
+    )
+
+
+_CANNOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError)
+
+
+def _route(model: nn.Module, captured: Captured, loss: Loss | None) -> Route:
+    example = fill(captured.batch.template, dict(_all(captured.batch)))
+    return route(model, example, loss is not None)
+
+
+def _all(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    return ((entry.name, entry.tensor) for entry in batch.entries)
+
+
+def _cut(tensor: Tensor, padded: bool, batched: bool) -> Tensor:
+    dim = 1 if batched else 0
+    if not padded or tensor.dim() <= dim:
+        return tensor
+    length = tensor.shape[dim]
+    return tensor.narrow(dim, 0, max(1, length - max(1, length // 4))).clone()
+
+
+def _filled(tensor: Tensor, short: Tensor, fill: float) -> Tensor:
+    made = tensor.new_full(tensor.shape, fill)
+    made[tuple(slice(size) for size in short.shape)] = short
+    return made
+
+
+def _counts(one: float, other: float) -> InputError:
+    return InputError(
+        f"pad fills up what counts: the example, cut by a quarter, has the loss {one:.4g}, and "
+        f"filled up again {other:.4g}",
+        at="pad",
+        help="give a mask with the batch, filled up with 0, that forward and loss multiply by; and "
+        "labels that the loss leaves out, such as -100 for F.cross_entropy",
+    )

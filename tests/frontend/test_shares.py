@@ -1,0 +1,133 @@
+"""Whether a split changes the loss, which dimension is the batch, what a model file says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.frontend.tracing.uneven import pads, require_padding, require_rows
+from bigbrain_fx.frontend.translation.batch import fill, take_apart
+
+ROWS = 6
+
+
+class Latest(nn.Module):
+    """The largest over dimension 0, which is time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x).amax(0)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x)
+
+
+def mean(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(output, batch["y"])
+
+
+def total(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(output, batch["y"], reduction="sum")
+
+
+def captured(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[..., Tensor] = mean, **options: Any
+) -> Captured:
+    torch.manual_seed(0)
+    return capture(model, {"x": x, "y": y}, loss, **options)
+
+
+def test_rows_that_stand_alone_add_up() -> None:
+    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2))
+    assert found.shares is not None
+    assert found.shares.are_equal
+    assert found.warnings == ()
+
+
+def test_a_sum_over_rows_is_told_and_not_split_unevenly() -> None:
+    found = captured(Plain(), torch.randn(ROWS, 4), torch.randn(ROWS, 2), total)
+    assert any("the loss is a sum over rows" in said for said in found.warnings)
+    require_rows(None, found, True)
+    with pytest.raises(InputError, match=r"drop_last = False, and the loss is a sum") as error:
+        require_rows(False, found, True)
+    assert ".mean()" in (error.value.help or "")
+
+
+def test_a_guess_of_the_batch_that_matters_is_refused_and_a_word_helps() -> None:
+    x, y = torch.randn(4, ROWS, 4), torch.randn(ROWS, 2)
+    with pytest.raises(InputError, match="which dimension is the batch cannot be told") as error:
+        captured(Latest(), x, y)
+    assert "batch_dims = {'x': 0, 'y': None}" in (error.value.help or "")
+    found = captured(Latest(), x, y, batch_dims={"x": 1})
+    assert found.shares is not None
+    assert found.shares.are_equal
+    entry = found.batch.entries[0]
+    assert (entry.dim, entry.tensor.shape[0], found.batch.rows) == (1, ROWS, ROWS)
+    again = fill(found.batch.template, found.inputs())
+    assert isinstance(again, dict)
+    assert torch.equal(again["x"], x)
+
+
+def test_an_entry_may_be_whole_whatever_its_length() -> None:
+    batch = {"x": torch.zeros(ROWS, 4), "table": torch.zeros(ROWS, 2)}
+    found = take_apart(batch, dims={"table": None})
+    assert [entry.batched for entry in found.entries] == [True, False]
+    assert found.sized(3)["table"].shape == (ROWS, 2)
+
+
+@pytest.mark.parametrize(
+    ("dims", "match"),
+    [
+        ({"z": 0}, "batch_dims names 'z', and example_batch() has no such tensor"),
+        ({"x": 2}, "batch_dims says dimension 2 of 'x', which has the shape"),
+        ({"x": 1, "y": 0}, "batch_dims gives the example batch 4, 6 rows"),
+    ],
+)
+def test_batch_dims_that_do_not_fit_are_refused(
+    dims: dict[str | int, int | None], match: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        take_apart({"x": torch.zeros(ROWS, 4), "y": torch.zeros(ROWS)}, dims=dims)
+    assert match in str(error.value)
+    assert error.value.help
+
+
+class Pooled(nn.Module):
+    """A mean over positions; where there is a mask, over those that it leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Embedding(5, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        found = self.a(x)
+        return found.mean(1) if mask is None else (found * mask[..., None]).sum(1)
+
+
+def test_what_fills_up_must_not_count() -> None:
+    x, y, mask = torch.randint(1, 5, (ROWS, 8)), torch.randn(ROWS, 2), torch.ones(ROWS, 8)
+    model = Pooled()
+    found = capture(model, {"x": x, "y": y}, mean)
+    with pytest.raises(InputError, match=r"pad fills up what counts") as error:
+        require_padding(model, mean, {"x": 0}, found, None)
+    assert "mask" in (error.value.help or "")
+    found = capture(model, {"x": x, "mask": mask, "y": y}, mean)
+    pad: dict[str | int, int | float] = {"x": 0, "mask": 0}
+    assert require_padding(model, mean, pad, found, None) == ""
+    assert pads(found.batch, pad) == pad

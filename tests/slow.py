@@ -7,6 +7,8 @@ from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
     "tests/verification/test_replicas.py": (
+        "test_gradients_of_weights_that_wait_are_summed_too[zb-h1-choices1",
+        "test_gradients_of_weights_that_wait_are_summed_too[1f1b",
         "test_norms_that_run_twice",
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",

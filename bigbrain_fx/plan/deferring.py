@@ -70,7 +70,7 @@ def deferring(
         lenient: leave out numbers that are no such stages, as after ops have moved.
 
     Raises:
-        InputError: there is no such stage, it has no backward, or there are several replicas.
+        InputError: there is no such stage, or it has no backward.
     """
     known = frozenset(trained)
     numbers = known if wanted == "all" else frozenset(wanted or ())
@@ -79,7 +79,6 @@ def deferring(
     _require_trained(stages, numbers, known)
     if not numbers:
         return stages
-    _require_one_replica(stages)
     known_layers = _Layers(
         Counter(op.modules[-1] for op in graph.ops if op.modules and op.outputs),
         Counter(param.name.rpartition(".")[0] for param in graph.params),
@@ -186,15 +185,6 @@ def _uses(graph: Graph, op: Op) -> Iterator[str]:
     for param in (graph.param[name] for name in names):
         if param.kind == "parameter" and param.spec.requires_grad:
             yield param.canonical
-
-
-def _require_one_replica(stages: Stages) -> None:
-    if stages.micros:
-        raise InputError(
-            f"gradients of weights cannot wait where {stages.replicas} replicas sum them",
-            at="--defer",
-            help="leave out --defer and use --schedule 1f1b, or use --replicas 1",
-        )
 
 
 def _require_trained(stages: Stages, numbers: frozenset[int], known: frozenset[int]) -> None:

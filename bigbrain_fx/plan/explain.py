@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
-from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
 from bigbrain_fx.plan.nouns import Plan
@@ -235,6 +235,8 @@ def _moved(
     try:
         moved = with_placement(plan, placement, costs)
         return Alternative(name, to.device, moved.forecast.step_s)
+    except ScheduleError:  # replicas cut unlike may meet in unlike orders
+        return Alternative(name, to.device, None, "replicas would wait for each other in a circle")
     except (NoPlanError, InputError) as error:
         return Alternative(name, to.device, None, error.what)
 

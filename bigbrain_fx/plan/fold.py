@@ -88,8 +88,8 @@ def folded(
         pieces: of each device; two where it is left out.
 
     Raises:
-        InputError: the placement is no line, has one device or replicas, or the model has too few
-            units for the pieces; or the micro-batches do not suit the schedule.
+        InputError: the placement is no line, has one device, or the model has too few units for
+            the pieces; or the micro-batches do not suit the schedule.
     """
     fold = FOLDS[schedule]
     rows = graph.batch // micro_batches
@@ -148,12 +148,6 @@ def require_free(schedule: str, is_given: bool) -> None:
 
 def _line_of(graph: Graph, placement: Placement, rows: int, schedule: str) -> tuple[str, ...]:
     """Return the devices of a line, in order."""
-    if placement.replicas:
-        raise InputError(
-            f"schedule '{schedule}' cuts the line of one copy of the model, and this plan has "
-            f"{len(placement.replicas)} replicas",
-            help="leave --replicas out, or use --schedule 1f1b",
-        )
     stages = cut(graph, placement, rows)
     if len(stages.devices) < 2:
         raise InputError(

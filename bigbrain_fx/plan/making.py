@@ -137,15 +137,19 @@ def replan(plan: Plan, cluster: Cluster) -> Plan:
     """
     if plan.schedule in SPLIT:
         try:
-            return _replan(plan, cluster, 1, plan.schedule)
+            return _with_replicas(plan, cluster, plan.schedule)
         except InputError:
-            return _replan(plan, cluster, 1)
+            pass
+    return _with_replicas(plan, cluster)
+
+
+def _with_replicas(plan: Plan, cluster: Cluster, schedule: str | None = None) -> Plan:
     if plan.stages.replicas == 1:
-        return _replan(plan, cluster, plan.stages.replicas)
+        return _replan(plan, cluster, 1, schedule)
     try:
-        return _replan(plan, cluster, plan.stages.replicas)
+        return _replan(plan, cluster, plan.stages.replicas, schedule)
     except (InputError, NoPlanError):
-        return _replan(plan, cluster, 0)
+        return _replan(plan, cluster, 0, schedule)
 
 
 def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = None) -> Plan:

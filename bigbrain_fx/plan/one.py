@@ -18,7 +18,7 @@ from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, requir
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import recomputing
-from bigbrain_fx.plan.replica_cut import cut_replicas
+from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
@@ -175,22 +175,24 @@ def placed(
         NoPlanError: it does not fit in memory.
     """
     require_pieces(options.schedule, options.pieces)
-    folds = options.schedule in FOLDS and keep_schedule and not placement.breaks
+    is_cut = bool(placement.breaks or placement.replicas)  # of replicas, each by itself
+    folds = options.schedule in FOLDS and keep_schedule and not is_cut
     if options.schedule is not None and folds:
         require_free(options.schedule, bool(options.pins or options.place))
         placement = folded(graph, placement, costs, micro_batches, options.schedule, options.pieces)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
-    stages = cut_replicas(graph, placement, rows, clip=source.clip_norm is not None)
+    clip = source.clip_norm is not None
+    stages = cut_replicas(graph, placement, rows, clip=clip)
     with_backward = trained(graph, stages.stages)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
     if not (keep_schedule or stages.is_chain or is_folded(stages, schedule)):
         schedule = "list"
-    splits = schedule in SPLIT and not stages.micros
-    defer = "all" if options.defer is None and splits else options.defer
+    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
+    stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
     in_flight = options.in_flight
     if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
         in_flight = None

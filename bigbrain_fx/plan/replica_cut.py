@@ -44,6 +44,16 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
     """
     if not placement.replicas:
         return cut(graph, placement, rows, clip=clip, breaks=placement.breaks)
+    return _joined(graph, placement, rows, clip)
+
+
+def _joined(
+    graph: Graph,
+    placement: Placement,
+    rows: int,
+    clip: bool,
+    deferred: Sequence[tuple[str, ...]] = (),
+) -> Stages:
     parts = _cut_each(graph, placement, rows)
     firsts = [0, *accumulate(len(part.stages) for part in parts)]
     stages = tuple(
@@ -51,6 +61,10 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
         for number, part in enumerate(parts)
         for stage in part.stages
     )
+    if deferred:
+        stages = tuple(
+            replace(stage, deferred=names) for stage, names in zip(stages, deferred, strict=True)
+        )
     joined = Stages(
         stages,
         (),
@@ -77,6 +91,19 @@ def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = 
     return replace(joined, edges=edges)
 
 
+def with_waiting_buckets(
+    graph: Graph, placement: Placement, rows: int, stages: Stages, *, clip: bool = False
+) -> Stages:
+    """Sum what waits for a BackwardWeight in buckets of its own: it is there later than the rest.
+
+    `stages` are those of `cut_replicas`, of which some defer by now.
+    """
+    if not (stages.micros and stages.deferring):
+        return stages
+    found = _joined(graph, placement, rows, clip, [stage.deferred for stage in stages.stages])
+    return replace(found, stages=stages.stages)
+
+
 def _cut_each(graph: Graph, placement: Placement, rows: int) -> list[Stages]:
     return [
         cut(graph, Placement(each.device_of), rows, breaks=each.breaks)
@@ -98,7 +125,7 @@ def with_breaks(graph: Graph, placement: Placement, rows: int) -> Placement:
                 for number, of in enumerate(stage_of):
                     breaks[number] += [use] if of[before] == of[use] else []
     replicas = [
-        replace(each, breaks=tuple(dict.fromkeys(found)))
+        replace(each, breaks=tuple(dict.fromkeys((*each.breaks, *found))))
         for each, found in zip(placement.replicas, breaks, strict=True)
     ]
     return replace(placement, replicas=tuple(replicas))
@@ -125,21 +152,24 @@ def _tied_uses(graph: Graph) -> Iterator[list[str]]:
 def _buckets(graph: Graph, stages: Stages) -> Iterator[Bucket]:
     """Yield what replicas sum together, in the order in which a backward pass makes it: last first.
 
-    A bucket is of the same stages of all replicas and of one element type. An eighth of what those
-    stages have leaves at a time, so that most of it travels while the backward still runs.
+    A bucket is of the same stages of all replicas and of one element type, and all of it or nothing
+    waits for a BackwardWeight there. An eighth of what those stages have leaves at a time, so that
+    most of it travels while the backward still runs.
     """
     places = [_leaves(graph, stages.of_replica(number)) for number in range(stages.replicas)]
     _require_alike(graph, stages, places)
     _require_updated(graph, stages)
     unsure = _of_users_code(graph)
-    groups: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
+    groups: dict[tuple[tuple[int, ...], str, bool, tuple[bool, ...]], list[str]] = {}
     for leaf in places[0]:
         name = leaf[0]
         ends = tuple(place[leaf] for place in places)
-        groups.setdefault((ends, graph.param[name].spec.dtype, name in unsure), []).append(name)
+        waits = tuple(name in stages.stages[end].deferred for end in ends)
+        key = ends, graph.param[name].spec.dtype, name in unsure, waits
+        groups.setdefault(key, []).append(name)
     updates: dict[str, int] = {}
     number = 0
-    for (ends, dtype, is_unsure), names in sorted(groups.items(), reverse=True):
+    for (ends, dtype, is_unsure, _), names in sorted(groups.items(), reverse=True):
         loads = [0] * stages.replicas
         for some in _chunks(graph, names):
             whole = bool(stages.zero_stage) or is_unsure

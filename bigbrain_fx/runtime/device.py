@@ -430,10 +430,13 @@ class Device:
 
     # ------------------------------------------------------------------ replicas
 
-    def reduce_gradients(self, stage: int, micro: int) -> None:
-        """After a stage's backward: send what is complete to the replicas that sum it."""
+    def reduce_gradients(self, stage: int, micro: int, *, deferred: bool = False) -> None:
+        """After a stage's backward: send what is complete to the replicas that sum it.
+
+        `deferred`: after its `backward_weight`.
+        """
         assert self.replicas is not None
-        self.replicas.after(stage, micro)
+        self.replicas.after(stage, micro, waited=deferred)
 
     def sum_gradients(self) -> None:
         """Sum gradients over all replicas; without ZeRO, all of them have all sums then."""

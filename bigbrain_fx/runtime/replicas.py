@@ -36,6 +36,7 @@ class Bucket:
         params: whose they are, by their names in the model, in the order of the flat tensor.
         pieces: elements that each replica sums.
         marks: elements after each piece: 1 for a parameter that got a gradient. 0: all do.
+        waits: whether its gradients are made by `backward_weight` here, and not by the backward.
         parts, pieces_in: channels of "reduce" to and from the others.
         sums, sums_in: channels of "gather" to and from the others.
     """
@@ -46,6 +47,7 @@ class Bucket:
     params: tuple[str, ...]
     pieces: tuple[int, ...]
     marks: int
+    waits: bool
     parts: Ways
     parts_in: Ways
     sums: Ways
@@ -68,7 +70,7 @@ class Bucket:
 
 Listed = Mapping[str, Mapping[str, Any]]  # buckets.json: what it says of each bucket, by name
 _SAID = {"stages", "dtype", "channels"}
-_SUMS = {"params", "pieces", "marks"}
+_SUMS = {"params", "pieces", "marks", "waits"}
 _STATISTICS = {"buffers", "counters"}
 
 
@@ -135,6 +137,7 @@ def buckets_of(
                 tuple(entry["params"]),
                 tuple(entry["pieces"]),
                 int(entry["marks"]),
+                stage in entry["waits"],
                 _of_kind("reduce", away),
                 _of_kind("reduce", here),
                 _of_kind("gather", away),
@@ -270,10 +273,13 @@ class Replicas:
             running.flat = torch.zeros(bucket.elements, dtype=like.dtype, device=like.device)
         return running.flat
 
-    def after(self, stage: int, micro: int) -> None:
-        """Send what is complete after a stage's backward; take what is due of the others'."""
+    def after(self, stage: int, micro: int, *, waited: bool = False) -> None:
+        """Send what is complete after a stage's backward; take what is due of the others'.
+
+        `waited`: after its `backward_weight`, which completes other buckets.
+        """
         for bucket in self.buckets:
-            if bucket.stage == stage:
+            if bucket.stage == stage and bucket.waits == waited:
                 self._after(bucket, self._now[bucket.name], micro)
 
     def _after(self, bucket: Bucket, running: _Running, micro: int) -> None:

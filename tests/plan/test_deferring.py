@@ -141,14 +141,6 @@ def test_stages_that_are_not_there_are_refused(graph: Graph) -> None:
         deferring(graph, whole(graph), [], (0,))
 
 
-def test_replicas_are_refused_in_words(graph: Graph) -> None:
-    stages = replace(whole(graph), micros=((0,), (1,)))
-    with pytest.raises(InputError, match="cannot wait where 2 replicas sum them") as caught:
-        deferring(graph, stages, [0], "all")
-    assert caught.value.help is not None
-    assert "--replicas 1" in caught.value.help
-
-
 # --------------------------------------------------------------------------- plans
 
 

@@ -97,7 +97,6 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
         ({"partitioner": "scattered"}, "folds a line of one piece a device", "chain-dp or naive"),
         ({"pieces": 40}, "needs 80 pieces, and the model has", "fewer devices"),
         ({"in_flight": (1, 1)}, "says itself how many", "--schedule list"),
-        ({"replicas": 2, "devices": 4}, "line of one copy", "--replicas"),
     ],
 )
 def test_what_cannot_be_folded_is_refused_with_what_to_do(
@@ -106,6 +105,12 @@ def test_what_cannot_be_folded_is_refused_with_what_to_do(
     with pytest.raises(InputError, match=what) as caught:
         plan_of("interleaved", **more)
     assert remedy in str(caught.value.help)
+
+
+def test_each_replica_is_folded_by_itself() -> None:
+    stages = plan_of("interleaved", replicas=2, devices=4).stages
+    lines = [[stage.device for stage in stages.of_replica(number)] for number in (0, 1)]
+    assert lines == [["d0", "d1"] * 2, ["d2", "d3"] * 2]
 
 
 def test_what_was_placed_by_hand_is_not_moved() -> None:

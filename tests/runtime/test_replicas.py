@@ -44,8 +44,11 @@ class Wire:
         return self.received.pop(0)
 
 
-def replicas(folder: Path, wire: Wire, order: str = "replica") -> Replicas:
-    (folder / "buckets.json").write_text(json.dumps(LISTED))
+def replicas(
+    folder: Path, wire: Wire, order: str = "replica", waits: tuple[int, ...] = ()
+) -> Replicas:
+    listed = {name: {**entry, "waits": waits} for name, entry in LISTED.items()}
+    (folder / "buckets.json").write_text(json.dumps(listed))
     channels = bucket_channels(str(folder / "device_d0.py"), "d0")
     buckets = [*buckets_of(read_buckets(folder), "d0", (0,), channels)]
     parameters = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2))}
@@ -80,6 +83,16 @@ def test_a_bucket_that_lacks_a_gradient_leaves_after_the_backward(tmp_path: Path
     assert wire.sent == []
     found.after(0, 0)
     assert wire.sent == [(0, [0.0, 0.0, 0.0])]  # the other replica waits for it
+
+
+def test_a_bucket_that_waits_leaves_after_backward_weight(tmp_path: Path) -> None:
+    wire = Wire()
+    found = replicas(tmp_path, wire, "micro", waits=(0,))
+    found.after(0, 0)  # its backward: the gradients come later
+    assert wire.sent == []
+    found.add("b", 0, 0, torch.tensor([1.0, 2.0]))
+    found.after(0, 0, waited=True)
+    assert wire.sent == [(0, [0.0, 0.0, 0.0])]
 
 
 def test_a_gradient_in_no_bucket_is_not_taken(tmp_path: Path) -> None:

@@ -124,6 +124,37 @@ def test_a_bundle_has_the_bits_of_one_process(
     assert trained(bench, plan)[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("schedule", "choices"),
+    [
+        ("zb-h1", {"sum_order": "tree", "zero_stage": 2}),
+        ("zb-h1", {"replica_shares": (5, 3), "recompute": "all"}),
+        ("zb-v", {"sum_order": "micro", "zero_stage": 1}),
+        ("1f1b", {"defer": (0, 3), "sum_order": "micro"}),
+    ],
+)
+def test_gradients_of_weights_that_wait_are_summed_too(
+    bench: Bench, schedule: str, choices: dict[str, object]
+) -> None:
+    where = cluster(1, 1, 1, 1)
+    plan = planned(bench, where, replicas=2, schedule=schedule, **choices)
+    stages = plan.stages
+    assert stages.deferring
+    for bucket in stages.buckets:
+        for end in bucket.stages:
+            waits = {name in stages.stages[end].deferred for name in bucket.params}
+            assert waits == {stages.waits_for(bucket.name, end)}
+    assert trained(bench, plan)[1] == ""
+
+
+def test_a_circle_of_micro_batches_is_refused(bench: Bench) -> None:
+    where, choices = cluster(1, 1, 1, 1), {"replicas": 2, "replica_shares": (3, 1)}
+    with pytest.raises(InputError, match="wait for each other in a circle") as caught:
+        planned(bench, where, schedule="zb-h1", sum_order="micro", **choices)
+    assert "--sum-order replica" in (caught.value.help or "")
+    planned(bench, where, schedule="zb-h1", **choices)
+
+
 def same(a: Trace, b: Trace) -> bool:
     return a.losses == b.losses and all(torch.equal(t, b.tensors[n]) for n, t in a.tensors.items())
 

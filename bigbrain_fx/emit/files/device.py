@@ -250,7 +250,7 @@ def _device_class(
         lines += ["", *_forward(text, file, channels)]
         if text.stage.index in trained:
             lines += ["", *_backward(text, file, channels)]
-            lines += ["", *_weights(text)] if text.stage.deferred else []
+            lines += ["", *_weights(text, file)] if text.stage.deferred else []
     if file.graph.loss is not None:
         lines += ["", *_update(file, channels)]
     return [*lines, "", *_step_once(file)]
@@ -367,15 +367,23 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
     for edge in stages.out_of(stage.index, "gradient"):
         call = f"self.send({channels.names[edge]}, m, {public[edge.value]}_grad)"
         lines.append(f"        {call}{_far(edge, file, 'to')}")
-    if any(stage.index in bucket.stages for bucket in stages.buckets):
-        lines.append(f"        self.reduce_gradients({stage.index}, m){_peers(stage.index, file)}")
-    return lines
+    return [*lines, *_reduced(stage.index, file, waits=False)]
 
 
-def _weights(text: StageText) -> list[str]:
+def _weights(text: StageText, file: DeviceFile) -> list[str]:
     number = text.stage.index
     call = f"        self.backward_weight({number}, m)"
-    return [f"    def weights_{number}(self, m):", call]
+    return [f"    def weights_{number}(self, m):", call, *_reduced(number, file, waits=True)]
+
+
+def _reduced(stage: int, file: DeviceFile, *, waits: bool) -> list[str]:
+    """Write that what a backward has completed goes to the other replicas."""
+    stages = file.stages
+    own = (bucket for bucket in stages.buckets if stage in bucket.stages)
+    if all(stages.waits_for(bucket.name, stage) != waits for bucket in own):
+        return []
+    more = ", deferred=True" if waits else ""
+    return [f"        self.reduce_gradients({stage}, m{more}){_peers(stage, file)}"]
 
 
 def _peers(stage: int, file: DeviceFile) -> str:

@@ -9,7 +9,7 @@ import ast
 import json
 from pathlib import Path
 
-from bigbrain_fx.core import DTYPE_BYTES, Bucket, Statistics
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Stages, Statistics
 from bigbrain_fx.emit.files.again import texts_like
 from bigbrain_fx.emit.files.device import DeviceFile, device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
@@ -114,7 +114,7 @@ def buckets_json(plan: Plan) -> str:
             {
                 "stages": each.stages,
                 "dtype": each.dtype,
-                **_said(each),
+                **_said(stages, each),
                 "channels": channels[each.name],
             }
         )
@@ -123,7 +123,8 @@ def buckets_json(plan: Plan) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _said(each: Bucket | Statistics) -> dict[str, object]:
+def _said(stages: Stages, each: Bucket | Statistics) -> dict[str, object]:
     if isinstance(each, Statistics):
         return {"buffers": each.buffers, "counters": each.counters}
-    return {"pieces": each.pieces, "marks": each.marks, "params": each.params}
+    waits = [stage for stage in each.stages if stages.waits_for(each.name, stage)]
+    return {"pieces": each.pieces, "marks": each.marks, "waits": waits, "params": each.params}

@@ -213,6 +213,7 @@ class _Work:
                 _of_one(self.options),
                 micro_batches=micro_batches,
                 recompute="all" if self.options.recompute == "all" else None,
+                defer=None if isinstance(self.options.defer, tuple) else self.options.defer,
                 in_flight=None,
             )
             self.known[key] = self.make(graph, cluster, self._source(), options)
@@ -229,7 +230,12 @@ class _Work:
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
     ) -> Plan:
         replicas = tuple(
-            Replica(_renamed(plan, only(self.cluster, group)), own, plan.in_flight)
+            Replica(
+                _renamed(plan, only(self.cluster, group)),
+                own,
+                plan.in_flight,
+                plan.placement.breaks,
+            )
             for plan, group, own in zip(alone, self.groups, micros, strict=True)
         )
         options = self.options
@@ -255,10 +261,10 @@ class _Work:
             plan = placed(*args)
         except ScheduleError as error:
             raise InputError(
-                "replicas would wait for each other in a circle: a device has stages before and "
-                "after another's, and sums micro-batches in the order of their numbers",
+                "replicas would wait for each other in a circle: they sum micro-batches in the "
+                "order of their numbers, and do not come to them in one order",
                 notes=(error.what,),
-                help="--sum-order replica, or a --partitioner that makes chains",
+                help="--sum-order replica, or --schedule 1f1b on a --partitioner that makes chains",
             ) from error
         return replace(plan, partitioner=label(options.partitioner))
 
@@ -266,7 +272,8 @@ class _Work:
 def _schedule(alone: Sequence[Plan], placement: Placement) -> str:
     """Return the schedule of all replicas: the one that each has, or what runs any stages."""
     schedules = {plan.schedule for plan in alone}
-    has_breaks = any(replica.breaks for replica in placement.replicas)
+    pairs = zip(placement.replicas, alone, strict=True)
+    has_breaks = any(set(each.breaks) != set(plan.placement.breaks) for each, plan in pairs)
     return "list" if has_breaks or len(schedules) > 1 else schedules.pop()
 
 

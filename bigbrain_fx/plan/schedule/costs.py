@@ -14,6 +14,7 @@ from bigbrain_fx.core import (
     Edge,
     Graph,
     Op,
+    OpCost,
     Param,
     Stage,
     Stages,
@@ -365,7 +366,8 @@ def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
 def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge, float]]:
     """Yield what is left of a stage's backward when a bucket is complete: all before its first op.
 
-    A GPU's backward is queued before it is done, so there a bucket leaves at its end.
+    Where the bucket waits, that is of its BackwardWeight. A GPU's backward is queued before it is
+    done, so there a bucket leaves at its end.
     """
     if stages.sum_order == "tree" and not stages.sums_each:
         return  # its nodes leave when all is computed
@@ -378,10 +380,19 @@ def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge,
             ops = [graph.op[name] for name in stage.ops]
             uses = [{graph.param[param].canonical for param in op.params} & names for op in ops]
             first = next((place for place, used in enumerate(uses) if used), 0)
-            left_s = sum(costs.op_cost(op.name, stage.device).backward_s for op in ops[:first])
+            split = waiting_ops(graph, stage) if stage.deferred else frozenset()
+            waits = stages.waits_for(bucket.name, number)
+            left = ((costs.op_cost(op.name, stage.device), op.name in split) for op in ops[:first])
+            left_s = sum(_share_s(cost, is_split, waits) for cost, is_split in left)
             for edge in stages.out_of(number, "reduce"):
                 if edge.value == bucket.name:
                     yield edge, left_s
+
+
+def _share_s(cost: OpCost, is_split: bool, later: bool) -> float:
+    """Return what of an op's backward comes with the BackwardWeight, or with the Backward."""
+    weight_s = cost.backward_s - cost.backward_input_s if is_split else 0.0
+    return weight_s if later else cost.backward_s - weight_s
 
 
 def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:

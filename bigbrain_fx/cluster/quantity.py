@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 _AMOUNT = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]{1,400}(?:\.[0-9]{1,400})?)[ ]?(?P<unit>.*)")
+_BITS = re.compile(r"([kKMGT]?)(?:b|[bB]its?)(?:/s|ps|/sec)")
 _MAX_LENGTH = 1000  # a text longer than this is no quantity, and need not be scanned
 _MAX_VALUE = Decimal(10) ** 30
 
@@ -96,9 +97,16 @@ class Quantity:
             unit = _unit_of(self.example)
             return f'write the unit: "{quoted(found)}{unit}", for example "{self.example}"'
         known = ", ".join(self.units)
-        near = nearest(found, self.units) if isinstance(found, str) else ()
+        near = _meant(found, self.units) if isinstance(found, str) else ()
         hint = f"; did you mean {near[0]}?" if near else ""
         return f'for example "{self.example}" (units: {known}){hint}'
+
+
+def _meant(found: str, units: Mapping[str, Decimal]) -> tuple[str, ...]:
+    """Return the unit that was likely meant: Gbps are bits, however near it is to GB/s."""
+    bits = _BITS.fullmatch(found)
+    said = f"{bits[1].replace('K', 'k')}bit/s" if bits else re.sub("[\u00b5\u03bc]", "u", found)
+    return (said,) if said in units else tuple(nearest(found, units))
 
 
 def _unit_of(example: str) -> str:

@@ -35,7 +35,7 @@ def main() -> None:
     """Capture, report, and serve requests until standard input ends."""
     gc.set_threshold(_OBJECTS_A_SWEEP, 20, 100)
     replies = Replies()
-    wanted = json.loads(sys.argv[1])
+    wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     service: list[_Service] = []
 
     def start() -> Mapping[str, object]:

@@ -224,9 +224,7 @@ def _errors_of(path: Path, what: str) -> Iterator[None]:
         ) from error
     except ImportError as error:
         raise InputError(
-            f"{what}: {error}",
-            at=_line(error, path),
-            help="install the module into this Python, or put it beside the model file",
+            f"{what}: {error}", at=_line(error, path), help=_import_help(error, path)
         ) from error
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]
@@ -235,6 +233,15 @@ def _errors_of(path: Path, what: str) -> Iterator[None]:
             at=_line(error, path),
             help=f"make `python {path.name}` build the model first",
         ) from error
+
+
+def _import_help(error: ImportError, path: Path) -> str:
+    if "relative import" not in str(error):
+        return "install the module into this Python, or put it beside the model file"
+    return (
+        f"a model file is run as `python {path.name}` would run it: write `from name import ...` "
+        f"for a module beside it, or move it out of its package and import that by its name"
+    )
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from . import command_line as command_line  # before any code of the user's is imported
+
 if TYPE_CHECKING:
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel

@@ -346,7 +346,7 @@ class Device:
         return nullcontext() if counts or again else Twice(self.modules[stage]).aside()
 
     def _named(self, stage: int, result: Any) -> dict[str, Tensor]:  # noqa: ANN401  # as forward's
-        results = result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, tuple | list) else (result,)
         return dict(zip(self.modules[stage].returns, results, strict=True))
 
     def _starting(self, stage: int, values: Mapping[str, Tensor], result: Any) -> _Saved:  # noqa: ANN401

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .command_line import words
 from .data import BatchError, Spec
 from .device import Device
 from .local import Hub, LocalTransport
@@ -237,7 +238,7 @@ def _stream(
 
 def infer_main(inference: Inference) -> None:
     """Run inference: parse the command line, join the other devices, run the batches."""
-    options = _parser(inference).parse_args()
+    options = _parser(inference).parse_args(words())
     seed = inference.seed if options.seed is None else options.seed
     keep_freed_memory()
     try:

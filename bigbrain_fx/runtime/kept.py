@@ -78,13 +78,13 @@ def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
         return model()
 
 
-def flat(value: object) -> list[Tensor]:
+def flat(value: object) -> tuple[Tensor, ...]:
     """Return the tensors of what a module gives, in order: of tuples, lists, dicts, dataclasses."""
     if isinstance(value, Tensor):
-        return [value]
+        return (value,)
     if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in flat(item)]
+        return tuple(tensor for item in value.values() for tensor in flat(item))
     if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in flat(item)]
+        return tuple(tensor for item in value for tensor in flat(item))
     fields = getattr(value, "__dataclass_fields__", ())
-    return [tensor for name in fields for tensor in flat(getattr(value, name))]
+    return tuple(tensor for name in fields for tensor in flat(getattr(value, name)))

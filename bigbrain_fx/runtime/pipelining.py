@@ -117,7 +117,7 @@ class Relay(nn.Module):
         arguments = {name: values[value] for name, value in self.reads.received.items()}
         arguments |= {name: inputs[entry] for name, entry in self.reads.inputs.items()}
         result = self._run(arguments)
-        results = result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, tuple | list) else (result,)
         made: dict[str, Tensor] = dict(zip(self.stage.returns, results, strict=True))
         values |= {value: made[name] for value, name in self.reads.sent.items()}
         if not self.outgoing and self.device_class.loss is not None:

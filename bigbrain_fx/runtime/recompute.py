@@ -145,6 +145,6 @@ def _require_known(writes: set[str], known: frozenset[str]) -> None:
 
 
 def _detached(result: Any) -> Any:  # noqa: ANN401  # as it came: a tensor, or a tuple of them
-    if isinstance(result, tuple):
+    if isinstance(result, tuple | list):  # a kept module or an op of the user's may give a list
         return tuple(tensor.detach() for tensor in result)
     return result.detach()

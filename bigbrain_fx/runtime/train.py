@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
+from .command_line import words
 from .commits import FencedError
 from .committing import (
     CommitOptions,
@@ -66,7 +67,7 @@ Report = Callable[[int, float, float], None]  # step, loss, seconds
 def main(bundle: Bundle) -> None:
     """Train: parse the command line, join the other devices, run the steps."""
     parser = _parser(bundle)
-    options = parser.parse_args()
+    options = parser.parse_args(words())
     commits = options_of(parser, options)
     with _stopping_on_bad_input():
         require_room(options.save)

@@ -214,6 +214,18 @@ def test_a_forward_may_take_a_gradient_of_its_own() -> None:
     assert gradient.item() == 12.0
 
 
+class Several(nn.Module):
+    """Gives a list, as an op of the user's own may."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x * 2, x * 3]
+
+
+def test_a_result_may_be_a_list() -> None:
+    result, _ = Twice(Several()).first({"x": torch.ones(1, requires_grad=True)})
+    assert [(float(r), r.requires_grad) for r in result] == [(2.0, False), (3.0, False)]
+
+
 def test_a_result_has_no_graph() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Softmax(-1))
     result, _ = Twice(net).first({"input": torch.randn(4, 8)})

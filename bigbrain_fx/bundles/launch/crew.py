@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import IO
 
 from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
 from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
-from bigbrain_fx.bundles.launch.process import Command, Process, Spawn
+from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import arguments, entry, reporter
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import EventLog, warn
@@ -160,5 +159,4 @@ def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(device.threads),
         "PYTHONUNBUFFERED": "1",
     }
-    left_out = {"PYTHONPATH", "TORCHELASTIC_USE_AGENT_STORE"}
-    return {**{k: v for k, v in os.environ.items() if k not in left_out}, **ours}
+    return {**users_environment("TORCHELASTIC_USE_AGENT_STORE"), **ours}

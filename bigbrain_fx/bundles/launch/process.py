@@ -5,6 +5,7 @@ Which devices there are, and what their programs compute, it does not know.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +53,21 @@ class Command:
     environment: dict[str, str]
     log: Path
     reports: bool
+
+
+_PACKAGES = Path(__file__).resolve().parents[3]
+
+
+def users_environment(*left_out: str) -> dict[str, str]:
+    """Return this process's environment for one of a bundle.
+
+    Where the user's modules are found (PYTHONPATH) goes along, from whatever folder; where ours are
+    does not: a bundle needs nothing of ours.
+    """
+    found = {name: value for name, value in os.environ.items() if name not in left_out}
+    given = filter(None, found.pop("PYTHONPATH", "").split(os.pathsep))
+    paths = [os.path.abspath(path) for path in given if Path(path).resolve() != _PACKAGES]
+    return {**found, "PYTHONPATH": os.pathsep.join(paths)} if paths else found
 
 
 Spawn = Callable[[Command], Process]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
-from bigbrain_fx.bundles.launch.process import Spawn
+from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import allocated, arguments, entry, peaks, reporter
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan
@@ -139,13 +138,12 @@ def _failed(error: FailedError, plan: Plan) -> BigBrainError:
 
 def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
     assert options.spares is not None
-    left_out = {"PYTHONPATH", "RANK", "WORLD_SIZE"}
     return Job(
         devices=plan.stages.devices,
         words=(sys.executable, entry(plan), *arguments(options, logs)),
         folder=bundle,
         environment={
-            **{k: v for k, v in os.environ.items() if k not in left_out},
+            **users_environment("RANK", "WORLD_SIZE"),
             "OMP_NUM_THREADS": str(max(d.threads for d in plan.cluster.devices)),
             "PYTHONUNBUFFERED": "1",
         },

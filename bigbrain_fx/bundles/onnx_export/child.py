@@ -42,7 +42,7 @@ _OP = re.compile(r"(?:op='|OpOverload\(op='|node: )?\b((?:aten|prims|torchvision
 
 def main() -> None:
     """Export as asked on the command line; report what came of it."""
-    wanted, replies = json.loads(sys.argv[1]), Replies()
+    wanted, replies = json.loads(sys.argv.pop()), Replies()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # torch.onnx tells its steps there
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input
-from bigbrain_fx.emit.files.slicing import SourceSlice, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, local_modules, slice_file
 from bigbrain_fx.emit.modules.kept import LOSS_NAME, MODEL_NAME, user_names
 from bigbrain_fx.emit.modules.layout import wrapped
 from bigbrain_fx.emit.modules.names import Names
@@ -45,8 +45,16 @@ def training_slice(plan: Plan) -> SourceSlice:
 
 def functions_slice(plan: Plan) -> SourceSlice:
     """Return the user's own Python that is called as it is: functions, leaf modules, the loss."""
-    found = user_names(plan.graph, [op.name for op in plan.graph.ops])
+    found = list(user_names(plan.graph, [op.name for op in plan.graph.ops]))
     own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))
+    others = {m for m, _ in found} - {"", plan.source.module}
+    taken = _of_model_file(plan, own)
+    files = local_modules(others, source_file(plan).parent) if is_model_file(plan) else ()
+    return replace(taken, files=tuple(dict.fromkeys((*taken.files, *files))))
+
+
+def _of_model_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
+    """Return the text of functions.py: what the model file itself defines of these."""
     if not own or not is_model_file(plan):
         return _require_no_file(plan, own)
     called = {MODEL_NAME: _model_name(plan), LOSS_NAME: "loss"}

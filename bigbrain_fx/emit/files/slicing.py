@@ -151,8 +151,13 @@ def _import_text(node: ast.Import | ast.ImportFrom, names: set[str]) -> str:
 
 def _local_modules(body: Iterable[ast.stmt], folder: Path) -> list[Path]:
     """Return modules and packages beside the model file that these need, through any imports."""
+    return local_modules(_imported(body), folder)
+
+
+def local_modules(names: Iterable[str], folder: Path) -> list[Path]:
+    """Return which of these modules, and of those that they import, stand in a folder."""
     found: dict[Path, None] = {}
-    pending = list(_imported(body))
+    pending = list(names)
     while pending:
         name = pending.pop().partition(".")[0]
         for path, files in _beside(folder, name):
@@ -163,12 +168,15 @@ def _local_modules(body: Iterable[ast.stmt], folder: Path) -> list[Path]:
 
 
 def _beside(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield the module or package of that name in a folder, with its Python files."""
+    """Yield the module or package of that name in a folder, with its Python files.
+
+    As Python chooses: a package before a file, a file before a folder without `__init__.py`.
+    """
     file, package = folder / f"{name}.py", folder / name
-    if package.is_dir() and any(package.glob("*.py")):
-        yield package, sorted(package.rglob("*.py"))
-    elif file.is_file():
+    if file.is_file() and not (package / "__init__.py").is_file():
         yield file, [file]
+    elif package.is_dir() and any(package.rglob("*.py")):
+        yield package, sorted(package.rglob("*.py"))
 
 
 def _imported(body: Iterable[ast.stmt]) -> Iterator[str]:

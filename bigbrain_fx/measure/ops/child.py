@@ -209,6 +209,6 @@ class _Profiler:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv.pop())
     sys.stderr.flush()
     os._exit(0)  # all is written; taking torch down in order takes a second

@@ -138,8 +138,9 @@ def _run_processes(plan: Plan, bundle: Path, steps: int, scratch: Path) -> dict[
 
 
 def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
-    root = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    root, users = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")
+    paths = os.pathsep.join(filter(None, [root, users]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
         "-P",

@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # what runs is the bundle's own copy
 
 def main() -> None:
     """Verify as asked on the command line; write the checks, or the error, as JSON."""
-    wanted = json.loads(sys.argv[1])
+    wanted = json.loads(sys.argv.pop())  # a model file may parse words of its own, and has none
     torch.set_num_threads(1)
     try:
         message: dict[str, Any] = {"checks": verify_here(wanted)}

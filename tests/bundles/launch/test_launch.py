@@ -28,6 +28,7 @@ from bigbrain_fx.bundles.launch import (
     require_free,
     run,
 )
+from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
@@ -36,6 +37,14 @@ from tests.support.command_line import call
 
 DEADLINE_S = 60.0
 QUICK = RunOptions(steps=2, deadline_s=DEADLINE_S)
+ROOT = Path(__file__).resolve().parents[3]
+READS = """
+    import argparse
+    import elsewhere
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1)
+    print(elsewhere.WORD, parser.parse_args().steps)
+"""
 LEAVE_PID = "\nimport os\nPath(os.environ['RANK'] + '.pid').write_text(str(os.getpid()))\n"
 
 
@@ -59,10 +68,14 @@ def pids(folder: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("cold")
-def test_a_run_reports_every_step(bundle: Path, tmp_path: Path) -> None:
-    """What the user's own code prints is no step, and stops nothing."""
+def test_a_run_reports_every_step(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user's own code prints is no step; it finds its modules, and none of our words."""
     bundle = copied(bundle, tmp_path)
-    edit(bundle / "training.py", "    for step in", '    print("loading", 1)\n    for step in')
+    edit(bundle / "training.py", "    for step in", f"{READS}    for step in")
+    (tmp_path / "elsewhere.py").write_text('WORD = "loading"')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     seen: list[StepLine] = []
     options = RunOptions(3, deadline_s=DEADLINE_S, save=tmp_path / "out", logs=tmp_path / "logs")
     done = run(bundle, options, seen.append)
@@ -91,6 +104,16 @@ def in_process_losses(bundle: Path, steps: int) -> list[float]:
         check=True,
     )
     return [json.loads(line)["loss"] for line in done.stdout.splitlines()[2:]]
+
+
+def test_the_users_modules_are_found_and_ours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(ROOT), "/theirs", "lib"]))
+    monkeypatch.setenv("RANK", "3")
+    found = users_environment("RANK")
+    assert found["PYTHONPATH"] == os.pathsep.join(["/theirs", os.path.abspath("lib")])
+    assert "RANK" not in found
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert "PYTHONPATH" not in users_environment()
 
 
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:

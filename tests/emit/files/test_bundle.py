@@ -14,6 +14,7 @@ import pytest
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.emit import check_out, write_bundle
+from bigbrain_fx.emit.files import model_file
 from bigbrain_fx.emit.files.texts import bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
@@ -200,6 +201,21 @@ def test_a_package_of_the_users_is_shipped(tmp_path: Path) -> None:
     out = write_bundle(plan_of(source), NoWeights(), tmp_path / "bundle")
     assert names(out / "data") == ["__init__.py", "helper.py"]
     assert "`data`: copied" in (out / "README.md").read_text()
+
+
+def test_what_stages_call_is_shipped_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class of autograd, say, that a module beside the model file defines."""
+    source = users(tmp_path / "user")
+    (tmp_path / "user" / "nets").mkdir()
+    (tmp_path / "user" / "nets" / "deep.py").write_text("from helper import count\n")
+    found = [("nets.deep", "Straight"), ("somebody.elses", "Layer")]
+    monkeypatch.setattr(model_file, "user_names", lambda *_: found)
+    out = write_bundle(plan_of(source), NoWeights(), tmp_path / "bundle")
+    assert (out / "nets" / "deep.py").is_file()
+    assert not (out / "functions.py").exists()
+    assert "`nets`: copied" in (out / "README.md").read_text()
 
 
 def test_texts_are_made_without_touching_a_disk() -> None:

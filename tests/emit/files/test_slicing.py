@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigbrain_fx.emit.files.slicing import SourceSlice, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, local_modules, slice_file
 
 
 def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> SourceSlice:
@@ -198,3 +198,13 @@ def test_local_packages_are_shipped_whole(tmp_path: Path, inner: str) -> None:
     (tmp_path / "helper.py").write_text("")
     found = sliced(tmp_path, "from data import words\ndef optimizer(p): return words\n")
     assert [path.name for path in found.files] == ["data", "helper.py"]
+
+
+def test_a_file_goes_before_a_folder_that_is_no_package(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "deep.py").write_text("")
+    assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets"]
+    (tmp_path / "nets.py").write_text("")
+    assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets.py"]
+    (tmp_path / "nets" / "__init__.py").write_text("")
+    assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets"]

@@ -26,6 +26,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         ),
         "test_stages_that_run_forward_again_are_equal_too[llama",
     ),
+    "tests/plan/test_lightening.py": ("test_training_is_bitwise_that_of_the_unsplit_model",),
     "tests/promise/test_inference.py": tuple(
         f"test_models_from_python[{name}"
         for name in ("llama", "resnet", "unet", "encdec", "moe", "gpt-scattered", "gpt-chain")

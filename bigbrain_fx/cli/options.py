@@ -129,9 +129,10 @@ _OF_PLANNING = (
     ),
     _option(
         "--recompute",
-        metavar="all|none|0,2",
-        help="Stages that keep no activations: each backward runs them forward again "
-        "[default: none; `auto` chooses].",
+        metavar="auto|ops|all|none|0,2",
+        help="What is not kept for the backward but made again: stages (all, 0,2), ops that are "
+        "nearly free (ops), or what memory asks for (auto) [default: none; the partitioner `auto` "
+        "chooses stages].",
     ),
     _option(
         "--defer",

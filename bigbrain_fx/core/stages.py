@@ -133,6 +133,7 @@ class Stage:
         runs_again: its forward keeps only what it received, and runs again before each backward.
         deferred: parameters, by canonical name, whose gradients wait for its BackwardWeight; where
             there are any, its Backward makes those of its inputs and of what does not wait.
+        again: ops whose results, and what autograd keeps of them, its Backward makes again.
         replica: of which it is a part; stages of one replica have consecutive numbers.
     """
 
@@ -147,6 +148,7 @@ class Stage:
     runs_again: bool = False
     replica: int = 0
     deferred: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
 
 
 EdgeKind: TypeAlias = Literal[
@@ -254,6 +256,11 @@ class Stages:
     def recompute(self) -> tuple[int, ...]:
         """Numbers of the stages that run their forward again before each backward."""
         return tuple(stage.index for stage in self.stages if stage.runs_again)
+
+    @property
+    def again(self) -> tuple[int, ...]:
+        """Numbers of the stages whose backward makes some ops' results again."""
+        return tuple(stage.index for stage in self.stages if stage.again)
 
     @property
     def deferring(self) -> tuple[int, ...]:

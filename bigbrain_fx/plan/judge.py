@@ -39,7 +39,7 @@ class Judge:
             objective=options.objective,
             effort=options.effort,
             known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
-            recompute=self.graph.training and options.recompute is None,
+            recompute=self.graph.training and options.recompute in (None, "auto"),
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]
@@ -66,12 +66,13 @@ class Judge:
         return placement_of(self.graph, self.cluster, options, micro_batches, costs)
 
     def score(self, trial: Trial) -> Score:
-        """Simulate a trial."""
+        """Simulate a trial; "auto" makes single ops again where whole stages would have to run."""
+        asked = self.options.recompute
         options = replace(
             self.options,
             schedule=trial.schedule,
             in_flight=trial.in_flight,
-            recompute=trial.recompute or self.options.recompute,
+            recompute="auto" if asked == "auto" else trial.recompute or asked,
         )
         micro = trial.micro_batches
         costs = self.costs(self.graph.batch // micro)

@@ -42,7 +42,8 @@ class Options:
     None is "train", and "eval" for an ONNX file.
     `assume` says for places ("model.py:31") whether the condition there holds, where a tensor's
     value decides. `leaves` are modules that are kept whole, by path or class name. `recompute` are
-    the stages (by number, or "all") that keep no activations and run forward again before backward;
+    the stages (by number, or "all") that keep no activations and run forward again before backward,
+    or "ops" or "auto": see `plan.lightening`;
     `defer` those that make gradients of weights apart from those of inputs.
     `objective` and `effort` are for the partitioner "auto": what is best, and how long to look.
     `replicas` of the model divide the batch's micro-batches in proportion to `replica_shares`, or
@@ -159,7 +160,7 @@ class Plan(Shown):
             f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]
-        if self.stages.recompute:
+        if self.stages.recompute or self.stages.again:
             lines.append(f"  {recompute_text(self.stages)}")
         if self.stages.deferring:
             lines.append(f"  {defer_text(self.stages)}")

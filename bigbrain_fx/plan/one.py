@@ -9,12 +9,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from bigbrain_fx.core import Cluster, Costs, Graph, OpCost, Partitioner, Placement
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Forecast,
+    Graph,
+    OpCost,
+    Partitioner,
+    Placement,
+    Program,
+    Stages,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
+from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import recomputing
@@ -196,9 +207,14 @@ def placed(
     in_flight = options.in_flight
     if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
         in_flight = None
-    per_stage = stage_costs(concrete, stages, costs)
-    step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
-    programs, forecast = scheduled(step, schedule, in_flight)
+
+    def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
+        per_stage = stage_costs(concrete, stages, costs)
+        step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
+        return scheduled(step, schedule, in_flight)
+
+    about = concrete, stages, costs, with_backward, options.recompute, micro_batches
+    stages, programs, forecast = lightened(*about, made)
     require_fits(forecast, cluster)
     return Plan(
         graph,

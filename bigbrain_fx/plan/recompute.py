@@ -1,5 +1,7 @@
 """Stages -> Stages of which some run again: they keep no activations and pay by a second forward.
 
+What is made again of single ops is chosen by `plan.lightening`; here it is only asked for and said.
+
 It knows graph and stages; it knows nothing of time, memory or schedules, and chooses no stage.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with a whole stage as
@@ -15,26 +17,29 @@ from typing import Literal, TypeAlias
 from bigbrain_fx.core import Graph, Stage, Stages
 from bigbrain_fx.errors import InputError
 
-Wanted: TypeAlias = tuple[int, ...] | Literal["all"] | None
-"""Which stages: their numbers, all that have a backward, or none."""
+Wanted: TypeAlias = tuple[int, ...] | Literal["all", "ops", "auto"] | None
+"""Which stages: their numbers, all that have a backward, or none.
+
+"ops" and "auto" are of ops instead: see `plan.lightening`.
+"""
 
 
 def read_recompute(text: str | None) -> Wanted:
-    """Read "all", "none" or "0,2".
+    """Read "auto", "ops", "all", "none" or "0,2".
 
     Raises:
         InputError: it is none of these.
     """
     if text is None or text == "none":
         return None
-    if text == "all":
-        return "all"
+    if text in ("all", "ops", "auto"):
+        return text  # type: ignore[return-value]  # one of these three
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(
-            f"expected all, none or numbers of stages, found {text!r}",
+            f"expected auto, ops, all, none or numbers of stages, found {text!r}",
             at="--recompute",
-            help="write --recompute all, or --recompute 0,2",
+            help="write --recompute auto, or --recompute 0,2",
         )
     return tuple(dict.fromkeys(map(int, parts)))
 
@@ -55,7 +60,8 @@ def recomputing(
         InputError: there is no such stage, it has no backward, or it cannot run twice.
     """
     known = frozenset(trained)
-    numbers = known if wanted == "all" else frozenset(wanted or ())
+    asked = () if isinstance(wanted, str) else wanted or ()
+    numbers = known if wanted == "all" else frozenset(asked)
     if lenient:
         numbers &= known
     _require_trained(stages, numbers, known)
@@ -68,11 +74,23 @@ def recomputing(
 def wanted_by(stages: Stages, trained: Iterable[int]) -> Wanted:
     """Return what was asked for, to ask the same of another cut."""
     numbers = stages.recompute
+    if stages.again:
+        return "auto" if numbers else "ops"
     return "all" if numbers and frozenset(numbers) == frozenset(trained) else numbers or None
 
 
 def recompute_text(stages: Stages) -> str:
-    """Say which stages run again; nothing, where none does."""
+    """Say which stages, or ops of them, run again; nothing, where none does."""
+    return "; ".join(filter(None, (_whole_text(stages), _ops_text(stages))))
+
+
+def _ops_text(stages: Stages) -> str:
+    each = (f"{len(stages.stages[n].again)} ops of stage {n}" for n in stages.again)
+    found = ", ".join(each)
+    return f"recompute: each backward makes {found} again" if found else ""
+
+
+def _whole_text(stages: Stages) -> str:
     numbers = ", ".join(map(str, stages.recompute))
     which = f"stage {numbers}" if len(stages.recompute) == 1 else f"stages {numbers}"
     return f"recompute: each backward runs the forward of {which} again" if numbers else ""
@@ -91,6 +109,15 @@ def _require_trained(stages: Stages, numbers: frozenset[int], known: frozenset[i
             at="--recompute",
             help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
         )
+
+
+def may_repeat(graph: Graph, stage: Stage) -> bool:
+    """Whether a stage can run again as a whole."""
+    try:
+        _require_repeatable(graph, stage)
+    except InputError:
+        return False
+    return True
 
 
 def _require_repeatable(graph: Graph, stage: Stage) -> None:

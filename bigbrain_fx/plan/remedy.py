@@ -13,6 +13,7 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
 from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.recompute import Wanted
 
 _PLENTY = 1 << 60
 _TOO_MANY_OPS = 2000  # planning again and again would take longer than a user waits for a refusal
@@ -103,11 +104,11 @@ def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
 
 
 def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
-    if case.graph.training and case.options.recompute != "all":
-        yield (
-            "--recompute all",
-            replace(case, options=replace(case.options, recompute="all")),
-        )
+    asked = case.options.recompute
+    open_still: tuple[Wanted, ...] = ("auto", "all") if asked in (None, "ops") else ("all",)
+    for wanted in open_still if case.graph.training and asked not in ("auto", "all") else ():
+        options = replace(case.options, recompute=wanted)
+        yield f"--recompute {wanted}", replace(case, options=options)
 
 
 def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:

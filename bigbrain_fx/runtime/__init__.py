@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
+    from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import LearningRates as LearningRates
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
@@ -126,6 +127,7 @@ _HOMES = {
     "replicas": "bucket_channels",
     "rendezvous": "join leave_together own_device",
     "loss_scale": "are_finite unscaled",
+    "promises": "AgainError MakingAgain again",
     "rates": "LearningRates",
     "rows": "RowStream",
     "train": "example_batches main run_in_process",

@@ -18,7 +18,7 @@ This file reads the device classes' channels; it knows no schedule and not our o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .channel import Channel
 from .device import Device
+from .promises import making_again
 from .recompute import Twice
 
 
@@ -127,7 +128,9 @@ class Relay(nn.Module):
     def _run(self, arguments: dict[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
         """Run the stage; where it is one that runs again, torch keeps only its arguments."""
         if self.number not in self.device_class.recompute:
-            return cast(Tensor, self.stage(**arguments))
+            again = self.number in getattr(self.device_class, "makes_again", ())
+            with making_again() if again else nullcontext():
+                return cast(Tensor, self.stage(**arguments))
 
         def run(*values: Tensor) -> Tensor:
             return cast(Tensor, self.stage(**dict(zip(arguments, values, strict=True))))

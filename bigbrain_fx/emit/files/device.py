@@ -13,6 +13,7 @@ from bigbrain_fx.core import Backward, BackwardWeight, Compute, Dim, Edge, Graph
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
+from bigbrain_fx.emit.modules.again import AGAIN
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
@@ -22,6 +23,7 @@ from bigbrain_fx.plan import holders, norms_spec, owners
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
 _LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
+_AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -107,6 +109,7 @@ def _imports(
         *kept.RUNTIME,
     )
     optional = [*optional, *sorted(TAPPING)] if file.stages.deferring else optional
+    optional = [*optional, AGAIN] if file.stages.again else optional
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
     names = ["Channel", _base_class(file), "Stage", *wanted]
     listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
@@ -225,6 +228,8 @@ def _value_hints(own: Iterable[StageText]) -> dict[str, str]:
 def _base_class(file: DeviceFile) -> str:
     if any(stage.deferred for stage in file.stages.of(file.program.device)):
         return "DeferringDevice"
+    if any(stage.again for stage in file.stages.of(file.program.device)):
+        return "MakingAgain"
     return "Device" if file.graph.training else "InferenceDevice"
 
 
@@ -269,6 +274,7 @@ def _attributes(
     collects = any(collected(file.graph, file.stages, text.stage) for text in own)
     again = tuple(text.stage.index for text in own if text.stage.runs_again)
     waits = tuple(text.stage.index for text in own if text.stage.deferred)
+    promises = tuple(text.stage.index for text in own if text.stage.again)
     about = _DEFERRING.format(layers=", ".join(tapping))
     rows = [
         f"name = {file.program.device!r}",
@@ -277,6 +283,7 @@ def _attributes(
         *_replica_rows(file, own),
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
+        *([_AGAIN, f"makes_again = {promises!r}"] if promises else []),
         *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
         *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),

@@ -32,7 +32,7 @@ def readme_text(plan: Plan, like: str | None = None) -> str:
         *(_host_commands(plan) if len(hosts) > 1 else []),
         f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
         f"seed {plan.seed}.",
-        *([f"{recompute_text(plan.stages).capitalize()}."] if plan.stages.recompute else []),
+        *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
         *_replicas(plan),
         "",

@@ -43,6 +43,7 @@ class Keys:
     """Keys of bodies: equal for those that can share a class."""
 
     graph: Graph
+    again: frozenset[str] = frozenset()
     known: dict[object, int] = field(default_factory=dict)
     items: dict[int, list[Item]] = field(default_factory=dict)
     kept: list[Body] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Keys:
         labels: dict[str, object] = {name: ("outside", i) for i, name in enumerate(body.takes)}
         for i, item in enumerate(items):
             labels.update({name: (i, j) for j, name in enumerate(gives_of(item))})
-        writer = _Skeleton(self.graph, body, labels)
+        writer = _Skeleton(self.graph, body, labels, again=self.again)
         calls = tuple(writer.item(item) for item in items)
         gives = tuple(labels[name] for name in body.gives)
         return calls, len(body.takes), len(body.outer_params), gives
@@ -72,12 +73,16 @@ class Keys:
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """Write items without names and numbers; `exact` keeps the numbers, which then cannot vary."""
+    """Write items without names and numbers; `exact` keeps the numbers, which then cannot vary.
+
+    What is made `again` is written in another way than what is kept.
+    """
 
     graph: Graph
     body: Body
     labels: Mapping[str, object]
     exact: bool = False
+    again: frozenset[str] = frozenset()
 
     def item(self, item: Item) -> object:
         match item:
@@ -88,7 +93,7 @@ class _Skeleton:
                 words = tuple((n, _word(v)) for n, v in (*layer.args, *layer.options))
                 given = tuple(self.arg(arg) for arg in item.inputs)
                 path = self.body.relative(item.module.path)
-                made = item.op.random, item.returned
+                made = item.op.random, item.returned, item.op.name in self.again
                 return "layer", path, layer.name, words, layer.frozen, given, *made
             case BlockCall():
                 path = self.body.relative(item.module.path)
@@ -100,12 +105,13 @@ class _Skeleton:
         if isinstance(step, BlockCall):
             return step.key
         words = tuple((n, _word(v)) for n, v in (*step.layer.args, *step.layer.options))
-        return step.layer.name, words, step.layer.frozen
+        return step.layer.name, words, step.layer.frozen, step.op.name in self.again
 
     def op(self, op: Op) -> object:
         kwargs = tuple((name, self.arg(value)) for name, value in op.kwargs)
         inner = self.region(op.body) if op.body else None
-        return op.target, tuple(self.arg(arg) for arg in op.args), kwargs, op.random, inner
+        again = op.name in self.again
+        return op.target, tuple(self.arg(arg) for arg in op.args), kwargs, op.random, inner, again
 
     def region(self, body: Graph) -> object:
         own = {op.name: ("inner", i) for i, op in enumerate(body.ops)}
@@ -192,7 +198,8 @@ def find_blocks(
         results: each stage's values that other stages or the caller use.
         places: random op -> (module path, how many draws of that module came before).
     """
-    keys, facts = Keys(graph), gather_facts(graph, stages, places)
+    again = frozenset(name for stage in stages for name in stage.again)
+    keys, facts = Keys(graph, again), gather_facts(graph, stages, places)
     bodies = [
         _settled(keys, facts, stage, frozenset(given))
         for stage, given in zip(stages, results, strict=True)
@@ -263,7 +270,10 @@ def _inlined(
 ) -> tuple[Item, ...]:
     if isinstance(item, SequentialCall):
         steps = tuple(part for step in item.steps for part in _inlined(graph, keys, step, chosen))
-        whole = len(steps) == len(item.steps) and not any(isinstance(s, Op) for s in steps)
+        whole = len(steps) == len(item.steps) and not any(
+            isinstance(s, Op) or (isinstance(s, LayerCall) and s.op.name in keys.again)
+            for s in steps
+        )
         return (SequentialCall(item.module, steps),) if whole else steps  # type: ignore[arg-type]
     if not isinstance(item, BlockCall):
         return (item,)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Op, Stage
 from bigbrain_fx.emit.modules import kept
+from bigbrain_fx.emit.modules.again import AGAIN
 from bigbrain_fx.emit.modules.blocks import Blocks, Template, Where, find_blocks, inner_blocks
 from bigbrain_fx.emit.modules.construct import Construct
 from bigbrain_fx.emit.modules.expressions import attribute
@@ -82,6 +83,8 @@ class Classes:
             taken.taken |= {"DeferringDevice", *TAPPING}
         taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
         taken.taken |= {given.program for given in self.devices.values()}
+        if self.blocks.keys.again:
+            taken.taken |= {AGAIN, "MakingAgain"}
         self.users = kept.user_aliases(self.graph, taken)
         names = {
             key: taken.fresh(identifier(_short(template.module)))
@@ -239,16 +242,19 @@ class Classes:
             if id(item) in nth or (isinstance(item, LayerCall) and item.op.random):
                 return None
             key = item.key if isinstance(item, BlockCall) else None
-            return key, tuple(places.get(id(item), {}).items())
+            again = tuple(op.name in self.blocks.keys.again for op in ops_of(item))
+            return key, tuple(places.get(id(item), {}).items()), None if key else again
 
         returned = body if results is None else _returning(body, results)
         steps = Roller(full, frozenset(returned.gives), mark).steps()
         known = {**arguments, **{name: name for name in outer.values()}}
         found = hints(self.graph, returned, known, self.whole)
         writing = Writing(self.graph, body, arguments, self.users, outer, places, nth)
+        writing.again = self.blocks.keys.again
         keys = dict(self._keys(body))
         users = kept.user_names(self.graph, [op.name for op in body.ops])
         barred = {*outer.values(), *(self.users[user] for user in users)}
+        barred |= {AGAIN} if self.blocks.keys.again else set()
         whole = self._whole(body)
         return FunctionText(
             self.graph, returned, steps, found, arguments, writing, keys, barred, whole

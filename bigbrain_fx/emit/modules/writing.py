@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref
+from bigbrain_fx.emit.modules.again import made_again
 from bigbrain_fx.emit.modules.blocks import Where
 from bigbrain_fx.emit.modules.expressions import attribute, constant, member
 from bigbrain_fx.emit.modules.kept import Users, kept_call
@@ -50,6 +51,7 @@ class Writing:
             only one.
         value: gives the expression of a value; set by the function that is being written.
         inner: input of a region -> what it is called with.
+        again: ops whose results the backward makes again.
         turn: the loop being written, the path of the module that its variable is, and the variable.
     """
 
@@ -63,19 +65,22 @@ class Writing:
     value: Callable[[Ref | ParamRef], ast.expr | None] = lambda _: None
     inner: dict[str, Arg] = field(default_factory=dict)
     turn: tuple[Loop, str, ast.expr] | None = None
+    again: frozenset[str] = frozenset()
     special: dict[str, ast.expr] = field(default_factory=dict)
 
     def op(self, op: Op) -> ast.expr:
         """Return the expression of one op; the user's own Python is called by its name."""
         whole = self._with_numbers(self._in_training(op), id(op))
         own = kept_call(whole, self.argument, self.users)
-        return own or call_expression(whole, self._ref, self._device())
+        found = own or call_expression(whole, self._ref, self._device())
+        return made_again(found) if op.name in self.again else found
 
     def call(self, item: Call) -> ast.expr:
         """Return the call of a layer or class."""
         module = self.module(item.module.path)
         if isinstance(item, LayerCall):
-            return ast.Call(module, [self.argument(arg) for arg in item.inputs], [])
+            found = ast.Call(module, [self.argument(arg) for arg in item.inputs], [])
+            return made_again(found) if item.op.name in self.again else found
         if id(item) in self.nth:
             module = ast.Call(attribute(module, "nth"), [self.nth[id(item)]], [])
         values: list[ast.expr] = [self._ref(Ref(name)) for name in item.takes]

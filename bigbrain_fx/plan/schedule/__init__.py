@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from bigbrain_fx.core import Backward, BackwardWeight, Compute, Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
+from bigbrain_fx.plan.schedule.again import Choice, choices, may_run_again
 from bigbrain_fx.plan.schedule.check import check, require_sound
 from bigbrain_fx.plan.schedule.costs import StageCosts, StageTimes, stage_costs
 from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
@@ -44,6 +45,7 @@ from bigbrain_fx.plan.schedule.synthesised import Synthesised, goes_in_row
 from bigbrain_fx.plan.schedule.table import table
 from bigbrain_fx.plan.schedule.v_placement import DualPipeV, ZeroBubbleV
 from bigbrain_fx.plan.schedule.virtual import line_of, virtual_stages
+from bigbrain_fx.plan.schedule.walk import Part
 from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "SEARCHED",
     "SPLIT",
     "BackwardBeforeForward",
+    "Choice",
     "Deadlock",
     "DualPipeV",
     "DuplicateMessage",
@@ -67,6 +70,7 @@ __all__ = [
     "NothingDeferred",
     "OneForwardOneBackward",
     "OutOfMemory",
+    "Part",
     "Schedule",
     "StageCosts",
     "StageTimes",
@@ -78,12 +82,14 @@ __all__ = [
     "ZeroBubbleV",
     "build",
     "check",
+    "choices",
     "fixed_bytes",
     "goes_in_row",
     "held",
     "in_flight_to_fill",
     "library_bytes",
     "line_of",
+    "may_run_again",
     "messages",
     "nodes",
     "parts",

@@ -154,7 +154,9 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         costs: one entry per op and device that `stages` uses.
     """
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
-    measured = measured or bool(stages.recompute or stages.deferring)  # sums do not say that
+    measured = measured or bool(
+        stages.recompute or stages.deferring or stages.again
+    )  # sums do not say that
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
     kinds = {name: costs.cluster.device[name].kind for name in stages.devices}
@@ -197,7 +199,7 @@ def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     weight_s = tuple(_weight_s(graph, stage, costs) for stage in stages.stages)
     whole_s = (sum(cost.backward_s for cost in ops) for ops in each)
     backward_s = (whole - later for whole, later in zip(whole_s, weight_s, strict=True))
-    again_s = (_again_s(costs.cluster, stage, forward_s[stage.index]) for stage in stages.stages)
+    again_s = (_again_s(costs, stage, forward_s[stage.index]) for stage in stages.stages)
     host_s = tuple(sum(cost.host_forward_s for cost in ops) for ops in each)
     return StageTimes(
         forward_s,
@@ -207,7 +209,9 @@ def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
         weight_s,
         host_s,
         tuple(
-            sum(cost.host_backward_s for cost in ops) + (host_s[s.index] if s.runs_again else 0.0)
+            sum(cost.host_backward_s for cost in ops)
+            + (host_s[s.index] if s.runs_again else 0.0)
+            + sum(costs.op_cost(op, s.device).host_forward_s for op in s.again)
             for s, ops in zip(stages.stages, each, strict=True)
         ),
     )
@@ -230,11 +234,11 @@ def _library_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> i
     return library_bytes(costs.cluster.device[device], ops, graph.loss is not None)
 
 
-def _again_s(cluster: Cluster, stage: Stage, forward_s: float) -> float:
+def _again_s(costs: Costs, stage: Stage, forward_s: float) -> float:
     """Return what a second forward adds to a backward: its ops, and what starting it costs."""
     if not stage.runs_again:
-        return 0.0
-    return forward_s + cluster.device[stage.device].overheads.instruction_s
+        return sum((costs.op_cost(op, stage.device).forward_s for op in stage.again), 0.0)
+    return forward_s + costs.cluster.device[stage.device].overheads.instruction_s
 
 
 def _workspace_bytes(graph: Graph, stage: Stage, costs: Costs) -> int:

@@ -4,8 +4,10 @@
     backward   the same ops in reverse: an op's gradients come, what only it kept goes
 
 A stage that runs again lets go of all at its forward's end, and its backward begins with another.
-Where a stage defers, what the gradients of its weights are made of is still held at the backward's
-end; the backward of weights lets go of it layer by layer, the last one first.
+What a stage makes again is gone after its last forward reader; the first backward that needs it
+runs the op once more, from what the op read: that is kept. Where a stage defers, what the gradients
+of its weights are made of is still held at the backward's end; the backward of weights lets go of
+it layer by layer, the last one first.
 
 It follows `Op.saves`, which capture measured, and knows storages only: a view is its base. Values
 that come from elsewhere (received, from the batch, parameters) are counted by whoever holds them.
@@ -222,6 +224,11 @@ def _of_graph(graph: Graph) -> tuple[Mapping[str, str], Mapping[ModuleCall, int]
     return found
 
 
+def roots_of(graph: Graph) -> Mapping[str, str]:
+    """Return the value whose storage each op's result is: its own, but for views."""
+    return _of_graph(graph)[0]
+
+
 class _Forward:
     """One forward: what is alive, by storage.
 
@@ -229,6 +236,9 @@ class _Forward:
         live: bytes alive; after `run`, what stays for the backward and what is sent.
         kept_by: root -> the ops that keep its storage.
         held: root -> bytes, of the storages made here that are alive.
+        keeps: op -> the roots that it keeps, itself or through what it has made again.
+        asks: op -> the ops that run again for its backward.
+        users: op that runs again -> what asks for its result: backwards, and other such runs.
     """
 
     def __init__(self, part: Part) -> None:
@@ -236,6 +246,10 @@ class _Forward:
         self.live = self.peak = 0
         self.held: dict[str, int] = {}
         self.kept_by: dict[str, set[str]] = {}
+        self.keeps: dict[str, set[str]] = {}
+        self.asks: dict[str, set[str]] = {}
+        self.users: dict[str, set[str]] = {}
+        self.again = frozenset(part.stage.again)
         self.root, calls = _of_graph(part.graph)
         self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
         here = Counter(call for op in part.ops() for call in op.modules)
@@ -247,6 +261,9 @@ class _Forward:
 
     def run(self) -> None:
         """Follow all ops."""
+        for op in self.part.ops():
+            if self.part.is_graded(op):
+                self._keep(op, self.part.saves(op))
         for i, op in enumerate(self.part.ops()):
             self._one(i, op)
         for root in self._variables.values():
@@ -258,15 +275,47 @@ class _Forward:
         if self.root[op.name] == op.name and op.outputs:
             self.held[op.name] = self.part.result_bytes(op)
             self.live += self.held[op.name]
-        if self.part.is_graded(op):
+        if self.part.is_graded(op) and op.name not in self.again:
             self.live += self.part.rounded(_int(saves.own_bytes))
-            for name in places(op, saves):
-                self.kept_by.setdefault(self.root.get(name, name), set()).add(op.name)
         self.peak = max(self.peak, self.live)
         self._return_from(op)
         for name in dict.fromkeys((self.root[op.name], *map(self._root, op.refs))):
             if self._last.get(name, -1) <= i and name not in self.kept_by:
                 self._read_out(name, op)
+
+    def _keep(self, op: Op, saves: Saves) -> None:
+        """Keep what an op's backward needs, or what that can be made of."""
+        self.keeps[op.name], self.asks[op.name] = set(), set()
+        if op.name in self.again:
+            if saves.values or saves.own_bytes:
+                self._ask(op.name, op)
+                self.users[op.name] |= {op.name} if -1 in saves.values else set()
+            return
+        for name in places(op, saves):
+            root = self._root(name)
+            if root in self.again:
+                self._ask(root, op)
+                self.users[root].add(op.name)
+            else:
+                self._kept(root, op)
+
+    def _ask(self, root: str, op: Op) -> None:
+        """Keep what a run again reads, for an op's backward."""
+        self.asks[op.name].add(root)
+        self._chain(root, op)
+
+    def _chain(self, root: str, op: Op) -> None:
+        self.users.setdefault(root, set())
+        for read in map(self._root, self.part.graph.op[root].refs):
+            if read in self.again:
+                self._chain(read, op)
+                self.users[read].add(f"{root} again")
+            else:
+                self._kept(read, op)
+
+    def _kept(self, root: str, op: Op) -> None:
+        self.kept_by.setdefault(root, set()).add(op.name)
+        self.keeps[op.name].add(root)
 
     def _root(self, name: str) -> str:
         return self.root.get(name, name)
@@ -339,6 +388,9 @@ class _Backward:
         self.live = self.peak = 0
         self.held = {r: n for r, n in forward.held.items() if r not in forward._sent}
         self.kept_by = {root: set(ops) for root, ops in forward.kept_by.items()}
+        self.keeps, self.asks, self.again = forward.keeps, forward.asks, forward.again
+        self._users = {root: set(users) for root, users in forward.users.items()}
+        self._made: set[str] = set()
         self.pending: dict[str, _Store] = {}
         self.parts: dict[str, list[_Store]] = {}
         self._trained = trained_params(part.graph, part.stage)
@@ -369,6 +421,8 @@ class _Backward:
         saves = self.part.saves(op)
         if op.name in self._deferred:
             self._wait(op, incoming)
+        for root in [root for root in self.part.stage.again if root in self.asks[op.name]]:
+            self._make(root)
         self._see(self.part.rounded(_int(saves.backward_bytes)))
         self._forget(op, saves)
         for place, ref in enumerate(op.refs):
@@ -416,10 +470,37 @@ class _Backward:
             found.append(self.pending.pop(op.name))
         return found
 
+    def _make(self, root: str) -> None:
+        """Run an op once more: its result stays until nobody asks, what it saves until its turn."""
+        if root in self._made:
+            return
+        op = self.part.graph.op[root]
+        reads = [name for ref in op.refs if (name := self.root.get(ref, ref)) in self.again]
+        for name in dict.fromkeys(reads):
+            self._make(name)
+        saves = self.part.saves(op)
+        self._see(self.part.rounded(_int(saves.forward_bytes)))
+        self._made.add(root)
+        self.live += self.part.result_bytes(op) if self._users[root] else 0
+        if self.part.is_graded(op):
+            self.live += self.part.rounded(_int(saves.own_bytes))
+        self._see(0)
+        for name in dict.fromkeys(reads):
+            self._served(name, f"{root} again")
+
+    def _served(self, root: str, user: str) -> None:
+        """Let go of a result when its last user has it no more."""
+        if user in self._users[root]:
+            self._users[root].remove(user)
+            if not self._users[root] and root in self._made:
+                self.live -= self.part.result_bytes(self.part.graph.op[root])
+
     def _forget(self, op: Op, saves: Saves) -> None:
-        self.live -= self.part.rounded(_int(saves.own_bytes))
-        for name in places(op, saves):
-            root = self.root.get(name, name)
+        if op.name not in self.again or op.name in self._made:
+            self.live -= self.part.rounded(_int(saves.own_bytes))
+        for root in self.asks[op.name]:
+            self._served(root, op.name)
+        for root in self.keeps[op.name]:
             self.kept_by.get(root, set()).discard(op.name)
             if not self.kept_by.get(root) and root in self.held:
                 self.live -= self.held.pop(root)

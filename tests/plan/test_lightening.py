@@ -1,0 +1,118 @@
+"""Ops that a backward makes again: what is worth it, the ledger, the same bits, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan import Options, Plan, from_json, make_plan, replan, to_json
+from bigbrain_fx.plan.making import costs_of
+from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.plan.recompute import Wanted, recompute_text, wanted_by
+from bigbrain_fx.plan.remedy import plan_or_remedy
+from bigbrain_fx.plan.schedule import Part, choices, may_run_again
+from bigbrain_fx.plan.schedule.walk import walk
+from tests.support import samples
+from tools.matrix import Bench, parse_cell
+
+
+def planned(name: str, cluster: Cluster | None = None, **choices: object) -> Plan:
+    found = samples.sample(name)
+    given = {"partitioner": "naive", "micro_batches": 4, "schedule": "gpipe", **choices}
+    options = Options(**given)  # type: ignore[arg-type]  # fields of Options
+    return make_plan(found.captured.graph, cluster or samples.cluster(2), found.source, options)
+
+
+def with_share(plan: Plan, share: float) -> Cluster:
+    """Return the plan's cluster with so much of each device's peak as its memory."""
+    devices = []
+    for device in plan.cluster.devices:
+        entry = plan.forecast.of(device.name)
+        less = replace(entry, peak_bytes=int(entry.peak_bytes * share))
+        devices.append(replace(device, memory_bytes=needed_bytes(less, device)))
+    return replace(plan.cluster, devices=tuple(devices))
+
+
+def test_each_choice_keeps_less_and_says_what_is_kept() -> None:
+    plan = planned("gpt")
+    graph, costs = plan.graph.at(plan.rows), costs_of(plan)
+    for stage in plan.stages.stages:
+        found = choices(Part(graph, plan.stages, stage, costs))
+        assert found[0].ops == ()
+        assert len(found) > 3
+        assert sorted(found, key=lambda choice: -choice.kept_bytes) == list(found)
+        for choice in found:
+            marked = Part(graph, plan.stages, replace(stage, again=choice.ops), costs)
+            assert walk(marked).saved_bytes == pytest.approx(choice.kept_bytes, rel=0.01)
+
+
+def test_nothing_that_draws_or_is_written_or_sent_runs_again() -> None:
+    plan = planned("gpt")
+    graph = plan.graph.at(plan.rows)
+    for stage in plan.stages.stages:
+        for name in may_run_again(Part(graph, plan.stages, stage, costs_of(plan))):
+            assert not graph.op[name].random
+            assert name not in stage.sends
+
+
+def test_ops_are_nearly_free_and_auto_takes_what_memory_asks_for() -> None:
+    plain = planned("gpt")
+    assert planned("gpt", recompute="auto").stages == plain.stages
+    cheap = planned("gpt", recompute="ops")
+    assert cheap.stages.again == (0, 1)
+    assert not cheap.stages.recompute
+    assert cheap.forecast.step_s < 1.02 * plain.forecast.step_s
+    tight = with_share(plain, 0.8)
+    with pytest.raises(NoPlanError):
+        planned("gpt", tight)
+    fits = planned("gpt", tight, recompute="auto")
+    assert fits.stages.again == (0, 1)
+    assert fits.forecast.step_s < 1.05 * plain.forecast.step_s
+    assert planned("gpt", with_share(plain, 0.6), recompute="auto").stages.recompute == (0, 1)
+    assert "makes 6 ops of stage 0, 7 ops of stage 1 again" in recompute_text(cheap.stages)
+    assert from_json(to_json(cheap), "plan.json") == cheap
+    assert wanted_by(cheap.stages, cheap.trained) == "ops"
+    assert replan(cheap, samples.cluster(3)).stages.again == (0, 1, 2)
+
+
+def test_a_refusal_names_auto_where_it_fits() -> None:
+    found = samples.sample("gpt")
+    options = Options("chain-dp", micro_batches=16, schedule="1f1b")
+    plain = make_plan(found.captured.graph, samples.cluster(3), found.source, options)
+    tight = with_share(plain, 0.9)
+    with pytest.raises(NoPlanError) as caught:
+        plan_or_remedy(found.captured.graph, tight, found.source, options)
+    assert caught.value.help == "a plan was found with --recompute auto"
+    plan_or_remedy(found.captured.graph, tight, found.source, replace(options, recompute="auto"))
+
+
+def test_a_split_backward_is_refused_and_auto_runs_its_whole_stage() -> None:
+    with pytest.raises(InputError, match="splits its backward") as caught:
+        planned("gpt", schedule="zb-h1", recompute="ops")
+    assert "--schedule 1f1b" in str(caught.value.help)
+    assert not planned("gpt", schedule="zb-h1", recompute="auto").stages.again
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "wanted"),
+    [
+        ("llama", "naive/2/1f1b", "ops"),
+        ("gpt", "scattered/2/list", "ops"),
+        ("unet", "naive/2/gpipe", "ops"),
+        ("encdec", "naive/3/1f1b", "ops"),
+        ("gpt", "naive/2/1f1b/r2z1tree", "ops"),
+        ("gpt", "naive/2/1f1b/gloo", "ops"),
+    ],
+)
+def test_training_is_bitwise_that_of_the_unsplit_model(
+    model: str, text: str, wanted: Wanted
+) -> None:
+    torch.set_num_threads(1)
+    bench, cell = Bench.of(model, 2, wanted), parse_cell(f"{model}/{text}")
+    plan = bench.plan(cell)
+    assert plan.stages.again
+    assert bench.fault(cell, plan) == ""

@@ -13,7 +13,6 @@ from bigbrain_fx.plan import Options, Plan, from_json, make_plan, replan, to_jso
 from bigbrain_fx.plan.making import costs_of
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.recompute import Wanted, recompute_text, wanted_by
-from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import Part, choices, may_run_again
 from bigbrain_fx.plan.schedule.walk import walk
 from tests.support import samples
@@ -77,17 +76,6 @@ def test_ops_are_nearly_free_and_auto_takes_what_memory_asks_for() -> None:
     assert from_json(to_json(cheap), "plan.json") == cheap
     assert wanted_by(cheap.stages, cheap.trained) == "ops"
     assert replan(cheap, samples.cluster(3)).stages.again == (0, 1, 2)
-
-
-def test_a_refusal_names_auto_where_it_fits() -> None:
-    found = samples.sample("gpt")
-    options = Options("chain-dp", micro_batches=16, schedule="1f1b")
-    plain = make_plan(found.captured.graph, samples.cluster(3), found.source, options)
-    tight = with_share(plain, 0.9)
-    with pytest.raises(NoPlanError) as caught:
-        plan_or_remedy(found.captured.graph, tight, found.source, options)
-    assert caught.value.help == "a plan was found with --recompute auto"
-    plan_or_remedy(found.captured.graph, tight, found.source, replace(options, recompute="auto"))
 
 
 def test_a_split_backward_is_refused_and_auto_runs_its_whole_stage() -> None:

@@ -247,7 +247,7 @@ def test_recomputing_is_named_where_it_makes_a_plan_fit() -> None:
     assert some.stages.recompute == (0, 1)
     with pytest.raises(NoPlanError) as caught:
         plan_or_remedy(found.captured.graph, tight, found.source, options)
-    assert caught.value.help == "a plan was found with --recompute all"
+    assert caught.value.help == "a plan was found with --recompute auto"
 
 
 # --------------------------------------------------------------------------- the command line

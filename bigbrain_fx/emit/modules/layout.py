@@ -93,7 +93,18 @@ def _items(inside: str) -> list[str]:
     cuts = [i for i, depth, char in found if char == "," and depth == 0]
     edges = [-1, *cuts, len(inside)]
     items = [inside[a + 1 : b].strip() for a, b in pairwise(edges)]
-    return [item for item in items if item]
+    return _whole_lambdas([item for item in items if item])
+
+
+def _whole_lambdas(items: list[str]) -> list[str]:
+    """Put `lambda a, b: a * b` together again, which has commas of its own."""
+    whole: list[str] = []
+    for item in items:
+        if whole and whole[-1].startswith("lambda ") and ":" not in whole[-1]:
+            whole[-1] = f"{whole[-1]}, {item}"
+        else:
+            whole.append(item)
+    return whole
 
 
 def _may_end_in_comma(text: str, start: int, inside: str) -> bool:

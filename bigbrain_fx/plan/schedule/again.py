@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bigbrain_fx.core import Op, Saves
+from bigbrain_fx.core import Const, Op, Saves, leaves
 from bigbrain_fx.plan.schedule.walk import Part, places, roots_of
 
 MOST = 8
@@ -72,7 +72,9 @@ def _may(
     part: Part, op: Op, roots: Mapping[str, str], written: frozenset[str], sent: frozenset[str]
 ) -> bool:
     fresh = op.view_of is None and len(op.outputs) == 1 and not op.is_tuple
-    plain = op.target.startswith("aten.") and op.body is None and not op.checks
+    # where a tensor is made is written as another's device, which would be held for it
+    somewhere = Const("device") in leaves((*op.args, *(value for _, value in op.kwargs)))
+    plain = op.target.startswith("aten.") and op.body is None and not somewhere
     still = not (op.random or op.mutates or op.name in written)
     here = op.name not in (*sent, *part.stage.recomputed, part.graph.loss)
     reads = written.isdisjoint((*(roots.get(ref, ref) for ref in op.refs), *op.params))

@@ -25,6 +25,7 @@ TOKENS = os.environ.get("TOKENS", "")  # a .safetensors file
 SEQUENCE = 64  # tokens a row
 BATCH = 8  # rows of a mini-batch
 LAST_LAYERS = 0  # train only so many layers and the head; 0 trains all
+LORA = int(os.environ.get("LORA", "0"))  # train only adapters of this rank (needs peft); 0: none
 
 SMALL = LlamaConfig(
     vocab_size=256,
@@ -48,7 +49,16 @@ def model() -> nn.Module:
         for layer in found.model.layers[-LAST_LAYERS:]:
             layer.requires_grad_(True)
         found.lm_head.requires_grad_(True)
-    return found
+    return with_adapters(found) if LORA else found
+
+
+def with_adapters(found: nn.Module) -> nn.Module:
+    """Put LoRA's adapters beside all projections, and freeze all else."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    wanted = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    made: nn.Module = inject_adapter_in_model(LoraConfig(r=LORA, target_modules=wanted), found)
+    return made
 
 
 def example_batch() -> dict[str, Tensor]:

@@ -14,6 +14,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),
+    "tests/bundles/launch/test_scripts.py": (
+        "test_a_script_trains",
+        "test_nobody_said_where_to_meet",
+    ),
     "tests/verification/test_sharding.py": ("test_the_models_that_ship",),
     "tests/promise/test_matrix.py": (
         *(

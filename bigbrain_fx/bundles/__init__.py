@@ -36,7 +36,11 @@ if TYPE_CHECKING:
         rollback as rollback,
     )
     from bigbrain_fx.bundles.launch import (
+        CHECKS as CHECKS,
         DEFAULT_STEPS as DEFAULT_STEPS,
+        NEEDS as NEEDS,
+        STARTED_BY as STARTED_BY,
+        SUFFIX as SUFFIX,
         BatchLine as BatchLine,
         Command as Command,
         DeviceLostError as DeviceLostError,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
         Run as Run,
         RunError as RunError,
         RunOptions as RunOptions,
+        Script as Script,
         Spawn as Spawn,
         Status as Status,
         StepLine as StepLine,
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
         commands as commands,
         free_port as free_port,
         hosts as hosts,
+        launch_script as launch_script,
         metrics_at as metrics_at,
         popen as popen,
         prometheus as prometheus,
@@ -79,7 +85,8 @@ else:
             "elastic": "run_elastic",
             "going_on": "TrainingState export_training list_commits rollback",
             "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of",
-            "launch": "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
+            "launch": "CHECKS NEEDS STARTED_BY SUFFIX Script launch_script "
+            "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
             "RunOptions Spawn Status StepLine can_supervise commands free_port hosts metrics_at "
             "popen prometheus read_status run secret_command",
             "machines": "Machine",

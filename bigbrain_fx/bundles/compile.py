@@ -29,6 +29,8 @@ from bigbrain_fx.frontend import is_onnx
 from bigbrain_fx.plan import (
     AUTO,
     SCHEDULES,
+    SEARCHED,
+    SPLIT,
     Options,
     Plan,
     place_like,
@@ -191,6 +193,11 @@ def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
         )
     onnx = isinstance(model, str | Path) and is_onnx(model)
     mode = chosen.mode or ("eval" if onnx else "train")
+    if mode == "eval" and chosen.schedule in SPLIT - SEARCHED:
+        raise InputError(
+            f"schedule '{chosen.schedule}' splits backwards, and inference has none",
+            help="leave --schedule out, or use forward or list",
+        )
     given = chosen.partitioner
     method = preset(given)[0] if isinstance(given, str) else given
     if method != AUTO:

@@ -3,6 +3,7 @@
 from bigbrain_fx.cli import (
     background,
     comparing,
+    launching,
     measuring,
     planning,
     resplitting,
@@ -17,6 +18,7 @@ __all__ = [
     "background",
     "cli",
     "comparing",
+    "launching",
     "main",
     "measuring",
     "planning",

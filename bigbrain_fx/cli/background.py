@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 FLAG = "--background"
 LOG = "run.log"
+STARTED_S, LOOK_S = 60.0, 0.05
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 
@@ -43,6 +45,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
+            begun = log.tell()
             process = subprocess.Popen(
                 # -P: a file of the user's here that is called like a module of Python's is not one
                 [sys.executable, "-P", "-m", "bigbrain_fx", *again, *given],
@@ -56,6 +59,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
         raise InputError(
             f"the run cannot be started: {error}", help="give --logs FOLDER"
         ) from error
+    _require_started(process, folder, begun)
     process.returncode = 0  # it outlives us: nobody here waits for it
     if as_json:
         click.echo(json_line({"pid": process.pid, "logs": str(folder)}))
@@ -64,6 +68,30 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     click.echo(
         f"how far it is: bigbrain-fx status {folder}; to end it after its step: kill {process.pid}"
     )
+
+
+def _require_started(process: subprocess.Popen[bytes], folder: Path, begun: int) -> None:
+    """Wait until the run has started a device's process; end as it does if it ends before.
+
+    A host that is so busy that it takes longer is not waited for.
+    """
+    from bigbrain_fx.bundles import read_status
+
+    until = time.monotonic() + STARTED_S
+    while time.monotonic() < until:
+        code = process.poll()
+        if code:
+            with (folder / LOG).open("rb") as log:
+                log.seek(begun)
+                click.echo(log.read().decode(errors="replace"), err=True, nl=False)
+            sys.exit(code if code > 0 else 1)
+        with suppress(InputError):
+            found = read_status(folder)
+            if found.pid == process.pid and found.devices:
+                return
+        if code is not None:
+            return
+        time.sleep(LOOK_S)
 
 
 @cli.command(short_help="How far a run is: steps, loss, devices, restarts, last commit.")

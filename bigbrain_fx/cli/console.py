@@ -56,7 +56,8 @@ def show_plan(plan: Plan, parameters: int) -> None:
 def show_forecast(plan: Plan) -> None:
     """Print what a step would take, and that it fits."""
     rows_per_s = plan.micro_batches * plan.rows / plan.forecast.step_s
-    by = f"{plan.partitioner} with {plan.estimator}"
+    by_hand = plan.placement.reason.startswith("placed by hand")  # no partitioner was asked
+    by = f"{'placed by hand' if by_hand else plan.partitioner} with {plan.estimator}"
     _say((plan.graph.name, "bold"), f": {by}, {_schedule(plan)}")
     measured = measured_text(measured_share(plan))
     said = f"forecast {plan.forecast.step_s:.4f} s a step, {rows_per_s:.1f} rows a second{measured}"

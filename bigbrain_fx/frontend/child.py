@@ -54,6 +54,7 @@ class _Service:
     def __init__(self, wanted: Mapping[str, object]) -> None:
         import torch  # noqa: F401  # counted apart: any program that trains pays for it
 
+        _settle_what_torch_finds()
         started_s = time.perf_counter()
         from bigbrain_fx.frontend.modelfile import load_model_file
 
@@ -165,6 +166,14 @@ class _Service:
             as_umask_says(path)
         structure = json.dumps(_structure(batch.template), indent=1)
         path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
+
+
+def _settle_what_torch_finds() -> None:
+    """Let torch look for modules that it can do without before the user's folder is on sys.path.
+
+    One there that is called like one of them would be taken for it; see `modelfile`, too.
+    """
+    from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
 
 
 def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:

@@ -6,11 +6,13 @@ The file is code and is run as code. This room's file knows the contract; it kno
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -169,10 +171,36 @@ def _reserve(model: nn.Module, meta: bool, blank: bool) -> None:
         )
 
 
+class _DataFolders(importlib.abc.MetaPathFinder):
+    """Keep Python from taking a folder of data beside the model file for a package.
+
+    torch looks for modules that it can do without (triton, z3, optree), and any folder is a
+    package to Python, though it has no Python in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        """Raise for a folder without Python that is no package elsewhere either; else, pass."""
+        there = self.folder / name
+        if path is not None or not there.is_dir() or any(map(_is_python, there.rglob("*"))):
+            return
+        found = PathFinder.find_spec(name)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _is_python(file: Path) -> bool:
+    return file.suffix in (".py", ".pyc", ".so")
+
+
 @contextlib.contextmanager
 def users_folder(folder: Path) -> Iterator[None]:
     """Put the user's folder on sys.path, as `python model.py` would."""
     entry = str(folder)
+    if not any(isinstance(f, _DataFolders) and f.folder == folder for f in sys.meta_path):
+        sys.meta_path.insert(0, _DataFolders(folder))
     sys.path.insert(0, entry)
     try:
         yield

@@ -37,7 +37,7 @@ from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.report import report
 from bigbrain_fx.plan.reuse import place_like
-from bigbrain_fx.plan.schedule import SCHEDULES, messages
+from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, messages
 from bigbrain_fx.plan.search import Candidate, Search
 from bigbrain_fx.plan.shard import (
     axes,
@@ -57,6 +57,8 @@ __all__ = [
     "FORMAT",
     "LAYERS",
     "SCHEDULES",
+    "SEARCHED",
+    "SPLIT",
     "Assumptions",
     "Candidate",
     "Explanation",

@@ -127,7 +127,9 @@ def explain(plan: Plan) -> Explanation:
     pairs = {(e.source, e.target) for e in _crossing(plan)}
     costs = costs_of(plan)
     cuts = tuple(_cut(plan, costs, a, b) for a, b in sorted(pairs))
-    reason = f"{plan.partitioner}: {plan.placement.reason}" if plan.placement.reason else ""
+    said = plan.placement.reason
+    by_hand = said.startswith("placed by hand")  # no partitioner was asked
+    reason = said if by_hand or not said else f"{plan.partitioner}: {said}"
     recovery = choose(plan) if plan.mode == "train" and len(plan.stages.devices) > 1 else None
     return Explanation(
         plan.forecast.step_s,

@@ -5,7 +5,9 @@ It compares nothing and searches for nothing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 
@@ -87,7 +89,8 @@ def placement_of(
     smaller = for_tensors(costs.cluster, concrete, micro_batches)
     told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
     try:
-        return _partitioned(method, concrete, told, options)
+        with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
+            return _partitioned(method, concrete, told, options)
     except NoPlanError as error:
         notes = (*error.notes, *beside_tensors(cluster, concrete, micro_batches))
         raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None

@@ -12,6 +12,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -144,7 +145,8 @@ def _run(path: Path) -> ModuleType:
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # stdout may hold JSON alone
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file raises
         sys.modules.pop(name, None)
         raise InputError(

@@ -29,7 +29,15 @@ from .device import Device
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
-from .rendezvous import NoGpuError, PassedOn, form_mesh, own_device, require_gpu, write_report
+from .rendezvous import (
+    NoAddressError,
+    NoGpuError,
+    PassedOn,
+    form_mesh,
+    own_device,
+    require_gpu,
+    write_report,
+)
 from .replay import ReplayTransport
 from .saving import save_replayed
 from .snapshots import OwnSnapshots
@@ -38,7 +46,7 @@ from .supervised_commits import SupervisedCommitter
 from .weights import WeightsError
 
 BAD_INPUT = 2  # exit code; as argparse's
-INPUT_ERRORS = (BatchError, CommitError, NoGpuError, StateError, WeightsError)
+INPUT_ERRORS = (BatchError, CommitError, NoAddressError, NoGpuError, StateError, WeightsError)
 TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h
 

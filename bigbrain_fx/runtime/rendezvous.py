@@ -47,6 +47,10 @@ class NoGpuError(RuntimeError):
     """Report a plan for more GPUs than this host has."""
 
 
+class NoAddressError(RuntimeError):
+    """Report processes of several hosts that were not told where to meet."""
+
+
 def require_gpu(kinds: Sequence[str], rank: int) -> None:
     """Refuse before anything is connected: torch's own words for it are its frames.
 
@@ -64,6 +68,28 @@ def require_gpu(kinds: Sequence[str], rank: int) -> None:
         f"this plan wants a GPU number {number} on this host, which has {found} GPUs{built}: "
         "--in-process computes it on the CPU; or split for what `bigbrain-fx doctor` finds here"
     )
+
+
+def require_address(folder: Path) -> None:
+    """Refuse at once what would wait for its whole deadline: nobody said where rank 0 is.
+
+    Raises:
+        NoAddressError: the plan has several hosts, or Slurm has given several, and no MASTER_ADDR.
+    """
+    if "MASTER_ADDR" in os.environ:
+        return
+    found = json.loads((folder / "plan.json").read_bytes())
+    host = {device["name"]: device["host"] for device in found["cluster"]["devices"]}
+    used = list(dict.fromkeys(host[stage["device"]] for stage in found["stages"]["stages"]))
+    nodes = environment_number("SLURM_NNODES", 1)
+    if len(used) > 1 or nodes > 1:
+        what = f"this plan has devices of {len(used)} hosts ({', '.join(used)})"
+        what = what if len(used) > 1 else f"Slurm has given {nodes} nodes"
+        raise NoAddressError(
+            f"{what}, and MASTER_ADDR does not say where rank 0 is: set MASTER_ADDR to the host of "
+            "rank 0 for all processes (127.0.0.1 where all are on one); `bigbrain-fx "
+            "launch-script` writes a file that does"
+        )
 
 
 def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnyStore:

@@ -49,6 +49,7 @@ from .rendezvous import (
     join,
     leave_together,
     own_device,
+    require_address,
     require_gpu,
     write_report,
 )
@@ -85,6 +86,7 @@ def main(bundle: Bundle) -> None:
     torch.set_num_threads(options.threads or bundle.threads[rank])
     with _stopping_on_bad_input():
         require_gpu(bundle.kinds, rank)
+        require_address(bundle.folder)
     with blaming_peers():
         store = join(bundle.plan, bundle.kinds, rank, options.deadline)
         try:

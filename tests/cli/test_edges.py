@@ -86,9 +86,20 @@ def estimated(*words: str) -> str:
     return " ".join(entry["device"] for entry in done.objects[0]["devices"])
 
 
-@pytest.mark.usefixtures("here")
-def test_a_partitioner_of_ones_own_needs_no_package() -> None:
+def test_a_partitioner_of_ones_own_needs_no_package(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loud = MINE.replace("home = ", 'print("as it places")\n        home = ')
+    (here / "mine.py").write_text(f'print("as it is read")\n{loud}')
     assert estimated("--partitioner", "mine.py:Last", "--set", "which=0") == "d0"
+
+
+@pytest.mark.usefixtures("here")
+def test_inference_has_no_backward_to_split() -> None:
+    words = ("estimate", "model.py", "-d", "cluster.json", "--mode", "eval", "--schedule")
+    refused = call(*words, "zb-h1")
+    assert refused.code == 2
+    assert "schedule 'zb-h1' splits backwards, and inference has none" in refused.err
 
 
 _REFUSED = {

@@ -187,6 +187,33 @@ def test_prometheus_is_answered_on_loopback(tmp_path: Path) -> None:
     assert "bigbrain_fx_running 1\n" in text
 
 
+def test_what_the_background_refuses_at_once_ends_so(bundle: Path, tmp_path: Path) -> None:
+    words = ("--background", "--logs", tmp_path / "logs", "--inputs", tmp_path / "none", "--json")
+    refused = call("run", bundle, *words)
+    assert refused.code == 2
+    assert refused.out == ""
+    assert "--inputs cannot be given: this bundle trains" in refused.err
+
+
+def test_a_run_that_goes_on_says_from_where(tmp_path: Path) -> None:
+    keeper = StatusKeeper(Status("b", os.getpid(), str(tmp_path), 8, 9))
+    keeper.begin(5)
+    assert read_status(tmp_path).steps_done == 5
+
+
+@pytest.mark.parametrize("name", ["steps.txt", "steps.json", "run.tsv"])
+def test_a_log_named_like_a_file_is_no_folder(tmp_path: Path, name: str) -> None:
+    with (
+        pytest.raises(InputError, match="its name looks like a file's"),
+        step_files((tmp_path / name,), 1),
+    ):
+        pass
+    assert not (tmp_path / name).exists()
+    (tmp_path / "board.v2").mkdir()
+    with step_files((tmp_path / "board.v2", tmp_path / "S.CSV"), 1):
+        assert (tmp_path / "S.CSV").is_file()
+
+
 def test_a_run_in_the_background_leaves_its_lines(bundle: Path, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     words = ("--steps", "1", "--no-replay", "--background", "--logs", logs, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import capture_file, load_model_file
+from bigbrain_fx.frontend.modelfile import users_folder
 
 HEAD = """\
 import torch
@@ -53,6 +55,20 @@ def write(folder: Path, text: str, name: str = "model.py") -> Path:
     path = folder / name
     path.write_text(text)
     return path
+
+
+def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for modules that it can do without: a folder called like one is none of them."""
+    (tmp_path / "triton" / "results").mkdir(parents=True)
+    (tmp_path / "mine" / "inner").mkdir(parents=True)
+    (tmp_path / "mine" / "inner" / "code.py").write_text("x = 1\n")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with users_folder(tmp_path):
+        with pytest.raises(ModuleNotFoundError, match="No module named 'triton'"):
+            importlib.import_module("triton")
+        assert importlib.import_module("mine.inner.code").x == 1
+    for name in ("mine", "mine.inner", "mine.inner.code"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.usefixtures("cold")

@@ -19,12 +19,24 @@ from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, popen
 from bigbrain_fx.bundles.launch.program import entry
 from bigbrain_fx.bundles.launch.running import run
+from bigbrain_fx.bundles.launch.scripts import (
+    CHECKS,
+    NEEDS,
+    STARTED_BY,
+    SUFFIX,
+    Script,
+    launch_script,
+)
 from bigbrain_fx.bundles.launch.status import Status, metrics_at, prometheus, read_status
 from bigbrain_fx.bundles.launch.supervised import can_supervise, require_not_nccl, start_supervised
 
 __all__ = [
+    "CHECKS",
     "DEFAULT_STEPS",
+    "NEEDS",
     "PEER_LOST",
+    "STARTED_BY",
+    "SUFFIX",
     "BatchLine",
     "Command",
     "DeviceLostError",
@@ -33,6 +45,7 @@ __all__ = [
     "Run",
     "RunError",
     "RunOptions",
+    "Script",
     "Spawn",
     "Status",
     "StepLine",
@@ -41,6 +54,7 @@ __all__ = [
     "entry",
     "free_port",
     "hosts",
+    "launch_script",
     "metrics_at",
     "popen",
     "prometheus",

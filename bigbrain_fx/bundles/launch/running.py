@@ -80,6 +80,8 @@ def run(
             str(options.commits.resolve()) if options.commits else None,
         )
     )
+    if options.resume:  # until the first step is done
+        keeper.begin(keeper.status.last_commit or 0)
     with (
         step_files(options.log_to, plan.graph.batch) as files,
         metrics_at(options.metrics, lambda: keeper.status),

@@ -90,6 +90,11 @@ class StatusKeeper:
         self.written_s = 0.0
         self._write()
 
+    def begin(self, step: int) -> None:
+        """The run goes on from a commit."""
+        self._change(steps_done=step)
+        self._write()
+
     def hear_step(self, line: StepLine) -> None:
         """A step is done."""
         done = {"steps_done": line.step + 1, "loss": line.loss, "step_s": line.step_s}

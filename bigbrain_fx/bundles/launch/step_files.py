@@ -96,8 +96,15 @@ def step_files(paths: Sequence[Path], rows: int) -> Iterator[StepFiles]:
 
 
 def _opened(path: Path) -> StepFile:
+    is_csv = path.suffix.lower() == ".csv" and not path.is_dir()
+    if path.suffix and not is_csv and not path.is_dir():
+        raise InputError(
+            f"{path} would be a folder for TensorBoard, and its name looks like a file's",
+            at="--log-to",
+            help="give a file name.csv, or a folder that is there or has no suffix",
+        )
     try:
-        return CsvFile(path) if path.suffix == ".csv" else EventFile(path)
+        return CsvFile(path) if is_csv else EventFile(path)
     except OSError as error:
         raise InputError(
             f"steps cannot be written to {path}: {error.strerror}",

@@ -1,0 +1,379 @@
+"""A plan -> a file that starts its bundle where people start jobs: Slurm, Kubernetes, ssh, Ray.
+
+This file knows hosts, devices and their order; what a device's process does is in the bundle. Every
+word of a script that is not ours is quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bigbrain_fx.bundles.launch.hosts import SECRET, commands, hosts, secret_command
+from bigbrain_fx.bundles.launch.options import RunOptions
+from bigbrain_fx.bundles.launch.program import entry
+from bigbrain_fx.bundles.launch.supervised import can_supervise
+from bigbrain_fx.core import Device
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
+
+PORT = 29500
+STRICT = "set -euo pipefail"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script is written of.
+
+    Attributes:
+        plan: whose devices are started.
+        bundle: where the bundle is on every host.
+        arguments: for its program.
+        image, claim: of Kubernetes: a container image with torch and safetensors; and the volume
+            claim that has the bundle, "CLAIM" or "CLAIM/FOLDER".
+        python: what is Python there.
+    """
+
+    plan: Plan
+    bundle: str
+    arguments: Sequence[str] = ()
+    image: str | None = None
+    claim: str | None = None
+    python: str = "python"
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices, by rank."""
+        return [self.plan.cluster.device[name] for name in self.plan.stages.devices]
+
+    @property
+    def program(self) -> str:
+        """What a device's process runs, as words of a shell."""
+        return shlex.join([self.python, entry(self.plan), *self.arguments])
+
+    def is_on(self) -> list[str]:
+        """Say where each device is, a comment a line."""
+        return [f"# rank {i}: {d.name} on {d.host}" for i, d in enumerate(self.devices)]
+
+
+def launch_script(kind: str, script: Script) -> str:
+    """Return the text of a file that starts a bundle.
+
+    Args:
+        kind: one of `KINDS`.
+        script: of what.
+
+    Raises:
+        InputError: this plan cannot be started so, or something is missing that it needs.
+    """
+    return KINDS[kind](script)
+
+
+# --------------------------------------------------------------------------- Slurm
+
+
+def _slurm(script: Script) -> str:
+    """One task a device, on the node that stands for its host; srun's rank variables are read."""
+    used, devices = hosts(script.plan), script.devices
+    at = [used.index(device.host) for device in devices]
+    gpus = max(sum(d.kind == "cuda" and d.host == host for d in devices) for host in used)
+    asked = {
+        "job-name": _name(script.plan),
+        "nodes": len(used),
+        "ntasks": len(devices),
+        "cpus-per-task": max(device.threads for device in devices),
+        **({"gpus-per-node": gpus} if gpus else {}),
+    }
+    return _lines(
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in asked.items()),
+        *script.is_on(),
+        STRICT,
+        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "SLURM_HOSTFILE=$(mktemp)  # the node of each rank",
+        "trap 'rm -f \"$SLURM_HOSTFILE\"' EXIT",
+        f'for at in {" ".join(map(str, at))}; do echo "${{nodes[at]}}"; done > "$SLURM_HOSTFILE"',
+        "export SLURM_HOSTFILE",
+        f"export MASTER_ADDR=${{nodes[{at[0]}]}} MASTER_PORT=${{MASTER_PORT:-{PORT}}}",
+        f"cd {shlex.quote(script.bundle)}",
+        f"srun --ntasks={len(devices)} --distribution=arbitrary --kill-on-bad-exit=1 "
+        f"{script.program}",
+    )
+
+
+# --------------------------------------------------------------------------- torchrun
+
+
+def _torchrun(script: Script) -> str:
+    """One command a host; torchrun numbers processes host by host."""
+    used, on = hosts(script.plan), [device.host for device in script.devices]
+    if len(used) == 1:
+        head = ["torchrun", "--standalone", "--nproc-per-node", str(len(on))]
+        return _lines(
+            "#!/bin/bash",
+            *script.is_on(),
+            STRICT,
+            f"cd {shlex.quote(script.bundle)}",
+            f"exec {shlex.join([*head, entry(script.plan), *script.arguments])}",
+        )
+    if on != [host for host in used for each in on if each == host]:
+        raise InputError(
+            "torchrun numbers processes host by host, and this plan's devices go to and fro: "
+            + ", ".join(f"{d.name} on {d.host}" for d in script.devices),
+            help="use --for ssh or --for slurm; or order the devices of cluster.json by host and "
+            "split again",
+        )
+    cases = [
+        f"  {shlex.quote(host)}) rank={number}; count={on.count(host)} ;;"
+        for number, host in enumerate(used)
+    ]
+    return _lines(
+        "#!/bin/bash",
+        f"# On each host: bash THIS_FILE NAME, where NAME is one of {' '.join(used)}",
+        *script.is_on(),
+        STRICT,
+        'case "${1:-}" in',
+        *cases,
+        f'  *) echo "which host is this? one of: {" ".join(map(_plain, used))}" >&2; exit 2 ;;',
+        "esac",
+        f"cd {shlex.quote(script.bundle)}",
+        f'exec torchrun --nnodes {len(used)} --node-rank "$rank" --nproc-per-node "$count" '
+        f'--master-addr {shlex.quote(used[0])} --master-port "${{MASTER_PORT:-{PORT}}}" '
+        f"{shlex.join([entry(script.plan), *script.arguments])}",
+    )
+
+
+# --------------------------------------------------------------------------- ssh
+
+
+def _ssh(script: Script) -> str:
+    """A supervisor on the first host and an agent on each other; GPUs alone: a process a device."""
+    used, supervised = hosts(script.plan), can_supervise(script.plan)
+    there = f"cd {shlex.quote(script.bundle)} && exec "
+    calls = _launches(script, used) if supervised else _plain_calls(script)
+    notes = []
+    if supervised and len(used) > 1:
+        notes = [f"# All hosts need one file `{SECRET}` in the bundle; to make it:"]
+        notes.append(f"#   {secret_command()}")
+    return _lines(
+        "#!/bin/bash",
+        f"# The bundle is at {_plain(script.bundle)} on each host, and ssh asks for no password.",
+        *notes,
+        *script.is_on(),
+        "set -uo pipefail",
+        "pids=()",
+        'on() { local host=$1; shift; ssh -tt -o BatchMode=yes "$host" "$@" < /dev/null & '
+        "pids+=($!); }",
+        "trap 'kill \"${pids[@]}\" 2> /dev/null' EXIT",
+        *(f"on {shlex.quote(host)} {shlex.quote(there + call)}" for host, call in calls),
+        'wait "${pids[0]}"' if supervised else "wait -n; code=$?",
+        *([] if supervised else ['for pid in "${pids[@]}"; do wait "$pid" || code=$?; done']),
+        "exit" if supervised else "exit $code",
+    )
+
+
+def _launches(script: Script, used: Sequence[str]) -> list[tuple[str, str]]:
+    words = [script.python, "launch.py", *script.arguments]
+    if len(used) == 1:
+        return [(used[0], shlex.join(words))]
+    address = ["--listen", f"{used[0]}:{PORT}", "--secret", SECRET]
+    join = [script.python, "launch.py", "--join", f"{used[0]}:{PORT}", "--secret", SECRET]
+    return [
+        (used[0], shlex.join([*words, *address])),
+        *((host, shlex.join([*join, "--host", host])) for host in used[1:]),
+    ]
+
+
+def _plain_calls(script: Script) -> list[tuple[str, str]]:
+    """Return host and command of each process."""
+    made = commands(script.plan, RunOptions(steps=1, port=PORT))
+    heads = [(host, call.partition(" python ")[0]) for host, call in made]
+    return [(host, f"env {head} {script.program}") for host, head in heads]
+
+
+# --------------------------------------------------------------------------- Kubernetes
+
+
+def _kubernetes(script: Script) -> str:
+    """A headless service, and a job a device: a list in JSON, which kubectl takes like YAML."""
+    if script.image is None or script.claim is None:
+        raise InputError(
+            "Kubernetes needs a container image and a volume claim with the bundle",
+            help="--image IMAGE (with torch and safetensors) --claim CLAIM or CLAIM/FOLDER",
+        )
+    name = _name(script.plan)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"bigbrain-fx": name},
+            "ports": [{"name": "rendezvous", "port": PORT}],
+        },
+    }
+    jobs = [_job(script, rank, device, name) for rank, device in enumerate(script.devices)]
+    return (
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": [service, *jobs]}, indent=1) + "\n"
+    )
+
+
+def _job(script: Script, rank: int, device: Device, name: str) -> Mapping[str, object]:
+    assert script.claim is not None
+    claim, _, folder = script.claim.partition("/")
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": 0,  # a pod sees its own GPU only
+        "WORLD_SIZE": len(script.devices),
+        "MASTER_ADDR": f"{name}-0.{name}",
+        "MASTER_PORT": PORT,
+    }
+    size: dict[str, object] = {"memory": str(device.memory_bytes), "cpu": str(device.threads)}
+    if device.kind == "cuda":
+        size["nvidia.com/gpu"] = "1"
+    container = {
+        "name": "device",
+        "image": script.image,
+        "workingDir": "/bundle",
+        "command": [script.python, entry(script.plan), *script.arguments],
+        "env": [{"name": key, "value": str(value)} for key, value in environment.items()],
+        "resources": {"limits": size, "requests": size},
+        "volumeMounts": [
+            {"name": "bundle", "mountPath": "/bundle", **({"subPath": folder} if folder else {})}
+        ],
+    }
+    several = len(hosts(script.plan)) > 1
+    pod = {
+        "hostname": f"{name}-{rank}",
+        "subdomain": name,
+        "restartPolicy": "Never",
+        **({"nodeSelector": {"kubernetes.io/hostname": device.host}} if several else {}),
+        "containers": [container],
+        "volumes": [{"name": "bundle", "persistentVolumeClaim": {"claimName": claim}}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{name}-{rank}", "labels": {"bigbrain-fx": name}},
+        "spec": {
+            "backoffLimit": 0,
+            "template": {"metadata": {"labels": {"bigbrain-fx": name}}, "spec": pod},
+        },
+    }
+
+
+# --------------------------------------------------------------------------- Ray
+
+
+_RAY = '''\
+"""Start a bundle's devices as Ray actors, one each, with the resources of cluster.json."""
+
+import os
+import socket
+import subprocess
+
+import ray
+
+BUNDLE = {bundle}
+PROGRAM = {program}
+DEVICES = {devices}
+
+
+@ray.remote
+class Device:
+    def address(self):
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray.util.get_node_ip_address(), free.getsockname()[1]
+
+    def run(self, **ours):
+        environment = {{**os.environ, **ours}}
+        return subprocess.run(PROGRAM, cwd=BUNDLE, env=environment, check=False).returncode
+
+
+def main():
+    ray.init()
+    actors = [Device.options(name=name, **size).remote() for name, size in DEVICES]
+    host, port = ray.get(actors[0].address.remote())
+    common = {{"WORLD_SIZE": str(len(actors)), "MASTER_ADDR": host, "MASTER_PORT": str(port)}}
+    runs = [
+        actor.run.remote(RANK=str(rank), LOCAL_RANK="0", **common)
+        for rank, actor in enumerate(actors)
+    ]
+    codes = ray.get(runs)
+    for (name, _), code in zip(DEVICES, codes, strict=True):
+        print(f"{{name}} ended with exit code {{code}}")
+    raise SystemExit(max(abs(code) for code in codes))
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def _ray(script: Script) -> str:
+    sizes = [
+        (
+            f"{_name(script.plan)}-{device.name}",
+            {
+                "num_cpus": device.threads,
+                "num_gpus": int(device.kind == "cuda"),
+                "memory": device.memory_bytes,
+            },
+        )
+        for device in script.devices
+    ]
+    words = [script.python, entry(script.plan), *script.arguments]
+    return _RAY.format(bundle=repr(script.bundle), program=repr(words), devices=repr(sizes))
+
+
+# --------------------------------------------------------------------------- all of them
+
+
+KINDS: Mapping[str, Callable[[Script], str]] = {
+    "slurm": _slurm,
+    "kubernetes": _kubernetes,
+    "ray": _ray,
+    "torchrun": _torchrun,
+    "ssh": _ssh,
+}
+SUFFIX = {"slurm": ".sbatch", "kubernetes": ".json", "ray": ".py", "torchrun": ".sh", "ssh": ".sh"}
+STARTED_BY = {
+    "slurm": "sbatch {}",
+    "kubernetes": "kubectl apply -f {}",
+    "ray": "python {}",
+    "torchrun": "bash {}",
+    "ssh": "bash {}",
+}
+NEEDS = {
+    "slurm": "sbatch",
+    "kubernetes": "kubectl",
+    "ray": "ray",
+    "torchrun": "torchrun",
+    "ssh": "ssh",
+}
+CHECKS: Mapping[str, tuple[str, ...]] = {  # the scheduler's own look at a file
+    "slurm": ("sbatch", "--test-only"),
+    "kubernetes": ("kubectl", "create", "--dry-run=server", "--validate=strict", "-f"),
+    "torchrun": ("bash", "-n"),
+    "ssh": ("bash", "-n"),
+}
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _name(plan: Plan) -> str:
+    """Return the model's name as a label that DNS takes."""
+    found = re.sub(r"[^a-z0-9]+", "-", plan.graph.name.lower()).strip("-")
+    return f"bigbrain-{found or 'model'}"[:50].rstrip("-")
+
+
+def _plain(text: str) -> str:
+    """Return text for a comment or a message: nothing in it that a shell would read."""
+    return re.sub(r"[^\w./:@+-]", "_", text)

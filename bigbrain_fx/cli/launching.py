@@ -1,0 +1,103 @@
+"""Command: launch-script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import PATH, bundle_argument, force_file_option, require_absent
+from bigbrain_fx.errors import InputError
+
+CHECK_S = 60.0
+
+
+@cli.command(
+    "launch-script", short_help="A job script for Slurm, Kubernetes, Ray, torchrun or ssh."
+)
+@bundle_argument
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--for",
+    "kind",
+    type=click.Choice(["slurm", "kubernetes", "ray", "torchrun", "ssh"]),
+    required=True,
+    help="What starts it.",
+)
+@click.option(
+    "-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .json, .py or .sh]."
+)
+@click.option("--at", help="Where the bundle is on the hosts [default: where it is here].")
+@click.option("--python", default="python", show_default=True, help="What Python is called there.")
+@click.option("--image", help="Kubernetes: a container image with torch and safetensors.")
+@click.option("--claim", help="Kubernetes: the volume claim with the bundle: CLAIM/FOLDER.")
+@click.option(
+    "--check", is_flag=True, help="Let the scheduler here look at the file: `sbatch --test-only`..."
+)
+@force_file_option
+def launch_script(
+    bundle: Path,
+    arguments: tuple[str, ...],
+    kind: str,
+    out: Path | None,
+    at: str | None,
+    python: str,
+    image: str | None,
+    claim: str | None,
+    check: bool,
+    force: bool,
+) -> None:
+    """Write a file that starts BUNDLE's devices on their hosts; ARGUMENTS are for its program.
+
+    For example: launch-script bundle --for slurm -- --steps 1000 --commits /shared/commits
+    """
+    from bigbrain_fx.bundles import CHECKS, NEEDS, STARTED_BY, SUFFIX, Script, launch_script as made
+    from bigbrain_fx.plan import read_plan
+
+    plan = read_plan(bundle)
+    if check:
+        _require_here(kind, CHECKS.get(kind, (NEEDS[kind],))[0])
+    path = out or Path(f"launch{SUFFIX[kind]}")
+    require_absent(path, force)
+    where = at or str(bundle.resolve())
+    text = made(kind, Script(plan, where, arguments, image, claim, python))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", help="give another -o"
+        ) from error
+    click.echo(f"wrote {path}; start it with: {STARTED_BY[kind].format(path)}")
+    if check:
+        _check((*CHECKS.get(kind, ("true",)), str(path)))
+    elif shutil.which(NEEDS[kind]) is None:
+        click.echo(f"note: there is no {NEEDS[kind]} on this machine: it was not tried", err=True)
+
+
+def _require_here(kind: str, program: str) -> None:
+    if shutil.which(program) is None:
+        raise InputError(
+            f"--check asks {program}, which is not on this machine",
+            help=f"write it without --check, and check it where {kind} is",
+        )
+
+
+def _check(words: tuple[str, ...]) -> None:
+    """Let a program look at the file.
+
+    Raises:
+        InputError: it says no.
+    """
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"{words[0]} gave no answer within {CHECK_S:g} s", help="see if it runs"
+        ) from error
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode:
+        raise InputError(f"{' '.join(words)}: {said}", help="leave --check out to keep the file")
+    click.echo(f"{words[0]} takes it{': ' + said if said else ''}")

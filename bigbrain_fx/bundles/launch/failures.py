@@ -47,8 +47,20 @@ def failure(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
         notes=tuple(tail),
-        help=_advice(code, program),
+        help=_missing(tail[-1] if tail else "") or _advice(code, program),
     )
+
+
+def _missing(last: str) -> str | None:
+    """Return what to do where a process found no file or module that the user's code names."""
+    if last.startswith("FileNotFoundError: "):
+        return (
+            "in a bundle, `__file__` and the working directory are in its own folder: copy the "
+            "file to where it was looked for, or let the model file name it by its full path"
+        )
+    if last.startswith("ModuleNotFoundError: "):
+        return "install it into this Python, or run with PYTHONPATH=the folder that it is in"
+    return None
 
 
 def _advice(code: int, program: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input
-from bigbrain_fx.emit.files.slicing import SourceSlice, local_modules, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, local_modules, slice_file
 from bigbrain_fx.emit.modules.kept import LOSS_NAME, MODEL_NAME, user_names
 from bigbrain_fx.emit.modules.layout import wrapped
 from bigbrain_fx.emit.modules.names import Names
@@ -40,7 +40,8 @@ def training_slice(plan: Plan) -> SourceSlice:
         "scheduler": source.has_scheduler and trains,
     }
     wanted = [name for name, is_there in named.items() if is_there]
-    return slice_file(source_file(plan), wanted) if wanted else EMPTY
+    sets = is_model_file(plan) and has_settings(source_file(plan))
+    return slice_file(source_file(plan), wanted) if wanted or sets else EMPTY
 
 
 def functions_slice(plan: Plan) -> SourceSlice:

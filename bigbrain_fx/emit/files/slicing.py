@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import ast
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+SETTINGS = (  # and whatever is in torch.backends
+    "torch.set_float32_matmul_precision",
+    "torch.set_flush_denormal",
+    "torch.use_deterministic_algorithms",
+    "torch.set_deterministic_debug_mode",
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +38,18 @@ class SourceSlice:
 
 
 def slice_file(path: Path, wanted: Sequence[str]) -> SourceSlice:
-    """Return the code that defines the wanted names, in the order of the file."""
+    """Return the code that defines the wanted names, in the order of the file.
+
+    What its top sets of torch (`torch.backends.cuda.matmul.allow_tf32 = True`) comes along.
+    """
     source = _read(path)
     tree = ast.parse(source)
     if any(_is_star(node) for node in tree.body):
         text = f"from {path.stem} import {', '.join(wanted)}\n"
         return SourceSlice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
-    chosen = _closure(tree.body, wanted)
+    settings = [node for node in tree.body if _is_setting(node, _imports(tree.body))]
+    chosen = _closure(tree.body, [*wanted, *(n for node in settings for n in _reads(node))])
+    chosen |= {id(node): set() for node in settings}
     kept = [node for node in tree.body if id(node) in chosen]
     shared = _sharing_a_line(tree.body)
     text = "\n".join(_text(node, source, chosen, node in shared) for node in kept) + "\n"
@@ -186,6 +198,36 @@ def _imported(body: Iterable[ast.stmt]) -> Iterator[str]:
                 yield from (alias.name for alias in inner.names)
             elif isinstance(inner, ast.ImportFrom) and inner.module:
                 yield inner.module
+
+
+def has_settings(path: Path) -> bool:
+    """Whether the top of a file says how torch computes, for all that comes after."""
+    body = ast.parse(_read(path)).body
+    return any(_is_setting(node, _imports(body)) for node in body)
+
+
+def _is_setting(node: ast.stmt, imports: Mapping[str, str]) -> bool:
+    """Whether a statement says how torch computes: its numbers are others without it."""
+    match node:
+        case ast.Expr(value=ast.Call(func=place)) | ast.Assign(targets=[place]):
+            name, _, rest = ast.unparse(place).partition(".")
+            full = f"{imports.get(name, name)}.{rest}".rstrip(".")
+            return full in SETTINGS or full.startswith("torch.backends.")
+        case ast.If(body=body, orelse=other):
+            return all(_is_setting(inner, imports) for inner in (*body, *other))
+    return False
+
+
+def _imports(body: Iterable[ast.stmt]) -> dict[str, str]:
+    """Return what the names that a file imports at its top stand for."""
+    found: dict[str, str] = {}
+    for node in body:
+        match node:
+            case ast.Import(names=names):
+                found |= {a.asname: a.name for a in names if a.asname}
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                found |= {a.asname or a.name: f"{module}.{a.name}" for a in names}
+    return found
 
 
 def _is_future(node: ast.stmt) -> bool:

@@ -28,6 +28,7 @@ from bigbrain_fx.bundles.launch import (
     require_free,
     run,
 )
+from bigbrain_fx.bundles.launch.failures import failure
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
 from bigbrain_fx.errors import InputError
@@ -114,6 +115,20 @@ def test_the_users_modules_are_found_and_ours_are_not(monkeypatch: pytest.Monkey
     assert "RANK" not in found
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert "PYTHONPATH" not in users_environment()
+
+
+@pytest.mark.parametrize(
+    ("last", "advice"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file: '/b/data.pt'", "copy the file"),
+        ("ModuleNotFoundError: No module named 'mine'", "PYTHONPATH"),
+        ("ValueError: no", "python train.py --in-process"),
+    ],
+)
+def test_what_is_missing_in_a_bundle_is_said(last: str, advice: str, tmp_path: Path) -> None:
+    log = tmp_path / "d0.log"
+    log.write_text(f"Traceback (most recent call last):\n{last}\n")
+    assert advice in (failure("d0 ended", 1, log, "train.py").help or "")
 
 
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:

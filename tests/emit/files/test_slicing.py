@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigbrain_fx.emit.files.slicing import SourceSlice, local_modules, slice_file
+from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, local_modules, slice_file
 
 
 def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> SourceSlice:
@@ -208,3 +208,22 @@ def test_a_file_goes_before_a_folder_that_is_no_package(tmp_path: Path) -> None:
     assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets.py"]
     (tmp_path / "nets" / "__init__.py").write_text("")
     assert local_modules(["nets.deep"], tmp_path) == [tmp_path / "nets"]
+
+
+def test_what_the_top_sets_of_torch_comes_along(tmp_path: Path) -> None:
+    """Without it a bundle would compute in another precision than the model file does."""
+    lines = [
+        "import torch",
+        "import torch.backends.cudnn as cudnn",
+        "from torch.backends import mkldnn",
+        "torch.set_float32_matmul_precision('high')",
+        "if torch.cuda.is_available():\n    torch.backends.cuda.matmul.allow_tf32 = True",
+        "cudnn.benchmark = False",
+        "mkldnn.set_flags(False)",
+    ]
+    found = sliced(tmp_path, "\n".join([*lines, "print(2)", "def optimizer(): pass", ""]))
+    assert found.text.startswith("\n".join(lines) + "\n")
+    assert "print" not in found.text
+    assert has_settings(tmp_path / "model.py")
+    assert "torch" not in sliced(tmp_path, "import torch\ndef optimizer(): pass\n").text
+    assert not has_settings(tmp_path / "model.py")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.compile import split
 from bigbrain_fx.bundles.found import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.sessions import Session
+from bigbrain_fx.bundles.sessions import Constants, Session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
@@ -77,7 +77,8 @@ class Machine(Shown):
             recipe=_recipe(recipe),
         )
         how = run or RunOptions(spares=1)
-        return Session(made, model, replace(how, spares=how.spares or 0))
+        constants = Constants(model, example_batch, loss, recipe.get("autocast"))
+        return Session(made, model, replace(how, spares=how.spares or 0), constants)
 
     def train(
         self,

@@ -15,11 +15,13 @@ import os
 import tempfile
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bigbrain_fx.bundles.compile import Split
+from bigbrain_fx.bundles.found import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
 from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, hosts, require_not_nccl, run
 from bigbrain_fx.core import Input, Shown
@@ -30,7 +32,45 @@ from bigbrain_fx.supervisor import Event, Feed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+TRIED = 3  # values of an entry that do not count, until none of it is tried again
 LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
+
+
+class Constants:
+    """The numbers and texts of an example batch, which a trace holds as they are.
+
+    Args:
+        module: which reads them, or not.
+        example: the batch it was captured with.
+        loss: which may read them, too.
+        autocast: as it was captured.
+    """
+
+    def __init__(
+        self, module: nn.Module, example: object, loss: Loss | None, autocast: str | None
+    ) -> None:
+        from bigbrain_fx.frontend import plain_values
+
+        self.about = module, example, loss
+        self.autocast = autocast
+        self.known = dict(plain_values(example))
+        self.changed: Counter[object] = Counter()  # how often each was tried, and did not count
+
+    def require(self, batch: object) -> None:
+        """Refuse a batch whose numbers or texts are others, where that counts.
+
+        Raises:
+            InputError: names the entry and both values.
+        """
+        from bigbrain_fx.frontend import plain_values, require_steady
+
+        if not self.known:
+            return
+        new = [key for key, value in plain_values(batch) if value != self.known.get(key, value)]
+        if any(self.changed[key] < TRIED for key in new):
+            module, example, loss = self.about
+            require_steady(module, example, cast("None", loss), lambda: [batch], self.autocast)
+            self.changed.update(new)
 
 
 class Session(Shown):
@@ -44,8 +84,11 @@ class Session(Shown):
         done: the run, once it has ended.
     """
 
-    def __init__(self, made: Split, module: nn.Module, options: RunOptions) -> None:
+    def __init__(
+        self, made: Split, module: nn.Module, options: RunOptions, constants: Constants
+    ) -> None:
         _require_here(made.plan)
+        self._constants = constants
         self.made = made
         self.module = module
         self.events: list[Event] = []
@@ -56,6 +99,7 @@ class Session(Shown):
         self._states: list[dict[str, int]] = []  # that were asked for and have come
         self._error: BaseException | None = None
         self._ended = False
+        self.steps = 0
         self._feed = Feed(self._hear_first, self._hear_state)
         self._thread = threading.Thread(
             target=self._run, args=(options,), name="bigbrain-fx", daemon=True
@@ -105,6 +149,7 @@ class Session(Shown):
 
         self._require_open()
         found = {n: _tensor(n, batch, *entry) for n, entry in self._entries.items()}
+        self._constants.require(batch)
         self._feed.put(self.steps, [save(found)])
         self.steps += 1
         return self.steps - 1

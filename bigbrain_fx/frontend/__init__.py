@@ -60,6 +60,10 @@ if TYPE_CHECKING:
         try_rule as try_rule,
         widened as widened,
     )
+    from bigbrain_fx.frontend.tracing.values import (
+        plain_values as plain_values,
+        require_steady as require_steady,
+    )
     from bigbrain_fx.frontend.translation.batch import (
         graph_inputs as graph_inputs,
         take_apart as take_apart,
@@ -93,6 +97,7 @@ else:
             "tracing.step": "Route Step route settle without_fast_path",
             "tracing.trace": "Captured capture",
             "tracing.trying": "try_rule widened",
+            "tracing.values": "plain_values require_steady",
             "translation.batch": "graph_inputs take_apart",
             "translation.leaf": "leaf leaf_paths",
             "translation.oracle": "answers_in",

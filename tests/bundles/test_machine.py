@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.sessions import Constants
 from tests.support.command_line import write_cluster
 
 Batch = dict[str, Tensor]
@@ -125,6 +127,17 @@ def test_train_returns_the_model_trained(machine: bb.Machine) -> None:
         losses.append(value.item())
     assert told == list(enumerate(losses))
     assert same(trained.state_dict(), module.state_dict())
+
+
+def test_a_number_that_counts_may_not_change() -> None:
+    def scaled(output: Tensor, batch: dict[str, Any]) -> Tensor:
+        return output.square().mean() * batch["scale"]
+
+    first: dict[str, object] = {"x": torch.ones(8, 4), "scale": 0.5, "name": "a"}
+    constants = Constants(net(), first, scaled, None)
+    constants.require({**first, "name": "b"})
+    with pytest.raises(bb.InputError, match=r"scale.*0\.5.*0\.7"):
+        constants.require({**first, "scale": 0.7})
 
 
 def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Path) -> None:

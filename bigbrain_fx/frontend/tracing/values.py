@@ -44,27 +44,28 @@ def require_steady(
     Raises:
         InputError: names the entry and both values.
     """
-    known = dict(_values(example))
+    known = dict(plain_values(example))
     if not known:
         return
     drawn: list[object] = []
     with contextlib.suppress(Exception):  # whoever runs the bundle is told
         drawn.extend(itertools.islice(batches(), _BATCHES))
     tried: set[Key] = set()
-    for key, value in itertools.chain.from_iterable(map(_values, drawn)):
+    for key, value in itertools.chain.from_iterable(map(plain_values, drawn)):
         if key in known and value != known[key] and key not in tried:
             tried.add(key)
             if _counts(model, example, loss, autocast, key, value):
                 raise _changes(key, known[key], value)
 
 
-def _values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield key and value of each number, text, truth value or None of a batch."""
     if isinstance(batch, Mapping):
         for name, value in batch.items():
-            yield from _values(value, (*key, name))
+            yield from plain_values(value, (*key, name))
     elif isinstance(batch, tuple | list):
         for i, value in enumerate(batch):
-            yield from _values(value, (*key, i))
+            yield from plain_values(value, (*key, i))
     elif isinstance(batch, _PLAIN):
         yield key, batch
 

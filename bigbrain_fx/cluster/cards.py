@@ -42,9 +42,10 @@ class Wire:
     source: str
 
 
-PCIE_3 = Wire("PCIe 3.0 x16", 12e9, 2e-5, "three quarters of 15.75 GB/s: an assumption")
-PCIE_4 = Wire("PCIe 4.0 x16", 24e9, 2e-5, "twice PCIe 3.0")
-PCIE_5 = Wire("PCIe 5.0 x16", 48e9, 2e-5, "four times PCIe 3.0")
+_STAGED = "half of three quarters of 15.75 GB/s: through the host's memory, up and down again"
+PCIE_3 = Wire("PCIe 3.0 x16", 6e9, 2e-5, _STAGED)
+PCIE_4 = Wire("PCIe 4.0 x16", 12e9, 2e-5, "twice PCIe 3.0")
+PCIE_5 = Wire("PCIe 5.0 x16", 24e9, 2e-5, "four times PCIe 3.0")
 NVLINK_1 = Wire("NVLink 1", 35e9, 1e-5, "P100 datasheet: 160 GB/s over 4 links, both ways; two")
 NVLINK_2 = Wire("NVLink 2", 45e9, 1e-5, "two of six links of 25 GB/s: DGX-1V's cube mesh")
 NVLINK_3 = Wire("NVLink 3", 235e9, 1e-5, "A100 datasheet: 600 GB/s both ways, 0.78 of it assumed")
@@ -192,7 +193,7 @@ _A100_80_PCIE = Sustained(0.73, 0.6, 0.6, 0.8, "NeuSight's labels")
 _H100 = Sustained(0.67, 0.6, 0.51, 0.82, "NeuSight's labels and llm-foundry's tables")
 _P100 = Sustained(0.78, 0.6, 0.6, 0.85, "NeuSight's labels")
 _P4 = Sustained(0.46, 0.6, 0.6, 0.85, "NeuSight's labels")
-_P40 = Sustained(0.77, 0.6, 0.6, 0.85, "torchgpipe's benchmarks")
+_P40 = Sustained(0.69, 0.6, 0.6, 0.77, "torchgpipe's benchmarks, pipelines too")
 _T4 = Sustained(0.58, 0.6, 0.34, 0.82, "NeuSight's labels and DeepLearningExamples")
 _L4 = Sustained(0.34, 0.45, 0.45, 0.85, "NeuSight's labels")
 _3090 = Sustained(0.75, 0.75, 0.87, 0.95, "timm's benchmarks")

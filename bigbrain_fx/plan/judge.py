@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
@@ -40,6 +41,7 @@ class Judge:
             effort=options.effort,
             known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
             recompute=self.graph.training and options.recompute in (None, "auto"),
+            apart=apart(self.cluster),
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
+from math import exp
 from pathlib import Path
 from statistics import fmean
 
@@ -13,7 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from tools.published_gpus.__main__ import main, said_of
+from tools.published_gpus.balances import BALANCES, balanced
+from tools.published_gpus.graphs import FOLDER, read_graphs
 from tools.published_gpus.held_out import band, corrected, other_model
+from tools.published_gpus.pairs import pairs, within
 from tools.published_gpus.rows import FILES, data_folder, read_rows
 from tools.published_gpus.table import spearman
 
@@ -86,6 +91,33 @@ def test_without_data_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> No
     done = CliRunner().invoke(main, [])
     assert done.exit_code == 0
     assert "nothing is compared" in done.output
+
+
+def test_a_pipeline_is_cut_where_torchgpipe_cut_it() -> None:
+    """Every layer of its code is counted: the last op is of the last one, and every GPU has ops."""
+    graphs = {key.name: graph for key, graph in read_graphs(FOLDER / "torchgpipe.json.xz")}
+    for name, runs in BALANCES.items():
+        for (gpus, micro_batches), layers in runs.items():
+            placement = balanced(graphs[name], name, gpus, micro_batches)
+            assert placement is not None
+            assert list(dict.fromkeys(placement.device_of.values())) == [
+                f"d{i}" for i in range(gpus)
+            ]
+            assert sum(layers) in (24, 241, 370)
+    halves = balanced(graphs["resnet101"], "resnet101", 2, 1667)
+    assert halves is not None  # 135 layers: four, eleven blocks of eleven, and ten of the twelfth
+    own = [op for op in graphs["resnet101"].ops if halves.device_of[op.name] == "d0"]
+    assert own[-1].target == "aten.add.Tensor"  # its residual; the relu is the eleventh
+    assert own[-2].params[0] == "layer3.4.bn3.weight"
+    assert balanced(graphs["resnet101"], "resnet101", 2, 3) is None
+
+
+def test_pairs_of_one_model_share_what_is_wrong(tmp_path: Path) -> None:
+    said = said_of(read_rows(written(tmp_path))[0])
+    (pair,) = pairs(said)
+    twice = [replace(each, step_s=2 * each.step_s) for each in said]
+    assert next(pairs(twice)).off == pytest.approx(pair.off)
+    assert within([pair], 0.5) == pytest.approx(exp(pair.off))
 
 
 def test_ranks() -> None:

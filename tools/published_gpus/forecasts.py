@@ -13,7 +13,8 @@ from functools import cache
 from bigbrain_fx.cluster import PRESETS, parse_cluster
 from bigbrain_fx.cluster.cards import USUAL
 from bigbrain_fx.core import Cluster, Device, Graph
-from bigbrain_fx.plan import Options, Plan, Source, costs_of, make_plan
+from bigbrain_fx.plan import Options, Plan, Source, costs_of, make_plan, with_placement
+from tools.published_gpus.balances import balanced
 from tools.published_gpus.rows import Row
 
 _PLENTY = 2**50
@@ -45,13 +46,22 @@ def forecast(row: Row, graph: Graph, *, usual: bool = False) -> Said:
         cluster = replace(cluster, devices=tuple(map(unmeasured, cluster.devices)))
     plan = planned(row, graph, cluster)
     step_s = plan.forecast.step_s
+    if row.last_is_kept:
+        kept_s = planned(replace(row, recompute=False), graph, cluster).forecast.step_s
+        step_s -= (step_s - kept_s) / row.accum
     if graph.training:
         step_s -= _not_done(row) * _optimizer_s(plan)
     return Said(row, step_s, rule_s(row, graph, cluster))
 
 
 def planned(row: Row, graph: Graph, cluster: Cluster) -> Plan:
-    """Plan as the row was run."""
+    """Plan as the row was run; cut where its framework cut, if that was published."""
+    plan = _planned(row, graph, cluster)
+    placement = balanced(graph, row.key.name, row.gpus, row.accum)
+    return plan if placement is None else with_placement(plan, placement)
+
+
+def _planned(row: Row, graph: Graph, cluster: Cluster) -> Plan:
     whole = replace(graph, batch=row.samples)
     piped = row.parallelism == "PP"
     options = Options(

@@ -51,7 +51,8 @@ class Row:
     """One measurement; `step_s` is of micro_batch x accum rows on each replica.
 
     `parallelism` is "", "DP", "PP" or "FSDP"; `fused`: under torch.compile. `products_tf32`: of
-    products, which NGC's containers and "tf32" rows have on.
+    products, which NGC's containers and "tf32" rows have on. `last_is_kept`: the last micro-batch
+    is not computed again, as torchgpipe's "except_last" has it.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Row:
     recompute: bool
     with_optimizer: bool = True
     fused: bool = False
+    last_is_kept: bool = False
     products_tf32: bool = False
 
     @property
@@ -142,6 +144,7 @@ def _row(entry: Mapping[str, str]) -> Row | str:
         recompute=entry["recompute"].startswith("True"),
         with_optimizer="no optimizer" not in entry["task"] and kind != "PP" and gpus != 4,
         fused="fusion" in way,
+        last_is_kept="PP" in way and entry["recompute"].startswith("True") and accum > 1,
         products_tf32=precision == "tf32",
     )
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
+from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed
@@ -68,7 +69,7 @@ def plan_replicas(
         _require_one(options)
     tried = _numbers(cluster, options)
     tries = [partial(_planned, graph, cluster, source, options, make, count) for count in tried]
-    return fastest(tries, but=(NoPlanError, InputError))
+    return fastest(tries, but=(NoPlanError, InputError), apart=apart(cluster))
 
 
 def _numbers(cluster: Cluster, options: Options) -> tuple[int, ...]:

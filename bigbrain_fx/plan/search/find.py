@@ -64,8 +64,8 @@ def find(ask: Ask) -> tuple[Trial, Search]:
     run.pipelines()
     run.planners()
     run.moves()
-    best = run.ranking.best()
-    if best is None:
+    chosen = run.ranking.chosen()
+    if chosen is None:
         raise run.ranking.first_error or NoPlanError("no plan can be run as asked")
     winner, others = run.ranking.table()
     found = Search(
@@ -78,7 +78,7 @@ def find(ask: Ask) -> tuple[Trial, Search]:
         run.looked_at,
         run.ranking.simulated,
     )
-    return best.trial, found
+    return chosen.trial, found
 
 
 @dataclass(frozen=True)

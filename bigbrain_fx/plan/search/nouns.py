@@ -73,6 +73,8 @@ class Ask:
         judge: what a trial takes.
         known: trials to score besides, of an earlier plan, say.
         recompute: whether stages may run their forward again to save memory.
+        apart: the share that a plan must be faster by; of plans nearer than that the simplest is
+            taken: fewest devices, then a chain, then most blocks whole.
     """
 
     graph: Graph
@@ -87,6 +89,7 @@ class Ask:
     effort: Effort = "normal"
     known: tuple[Trial, ...] = ()
     recompute: bool = False
+    apart: float = 0.0
 
     def rows(self, micro_batches: int) -> int:
         """Return the rows of a micro-batch."""

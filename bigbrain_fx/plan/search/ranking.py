@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bigbrain_fx.core import Graph, Placement
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.search.nouns import (
     MEMORY_SLACK,
@@ -26,6 +27,23 @@ class Scored:
     score: Score
 
 
+class Blocks:
+    """The numbered layers of a graph: ("m.layers.3.up", "m.layers.3.down") is one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._ops: dict[str, list[str]] = {}
+        for op in graph.ops:
+            parts = op.module_path.split(".")
+            number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+            if number is not None:
+                self._ops.setdefault(".".join(parts[: number + 1]), []).append(op.name)
+
+    def cut(self, placement: Placement) -> int:
+        """Return how many are on more than one device."""
+        home = placement.device_of
+        return sum(len({home[name] for name in names}) > 1 for names in self._ops.values())
+
+
 class Ranking:
     """The trials of one search: mutable, used once. A trial is simulated once.
 
@@ -42,6 +60,7 @@ class Ranking:
         self.first_error: NoPlanError | None = None
         self._seen: dict[_Key, Score | None] = {}
         self._ops = [op.name for op in ask.graph.ops]
+        self._blocks = Blocks(ask.graph)
 
     def consider(self, trial: Trial) -> Score | None:
         """Simulate a trial, unless it is known; None when it cannot be run."""
@@ -90,9 +109,26 @@ class Ranking:
         """Return the first of `order`."""
         return next(iter(self.order()), None)
 
+    def chosen(self) -> Scored | None:
+        """Return what to run: of those that forecasts cannot tell from the best, the simplest."""
+        ordered = self.order()
+        if not ordered or self.ask.objective == "memory":
+            return next(iter(ordered), None)
+        most_s = ordered[0].score.step_s * (1 + self.ask.apart)
+        return min((each for each in ordered if each.score.step_s <= most_s), key=self._simplicity)
+
+    def _simplicity(self, each: Scored) -> _Key:
+        """Order by what a reader of the bundle has to follow; the first in time of those alike."""
+        score, trial = each.score, each.trial
+        more = bool(trial.recompute), trial.schedule == "list"
+        cut = len(score.devices) > 1 and self._blocks.cut(trial.placement)
+        return (len(score.devices), not score.is_chain, *more, cut)
+
     def table(self) -> tuple[Candidate, tuple[Candidate, ...]]:
         """Return the winner and the best of the rest, one of each kind, with why each loses."""
-        winner, *rest = self.order()
+        winner = self.chosen()
+        assert winner is not None
+        rest = [each for each in self.order() if each is not winner]
         kinds: dict[_Key, Scored] = {}
         for each in rest:
             if _kind(each) != _kind(winner):
@@ -112,6 +148,8 @@ class Ranking:
             if self.ask.objective != "memory":
                 if slower > 5e-5:
                     return f"{slower:+.1%} time"
+                if slower < -5e-5:
+                    return f"{slower:+.1%} time: too near to say; the best is simpler"
                 more = other.score.memory_share - winner.score.memory_share
                 return "as fast, with more memory in use" if more > 1e-6 else "as fast"
             if other.score.step_s > MEMORY_SLACK * best_s * (1 + 1e-12):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from bigbrain_fx.core import Cluster, Graph, Link, Placement, Saves
+from bigbrain_fx.core import Cluster, Costs, Graph, Link, ModuleCall, Placement, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import (
     Options,
@@ -29,17 +29,27 @@ from bigbrain_fx.plan import (
     replan,
     to_json,
 )
+from bigbrain_fx.plan.apart import CPU
 from bigbrain_fx.plan.memory_check import needed_bytes
-from bigbrain_fx.plan.search import MEMORY_SLACK
+from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
 from bigbrain_fx.plan.search.pool import splits
+from bigbrain_fx.plan.search.ranking import Blocks, Ranking
 from bigbrain_fx.planning.chain import Line, Setting
 from bigbrain_fx.planning.cutter import Cutter, range_minima
 from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.pace import chain_of, falling, step_s
 from bigbrain_fx.planning.unit_work import Work, work
 from bigbrain_fx.planning.units import units
-from tests.support.synthetic import GIB, chain_graph, cluster_of, device, random_graph
+from tests.support.synthetic import (
+    GIB,
+    chain_graph,
+    cluster_of,
+    device,
+    graph_of,
+    op,
+    random_graph,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = Source("model.py")
@@ -66,6 +76,14 @@ def case(seed: int, count: int, devices: int, memory_bytes: int = GIB) -> tuple[
 def auto(graph: Graph, cluster: Cluster, **choices: object) -> Plan:
     options = replace(Options("auto"), **choices)  # type: ignore[arg-type]  # fields by name
     return make_plan(graph, cluster, SOURCE, options)
+
+
+def no_costs(rows: int) -> Costs:
+    raise AssertionError(rows)
+
+
+def no_place(name: str, micro_batches: int) -> Placement:
+    raise AssertionError((name, micro_batches))
 
 
 def every_placement(graph: Graph, cluster: Cluster) -> Iterator[Placement]:
@@ -132,7 +150,7 @@ def test_within_two_percent_of_brute_force(seed: int, count: int, devices: int) 
         return
     best_s = brute_force_s(graph, cluster, 2)
     plan = auto(graph, cluster, micro_batches=2)
-    assert plan.forecast.step_s <= 1.02 * best_s
+    assert plan.forecast.step_s <= 1.02 * (1 + CPU) * best_s
     assert plan.search is not None
     assert plan.search.bounds[0].step_s <= best_s * (1 + 1e-9)
 
@@ -144,7 +162,7 @@ def test_never_worse_than_its_ingredients(seed: int, count: int, devices: int) -
     plan = auto(graph, cluster)
     for name in ("naive", "chain-dp"):
         other = make_plan(graph, cluster, SOURCE, Options(name))
-        assert plan.forecast.step_s <= other.forecast.step_s * (1 + 1e-9)
+        assert plan.forecast.step_s <= other.forecast.step_s * (1 + CPU + 1e-9)
 
 
 @quick
@@ -164,7 +182,7 @@ def test_a_richer_cluster_is_never_worse(
     except NoPlanError:
         return
     for by in ((links, 1.0), (1.0, memory)):
-        assert auto(graph, richer(poor, *by)).forecast.step_s <= before_s * (1 + 1e-9)
+        assert auto(graph, richer(poor, *by)).forecast.step_s <= before_s * (1 + CPU + 1e-9)
 
 
 def test_a_known_plan_of_other_devices_is_left_out() -> None:
@@ -178,8 +196,9 @@ def test_a_known_plan_is_scored_too() -> None:
     graph, cluster = case(3, 12, 3)
     first = auto(graph, cluster, effort="high")
     again = make_plan(graph, cluster, SOURCE, Options("auto", effort="fast"), known=(first,))
-    assert again.forecast.step_s <= first.forecast.step_s
-    assert replan(first, richer(cluster, 2, 1)).forecast.step_s <= first.forecast.step_s
+    most_s = first.forecast.step_s * (1 + CPU)
+    assert again.forecast.step_s <= most_s
+    assert replan(first, richer(cluster, 2, 1)).forecast.step_s <= most_s
 
 
 @quick
@@ -373,6 +392,40 @@ def test_words_that_nobody_knows_are_refused(choice: dict[str, object]) -> None:
     graph, cluster = case(2, 3, 2)
     with pytest.raises(InputError, match="there is no"):
         auto(graph, cluster, **choice)
+
+
+def test_of_plans_too_near_to_tell_the_simplest_is_taken() -> None:
+    """Half a percent faster on two devices, or with an op of another block: not worth following."""
+    graph, cluster = case(3, 12, 3)
+    names = [op.name for op in graph.ops]
+    one = Trial("a", Placement(dict.fromkeys(names, "d0")), "1f1b", 1)
+    two = Trial("b", Placement({**one.placement.device_of, names[-1]: "d1"}), "1f1b", 1)
+    took_s = {"a": 1.005, "b": 1.0}
+
+    def judge(trial: Trial) -> Score:
+        devices = tuple(dict.fromkeys(trial.placement.device_of.values()))
+        return Score(took_s[trial.partitioner], devices, (1,) * len(devices), 0.1, True)
+
+    for apart, best in ((0.0, "b"), (0.004, "b"), (0.006, "a")):
+        ask = Ask(graph, cluster, no_costs, (1,), no_place, judge, apart=apart)
+        ranking = Ranking(ask)
+        assert ranking.consider(one)
+        assert ranking.consider(two)
+        chosen = ranking.chosen()
+        assert chosen is not None
+        assert chosen.trial.partitioner == best
+    winner, others = ranking.table()
+    assert (winner.partitioner, winner.step_s) == ("a", 1.005)
+    assert others[0].why == "-0.5% time: too near to say; the best is simpler"
+
+
+def test_whole_blocks_count() -> None:
+    paths = [(ModuleCall(f"layers.{i // 2}.up", "Up"),) for i in range(4)]
+    ops = [op(f"o{i}", "aten.relu.default", modules=path) for i, path in enumerate(paths)]
+    blocks = Blocks(graph_of(ops))
+    whole = {"o0": "d0", "o1": "d0", "o2": "d1", "o3": "d1"}
+    assert blocks.cut(Placement(whole)) == 0
+    assert blocks.cut(Placement({**whole, "o1": "d1"})) == 1
 
 
 def test_the_table_says_why_each_loses() -> None:

@@ -1,0 +1,23 @@
+"""How far apart two forecasts of one model must be to say which plan is faster.
+
+Two plans of one model share most of what a forecast gets wrong (a card's share, its kernels), so
+their ratio is known better than either step: `spread` has the interval of one step. It knows
+devices by their kind only; below this, `auto` takes the simpler plan.
+"""
+
+from __future__ import annotations
+
+from bigbrain_fx.core import Cluster
+
+CPU = 0.012
+"""docs/fidelity.md: choosing by `steady` lost 1.2 % to the best that was measured. The middle pair
+of its cells is 5.6 % off, but one run is 5.4 % off another: more cannot be known there."""
+GPU = 0.04
+"""`python -m tools.published_gpus.pairs`: the ratio of the middle pair of rows of one model and
+card on unlike numbers of GPUs is 4.2 % off. At that distance the forecast's order is right three
+times in four, and below it less."""
+
+
+def apart(cluster: Cluster) -> float:
+    """Return the share that a plan must be faster by; the largest of a cluster's devices'."""
+    return max(CPU if device.kind == "cpu" else GPU for device in cluster.devices)

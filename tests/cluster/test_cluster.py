@@ -345,7 +345,7 @@ def test_schema_describes_every_field() -> None:
     device = described["$defs"]["DeviceEntry"]
     fields = (
         "name host kind preset memory flops half_flops tf32_flops matmul_precision "
-        "memory_bandwidth blas_workspace launch threads overheads"
+        "memory_bandwidth blas_workspace launch threads processor overheads"
     )
     assert set(_properties(device)) == {*fields.split(), "$comment"}
     assert device["required"] == ["name"]

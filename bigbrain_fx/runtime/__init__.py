@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .data import (
         Splitting as Splitting,
         Stream as Stream,
+        filled_up as filled_up,
         mean_loss as mean_loss,
         share_of as share_of,
     )
@@ -109,7 +110,7 @@ _HOMES = {
     "channel": "Channel",
     "commits": "ASIDE BrokenError CommitError Loaded Record about_of committed first_loadable "
     "graph_hash load_shard open_generation warn_of_others write_record write_shard",
-    "data": "Splitting Stream mean_loss share_of",
+    "data": "Splitting Stream filled_up mean_loss share_of",
     "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
     "DeferredError DeferringDevice Embedding Linear",
     "device": "Device Training adamw",

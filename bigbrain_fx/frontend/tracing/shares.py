@@ -93,12 +93,17 @@ def remark(found: Shares) -> str:
 
 
 def is_guess(batch: Batch) -> bool:
-    """Whether entries disagree on the number of rows, and no number has a majority."""
+    """Whether entries disagree on the number of rows: no number has a majority, or time is first.
+
+    [time, rows, features] beside labels by row: what is not split has as many as a dimension 1.
+    """
     if any(entry.said and entry.batched for entry in batch.entries):
         return False
     lengths = Counter(e.tensor.shape[0] for e in batch.entries if e.tensor.dim() and not e.said)
     counts = sorted(lengths.values())
-    return len(counts) > 1 and counts[-1] == counts[-2]
+    inner = {e.tensor.shape[1] for e in batch.entries if e.batched and e.tensor.dim() > 1}
+    outer = {e.tensor.shape[0] for e in batch.entries if not e.batched and e.tensor.dim()}
+    return len(counts) > 1 and (counts[-1] == counts[-2] or bool(inner & outer))
 
 
 def undeclared(batch: Batch, found: Shares) -> InputError:

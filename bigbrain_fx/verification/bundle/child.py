@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bigbrain_fx.core import Input
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import (
     Captured,
@@ -33,7 +34,7 @@ from bigbrain_fx.frontend import (
     unit_of,
 )
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.runtime import OwnWeights, WeightsError
+from bigbrain_fx.runtime import OwnWeights, WeightsError, filled_up
 from bigbrain_fx.verification.bundle.again import capture_again
 from bigbrain_fx.verification.bundle.failures import error_of
 from bigbrain_fx.verification.bundle.inference import inference_checks
@@ -254,7 +255,7 @@ def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, o
         inputs = graph_inputs(captured.graph, batch, plan.source.batch_dims)
         batches.append(
             {
-                e.name: inputs[e.name][:rows] if e.batched else inputs[e.name]
+                e.name: _like(e, inputs[e.name][:rows] if e.batched else inputs[e.name], plan)
                 for e in captured.graph.inputs
             }
         )
@@ -265,6 +266,13 @@ def _same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, o
     compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"
     what = f"{len(batches)} batches, {len(SEEDS)} seeds: {compared}"
     return _check("your module = captured graph", found, what)
+
+
+def _like(entry: Input, value: Tensor, plan: Plan) -> Tensor:
+    """Fill up an entry that the model file says to be filled up."""
+    fill = plan.source.pad.get(entry.name)
+    shape = [int(size) for size in entry.spec.at(plan.rows).shape]
+    return value if fill is None else filled_up(value, shape, fill, first=entry.batched)
 
 
 def _same_weights(

@@ -99,10 +99,10 @@ def is_guess(batch: Batch) -> bool:
     """
     if any(entry.said and entry.batched for entry in batch.entries):
         return False
-    lengths = Counter(e.tensor.shape[0] for e in batch.entries if e.tensor.dim() and not e.said)
-    counts = sorted(lengths.values())
-    inner = {e.tensor.shape[1] for e in batch.entries if e.batched and e.tensor.dim() > 1}
-    outer = {e.tensor.shape[0] for e in batch.entries if not e.batched and e.tensor.dim()}
+    own = [e for e in batch.entries if e.tensor.dim() and e.tensor.shape[0] > 1 and not e.said]
+    counts = sorted(Counter(entry.tensor.shape[0] for entry in own).values())
+    inner = {entry.tensor.shape[1] for entry in own if entry.batched and entry.tensor.dim() > 1}
+    outer = {entry.tensor.shape[0] for entry in own if not entry.batched}
     return len(counts) > 1 and (counts[-1] == counts[-2] or bool(inner & outer))
 
 

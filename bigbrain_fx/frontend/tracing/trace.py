@@ -237,7 +237,8 @@ class _Job:
         if self.on_meta or micro_batch == rows or not affordable(found.graph, (4 * rows,)):
             return None
         parts = shares(self.ladder.plain, self.batch)
-        if parts is not None and not parts.are_equal and is_guess(self.batch):
+        differ = parts is not None and not (parts.are_equal or parts.is_sum)
+        if parts is not None and differ and is_guess(self.batch):
             raise undeclared(self.batch, parts)
         return parts
 

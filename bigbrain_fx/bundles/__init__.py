@@ -57,11 +57,13 @@ if TYPE_CHECKING:
         commands as commands,
         free_port as free_port,
         hosts as hosts,
+        is_lean as is_lean,
         launch_script as launch_script,
         metrics_at as metrics_at,
         popen as popen,
         prometheus as prometheus,
         read_status as read_status,
+        require_not_lean as require_not_lean,
         run as run,
         secret_command as secret_command,
     )
@@ -87,8 +89,8 @@ else:
             "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of",
             "launch": "CHECKS NEEDS STARTED_BY SUFFIX Script launch_script "
             "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
-            "RunOptions Spawn Status StepLine can_supervise commands free_port hosts metrics_at "
-            "popen prometheus read_status run secret_command",
+            "RunOptions Spawn Status StepLine can_supervise commands free_port hosts is_lean "
+            "metrics_at popen prometheus read_status require_not_lean run secret_command",
             "machines": "Machine",
             "sessions": "Session",
             "onnx_export": "OnnxExport export_onnx",

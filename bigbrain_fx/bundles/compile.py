@@ -81,6 +81,7 @@ def split(
     weights: str | Path | None = None,
     weights_by_reference: bool = False,
     force: bool = False,
+    lean: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Split:
     """Split a model over a cluster and write a bundle.
@@ -101,6 +102,8 @@ def split(
             is then captured without weights, and no process ever holds all of them.
         weights_by_reference: leave the numbers in the checkpoint; the bundle says where each is.
         force: replace a bundle that is there.
+        lean: leave out what replaces processes that die (launch.py, supervisor/ and its half of
+            runtime/): torchrun starts it, or `run` without spares.
         time_limit_s: seconds for loading and capturing a model file.
 
     Raises:
@@ -116,9 +119,19 @@ def split(
     ) as found:
         plan = _plan(found, cluster, chosen, followed)
         notes = require_optimizer(found, plan)
-        write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force)
+        _require_training(plan, lean=lean)
+        write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         said = (*found.warnings, *notes)
         return Split(plan, Path(out), said, found.parameters, found.capture_s)
+
+
+def _require_training(plan: Plan, *, lean: bool) -> None:
+    """Refuse a lean bundle for inference, which has nothing to leave out."""
+    if lean and plan.mode != "train":
+        raise InputError(
+            "--lean is for training: a bundle for inference replaces no process anyway",
+            help="leave --lean out",
+        )
 
 
 def estimate(

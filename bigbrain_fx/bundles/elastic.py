@@ -20,6 +20,7 @@ from bigbrain_fx.bundles.launch import (
     RunOptions,
     StepLine,
     can_supervise,
+    require_not_lean,
     require_not_nccl,
     run,
 )
@@ -87,6 +88,7 @@ def run_elastic(
         NoPlanError: the model does not fit on the devices that are left.
     """
     require_not_nccl(read_plan(bundle))
+    require_not_lean(Path(bundle))
     if options.spares is None:
         raise InputError(
             "a run that replaces no process cannot go on without a device",

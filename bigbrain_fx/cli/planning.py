@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 @click.option(
     "--weights-by-reference", is_flag=True, help="Leave the numbers there; do not copy them."
 )
+@click.option(
+    "--lean",
+    is_flag=True,
+    help="Leave out what replaces processes that die: for torchrun.",
+)
 @json_option
 def split(
     model: str,
@@ -54,6 +59,7 @@ def split(
     like: Path | None,
     weights: Path | None,
     weights_by_reference: bool,
+    lean: bool,
     as_json: bool,
     time_limit: float,
     **choices: Any,  # noqa: ANN401  # the options of click
@@ -79,6 +85,7 @@ def split(
             weights=weights,
             weights_by_reference=weights_by_reference,
             force=force,
+            lean=lean,
             time_limit_s=time_limit,
         )
     for warning in made.warnings:

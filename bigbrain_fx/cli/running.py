@@ -175,6 +175,8 @@ def run(
         can_supervise,
         commands,
         hosts,
+        is_lean,
+        require_not_lean,
         run as run_bundle,
         run_elastic,
         secret_command,
@@ -190,8 +192,10 @@ def run(
         raise click.UsageError("--keep needs --commits FOLDER: whose commits to keep")
     if choices["rescue"] is not None and choices["commits"] is None:
         raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
-    if choices["spares"] is None and not no_replay and can_supervise(plan):
-        choices["spares"] = 1
+    if choices["spares"] is not None:
+        require_not_lean(bundle)
+    if not no_replay and can_supervise(plan) and not is_lean(bundle):
+        choices["spares"] = 1 if choices["spares"] is None else choices["spares"]
     if mtbf is not None:
         choices |= intervals(plan, mtbf, choices)
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))

@@ -4,15 +4,18 @@ This room knows the plan and how code is written. It imports no torch and knows 
 """
 
 from bigbrain_fx.emit.files.bundle import check_out, write_bundle
+from bigbrain_fx.emit.files.copied import SUPERVISED, runtime_files
 from bigbrain_fx.emit.files.outputs import output_dims
 from bigbrain_fx.emit.files.texts import bundle_texts, stage_texts, weight_files
 from bigbrain_fx.emit.modules.classes import StageText
 
 __all__ = [
+    "SUPERVISED",
     "StageText",
     "bundle_texts",
     "check_out",
     "output_dims",
+    "runtime_files",
     "stage_texts",
     "weight_files",
     "write_bundle",

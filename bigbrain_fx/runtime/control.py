@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .peers import PEER_LOST, PeerLostError
+from .process import CONTROL
 
-CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of the line
 LONGEST_ORDER = 1 << 20  # bytes
 MOST_FILES = 8
 LONGEST_TEXT = 2_000  # characters of an error that travel
@@ -121,11 +121,9 @@ class Control:
         self._waiting: tuple[str, str] | None = None
 
     @staticmethod
-    def inherited() -> Control | None:
-        """Return the line that a supervisor gave this process, and start to listen; or None."""
-        number = os.environ.pop(CONTROL, None)
-        if number is None:
-            return None
+    def inherited() -> Control:
+        """Return the line that a supervisor gave this process, and start to listen."""
+        number = os.environ.pop(CONTROL)
         line = socket.socket(fileno=os.dup(int(number)))
         if int(number) == 0:  # the line came as stdin, which user code may read
             with open(os.devnull) as nothing:

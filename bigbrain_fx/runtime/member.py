@@ -21,34 +21,19 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel, enclose
-from .commits import CommitError, FencedError
+from .commits import FencedError
 from .committing import CommitOptions
 from .control import Control, Duty, said
-from .data import BatchError
 from .device import Device
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
-from .rendezvous import (
-    NoAddressError,
-    NoGpuError,
-    PassedOn,
-    form_mesh,
-    own_device,
-    require_gpu,
-    write_report,
-)
+from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
+from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
 from .snapshots import OwnSnapshots
-from .state import StateError
 from .supervised_commits import SupervisedCommitter
-from .weights import WeightsError
-
-BAD_INPUT = 2  # exit code; as argparse's
-INPUT_ERRORS = (BatchError, CommitError, NoAddressError, NoGpuError, StateError, WeightsError)
-TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
-TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h
 
 
 def serve(

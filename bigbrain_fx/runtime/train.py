@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,16 +34,15 @@ from .committing import (
     is_restart,
     options_of,
 )
-from .control import Control
 from .data import BatchError
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .member import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, serve
 from .network import NetworkTransport
 from .peers import blaming_peers
+from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER
 from .regular import require_regular
 from .rendezvous import (
     environment_number,
@@ -78,9 +78,11 @@ def main(bundle: Bundle) -> None:
         with _stopping_on_bad_input():
             _run_here(bundle, seed, options, commits)
         return
-    control = Control.inherited()
-    if control is not None:
-        serve(bundle, options, commits, seed, control)
+    if CONTROL in os.environ:  # a supervisor's process; a bundle of `split --lean` has none
+        from .control import Control
+        from .member import serve
+
+        serve(bundle, options, commits, seed, Control.inherited())
         return
     rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or bundle.threads[rank])

@@ -28,7 +28,13 @@ from bigbrain_fx.bundles.launch.scripts import (
     launch_script,
 )
 from bigbrain_fx.bundles.launch.status import Status, metrics_at, prometheus, read_status
-from bigbrain_fx.bundles.launch.supervised import can_supervise, require_not_nccl, start_supervised
+from bigbrain_fx.bundles.launch.supervised import (
+    can_supervise,
+    is_lean,
+    require_not_lean,
+    require_not_nccl,
+    start_supervised,
+)
 
 __all__ = [
     "CHECKS",
@@ -54,12 +60,14 @@ __all__ = [
     "entry",
     "free_port",
     "hosts",
+    "is_lean",
     "launch_script",
     "metrics_at",
     "popen",
     "prometheus",
     "read_status",
     "require_free",
+    "require_not_lean",
     "require_not_nccl",
     "run",
     "secret_command",

@@ -23,7 +23,12 @@ from bigbrain_fx.bundles.launch.process import Spawn, popen
 from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
 from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
 from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
-from bigbrain_fx.bundles.launch.supervised import event_log, require_supervised, run_supervised
+from bigbrain_fx.bundles.launch.supervised import (
+    event_log,
+    require_not_lean,
+    require_supervised,
+    run_supervised,
+)
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
@@ -109,6 +114,7 @@ def _run(
     if options.spares is None:
         return _run_plain(plan, bundle, options, logs, spawn, told)
     require_supervised(plan, spawn)
+    require_not_lean(bundle)
     options = replace(options, steps=ENDLESS) if feed else options
     return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue, feed)
 

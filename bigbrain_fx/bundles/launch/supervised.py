@@ -37,6 +37,24 @@ def can_supervise(plan: Plan) -> bool:
     return plan.mode == "train" and sys.platform == "linux" and not _is_over_nccl(plan)
 
 
+def is_lean(bundle: Path) -> bool:
+    """Whether a bundle for training was made by `split --lean`, to replace no process."""
+    return (bundle / "train.py").is_file() and not (bundle / "runtime" / "member.py").is_file()
+
+
+def require_not_lean(bundle: Path) -> None:
+    """Refuse to replace processes of a bundle that has nothing for it.
+
+    Raises:
+        InputError: it was made by `split --lean`.
+    """
+    if is_lean(bundle):
+        raise InputError(
+            f"no process of {bundle} can be replaced: it was made by `split --lean`",
+            help="split again without --lean, or leave --spares and --elastic out",
+        )
+
+
 def require_supervised(plan: Plan, spawn: Spawn | None) -> None:
     """Refuse a run of which no process could be replaced.
 

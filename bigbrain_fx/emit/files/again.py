@@ -42,11 +42,12 @@ def texts_like(plan: Plan, like: Path) -> dict[str, str]:
         InputError: a file is missing, or train.py was changed beyond recognition.
     """
     texts = {name: _read(like / name) for name in KEPT if (like / name).is_file()}
+    lean = not (like / "launch.py").is_file()
     return {
         **texts,
-        "launch.py": launch_text(plan),
+        **({} if lean else {"launch.py": launch_text(plan)}),
         "train.py": _moved(_read(like / "train.py"), plan, like / "train.py"),
-        "README.md": readme_text(plan, _read(like / "README.md")),
+        "README.md": readme_text(plan, _read(like / "README.md"), lean=lean),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
-from bigbrain_fx.emit.files.copied import runtime_files
+from bigbrain_fx.emit.files.copied import SUPERVISED, runtime_files
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
@@ -56,21 +56,27 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def write_bundle(
-    plan: Plan, weights: Weights, out: Path, *, force: bool = False, like: Path | None = None
+    plan: Plan,
+    weights: Weights,
+    out: Path,
+    *,
+    force: bool = False,
+    like: Path | None = None,
+    lean: bool = False,
 ) -> Path:
     """Write the bundle beside its place and move it there in one step; return its path.
 
     With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
-    is not read.
+    is not read; it is as lean as that. A `lean` bundle has nothing that replaces processes.
 
     Raises:
         InputError: `out` exists and `force` is off, or cannot be written.
     """
     check_out(out, force=force)
     _check_devices(plan)
-    texts = bundle_texts(plan, like)
+    texts = bundle_texts(plan, like, lean=lean)
     shipped = _shipped(plan) if like is None else shipped_like(like)
-    _check_names(plan, shipped, texts)
+    _check_names(shipped, texts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
@@ -105,13 +111,17 @@ def _check_devices(plan: Plan) -> None:
             )
 
 
-def _check_names(plan: Plan, shipped: Sequence[Path], texts: Mapping[str, str]) -> None:
+def _check_names(shipped: Sequence[Path], texts: Mapping[str, str]) -> None:
     """Refuse a module of the user's that would take the place of one of the bundle's.
 
     Raises:
         InputError: names the module.
     """
-    ours = {*_copied(plan), "weights", *(Path(name).stem for name in texts if name.endswith(".py"))}
+    ours = {
+        *_copied(texts),
+        "weights",
+        *(Path(name).stem for name in texts if name.endswith(".py")),
+    }
     for path in shipped:
         if path.stem in ours:
             raise InputError(
@@ -121,17 +131,19 @@ def _check_names(plan: Plan, shipped: Sequence[Path], texts: Mapping[str, str]) 
             )
 
 
-def _copied(plan: Plan) -> tuple[str, ...]:
+def _copied(texts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the rooms of ours that a bundle takes along."""
-    return ("runtime", "supervisor") if plan.mode == "train" else ("runtime",)
+    return ("runtime", "supervisor") if "launch.py" in texts else ("runtime",)
 
 
 def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     """Copy the supervisor, and what the bundle's files need of the runtime."""
     own = [text for name, text in texts.items() if name.endswith(".py")]
-    asked = ("pipelining",) if plan.mode == "train" and plan.stages.is_chain else ()
-    wanted = runtime_files(ROOMS / "runtime", own, asked)
-    for room in _copied(plan):
+    supervised = "launch.py" in texts
+    asked = ("pipelining",) if supervised and plan.stages.is_chain else ()
+    without = () if supervised else SUPERVISED
+    wanted = runtime_files(ROOMS / "runtime", own, asked, without)
+    for room in _copied(texts):
         (folder / room).mkdir()
         for file in sorted((ROOMS / room).glob("*.py")):
             if room != "runtime" or file.name in wanted:

@@ -13,13 +13,19 @@ from pathlib import Path
 ROOM = "runtime"
 
 
-def runtime_files(runtime: Path, texts: Iterable[str], asked: Iterable[str] = ()) -> frozenset[str]:
+SUPERVISED = ("control", "member")  # the ways into what only processes of a supervisor run
+
+
+def runtime_files(
+    runtime: Path, texts: Iterable[str], asked: Iterable[str] = (), without: Iterable[str] = ()
+) -> frozenset[str]:
     """Return the names of the files that a bundle needs of the runtime.
 
     Args:
         runtime: the folder.
         texts: the bundle's own Python.
         asked: files that are wanted though nothing of the bundle imports them: "pipelining".
+        without: files that nothing will need, and that lead nowhere: `SUPERVISED`.
     """
     homes = _homes(runtime)
     names = {name for text in texts for name in _imported(text)}
@@ -27,7 +33,7 @@ def runtime_files(runtime: Path, texts: Iterable[str], asked: Iterable[str] = ()
     found = {"__init__"}
     while waiting:
         stem = waiting.pop()
-        if stem not in found:
+        if stem not in found and stem not in without:
             found.add(stem)
             waiting += _neighbours(runtime / f"{stem}.py")
     return frozenset(f"{stem}.py" for stem in found)

@@ -13,10 +13,11 @@ from bigbrain_fx.plan import Plan, defer_text, recompute_text, replicas_text
 OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
 
-def readme_text(plan: Plan, like: str | None = None) -> str:
+def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> str:
     """Return the README of a bundle; `like` is another with the same files of the user's."""
     trains = plan.mode == "train"
-    commands = train_texts.train_commands(plan) if trains else infer_texts.infer_commands(plan)
+    commands = infer_texts.infer_commands(plan)
+    commands = train_texts.train_commands(plan, lean) if trains else commands
     hosts = {plan.cluster.device[name].host for name in plan.stages.devices}
     lines = [
         f"# {plan.graph.name} on {len(plan.stages.devices)} devices",
@@ -29,7 +30,7 @@ def readme_text(plan: Plan, like: str | None = None) -> str:
         "```",
         "",
         *([] if trains else [*infer_texts.infer_notes(plan), ""]),
-        *(_host_commands(plan) if len(hosts) > 1 else []),
+        *(_host_commands(plan, lean) if len(hosts) > 1 else []),
         f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
@@ -40,7 +41,7 @@ def readme_text(plan: Plan, like: str | None = None) -> str:
         "|---|---|---|---|---|---|",
         *(_row(plan, device) for device in plan.stages.devices),
         "",
-        *_files(plan),
+        *_files(plan, lean),
         *(_users_files(plan) if like is None else _told(like)),
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
@@ -60,14 +61,15 @@ def _replicas(plan: Plan) -> list[str]:
     ]
 
 
-def _files(plan: Plan) -> list[str]:
+def _files(plan: Plan, lean: bool) -> list[str]:
+    trains = train_texts.FILES + ("" if lean else train_texts.SUPERVISED)
     step = "and its step" if plan.mode == "train" else "and its part of a batch"
     first = device_names(plan.stages.devices)[plan.stages.devices[0]].module
     return [
         f"- `{first}.py`, one for each device: the classes of its stages, with the parameter names "
         f"of the model, {step}; a class that several devices need stands in each of their files: "
         "change all",
-        train_texts.FILES if plan.mode == "train" else infer_texts.FILES,
+        trains if plan.mode == "train" else infer_texts.FILES,
         "- `weights/`: one safetensors file per device; `plan.json`; `report.html`; "
         "`timeline.json` (open it in Perfetto)",
     ]
@@ -101,10 +103,10 @@ def _row(plan: Plan, device: str) -> str:
     return f"| {device} | {host} | {numbers} | {tensors} | {entry.busy_s:.3f} s | {peak} |"
 
 
-def _host_commands(plan: Plan) -> list[str]:
+def _host_commands(plan: Plan, lean: bool) -> list[str]:
     """Say what to type on several hosts when nothing but this folder is there."""
     what = "One command for each device (put the first host's address for ADDRESS)"
-    if plan.mode == "train":
+    if plan.mode == "train" and not lean:
         what += "; with bigbrain-fx, `bigbrain-fx run .` prints commands that replace what dies"
     lines = [f"{what}:", "", "```"]
     world = len(plan.stages.devices)

@@ -32,7 +32,7 @@ def _classes(plan: Plan) -> Classes:
     return Classes(plan.graph, stages, [roots(plan.graph, stage) for stage in stages])
 
 
-def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
+def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) -> dict[str, str]:
     """Return the Python files and the README of a bundle, by file name.
 
     What is the user's comes from the model file, or from `like`, a bundle of the same graph.
@@ -55,19 +55,19 @@ def bundle_texts(plan: Plan, like: Path | None = None) -> dict[str, str]:
         )
         for program in plan.programs
     }
-    texts.update(_users_texts(plan) if like is None else texts_like(plan, like))
+    texts.update(_users_texts(plan, lean) if like is None else texts_like(plan, like))
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
     return texts
 
 
-def _users_texts(plan: Plan) -> dict[str, str]:
-    texts = train_texts(plan) if plan.mode == "train" else infer_texts(plan)
+def _users_texts(plan: Plan, lean: bool) -> dict[str, str]:
+    texts = train_texts(plan, lean) if plan.mode == "train" else infer_texts(plan)
     functions = functions_slice(plan)
     if functions.text:
         head = f'"""What stages call as it is, copied from {quiet(source_file(plan).name)}."""\n\n'
         texts["functions.py"] = head + functions.text
-    return {**texts, "README.md": readme_text(plan)}
+    return {**texts, "README.md": readme_text(plan, lean=lean)}
 
 
 def weight_files(plan: Plan) -> dict[str, list[str]]:

@@ -34,8 +34,9 @@ OURS = (
 )
 FILES = (
     "- `training.py`: data, optimizer; `train.py`: the entry point; `runtime/`: messages and "
-    "bookkeeping; `launch.py` and `supervisor/`: replace processes that die"
+    "bookkeeping"
 )
+SUPERVISED = "; `launch.py` and `supervisor/`: replace processes that die"
 _HOOKS = """\
 # Your own functions, called in every process at these places of a step. At on_step_end the step's
 # messages have left and the optimizer has stepped: under launch.py this is the recovery point, and
@@ -48,23 +49,26 @@ HOOKS = Hooks(
 )"""
 
 
-def train_texts(plan: Plan) -> dict[str, str]:
-    """Return training.py, train.py and launch.py."""
+def train_texts(plan: Plan, lean: bool = False) -> dict[str, str]:
+    """Return training.py, train.py and, where it is not lean, launch.py."""
     taken = training_slice(plan)
     constants = our_names(taken, OURS)
     return {
         "training.py": _training_text(plan, taken, constants),
-        "train.py": _train_text(plan, constants),
-        "launch.py": launch_text(plan),
+        "train.py": _train_text(plan, constants, lean),
+        **({} if lean else {"launch.py": launch_text(plan)}),
     }
 
 
-def train_commands(plan: Plan) -> list[str]:
+def train_commands(plan: Plan, lean: bool = False) -> list[str]:
     """Return how to start it, a command a line."""
     torchrun = f"torchrun --nproc-per-node {len(plan.stages.devices)} train.py --steps 100"
-    explained = {
+    supervised = {
         "bigbrain-fx run . --steps 100": "on this host; replaces what dies",
         "python launch.py --steps 100": "the same without bigbrain-fx",
+    }
+    explained = {
+        **({"bigbrain-fx run . --steps 100": "on this host"} if lean else supervised),
         torchrun: "under torchrun; one death ends all",
         "python train.py --in-process --steps 2": "all devices in one process, for pdb",
     }
@@ -114,7 +118,7 @@ def _splitting(source: Source) -> str:
     return f"Splitting({', '.join(f'{n}={v!r}' for n, v in said.items() if v not in (None, {}))})"
 
 
-def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
+def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:
     devices = device_names(plan.stages.devices).values()
     how = [f"training.{constants[name]}" for name in ("OPTIMIZER", "LR_SCALE", "CLIP_NORM")]
     how += [f"scheduler=training.{constants['SCHEDULER']}"] * plan.source.has_scheduler
@@ -133,7 +137,7 @@ def _train_text(plan: Plan, constants: Mapping[str, str]) -> str:
     lines = [
         f'"""Train {quiet(plan.graph.name)}: one process per device.',
         "",
-        *(f"    {line}" for line in train_commands(plan)),
+        *(f"    {line}" for line in train_commands(plan, lean)),
         '"""',
         "",
         "from pathlib import Path",

@@ -1,0 +1,59 @@
+"""A bundle of `split --lean` trains, replaces no process, and says so when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx import InputError, Options, RunOptions, resplit, run, run_elastic, split
+from bigbrain_fx.emit.files.copied import SUPERVISED
+from tests.support.bundles import MODEL, cluster
+from tests.support.command_line import call
+
+CHOICES = Options("naive", schedule="1f1b", micro_batches=2)
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lean")
+    (folder / "letters.py").write_text(MODEL)
+    return split(folder / "letters.py", cluster(), folder / "lean", CHOICES, lean=True).bundle
+
+
+def test_it_has_no_supervisor_and_does_not_speak_of_one(lean: Path) -> None:
+    held = {path.name for path in lean.iterdir()}
+    assert {"train.py", "training.py", "runtime", "weights"} <= held
+    assert not {"launch.py", "supervisor"} & held
+    runtime = {path.stem for path in (lean / "runtime").iterdir()}
+    assert not {*SUPERVISED, "replay", "snapshots", "supervised_commits", "pipelining"} & runtime
+    said = (lean / "README.md").read_text() + (lean / "train.py").read_text().split('"""')[1]
+    assert "launch.py" not in said
+    assert "torchrun" in said
+
+
+def test_run_starts_it_and_resplit_keeps_it_lean(lean: Path, tmp_path: Path) -> None:
+    done = call("run", lean, "--steps", "2", "--commits", lean / "commits", "--json")
+    assert done.code == 0, done.err
+    assert [line["step"] for line in done.objects if "step" in line] == [0, 1]
+    moved = resplit(lean, cluster(1), tmp_path / "moved").bundle
+    assert not (moved / "launch.py").exists()
+    assert not (moved / "runtime" / "member.py").exists()
+    assert "launch.py" not in (moved / "README.md").read_text()
+
+
+def test_spares_are_refused(lean: Path) -> None:
+    done = call("run", lean, "--steps", "2", "--spares", "1")
+    assert done.code == 2
+    assert "split again without --lean" in done.err
+    for start in (run, run_elastic):
+        with pytest.raises(InputError, match="split again without --lean"):
+            start(lean, RunOptions(steps=2, spares=1))
+
+
+def test_inference_has_nothing_to_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text(MODEL)
+    options = Options("naive", mode="eval", micro_batches=2)
+    with pytest.raises(InputError, match="leave --lean out"):
+        split(tmp_path / "letters.py", cluster(), tmp_path / "out", options, lean=True)
+    assert not (tmp_path / "out").exists()

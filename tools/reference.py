@@ -1,0 +1,130 @@
+"""Write docs/api.md and docs/bundle_files.md from the code: `python -m tools.reference`.
+
+The first lists the public names as `bigbrain_fx` exports them, the second what each file that a
+bundle copies is for, and which bundles copy it. A test holds both pages equal to the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import bigbrain_fx
+from bigbrain_fx.emit import SUPERVISED, runtime_files
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ROOT / "bigbrain_fx"
+API = ROOT / "docs" / "api.md"
+FILES = ROOT / "docs" / "bundle_files.md"
+TRAIN = "from runtime import Bundle, Hooks, Training, main, Device, Stage, adamw, example_batches\n"
+INFER = "from runtime import Inference, infer_in_process, infer_main, InferenceDevice, Stage\n"
+
+
+def main() -> None:
+    """Write both pages."""
+    API.write_text(api_page(), encoding="utf-8")
+    FILES.write_text(files_page(), encoding="utf-8")
+
+
+# --------------------------------------------------------------------------- the public names
+
+
+def api_page() -> str:
+    """Return docs/api.md."""
+    lines = [
+        "# Python",
+        "",
+        "Every public name of `bigbrain_fx`, written by `python -m tools.reference`. What a name",
+        "does, argument by argument, is in its docstring: `help(bigbrain_fx.split)`.",
+        "",
+        *_section("Verbs", inspect.isroutine),
+        *_section("Nouns", lambda named: inspect.isclass(named) and not _is_error(named)),
+        *_section("Errors", _is_error),
+    ]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _section(title: str, belongs: object) -> Iterator[str]:
+    assert callable(belongs)
+    yield from (f"## {title}", "")
+    for name in sorted(bigbrain_fx.__all__):
+        named = getattr(bigbrain_fx, name)
+        if belongs(named):
+            yield from (f"### `{name}`", "", *_signature(name, named), _first(named), "")
+
+
+def _is_error(named: object) -> bool:
+    return inspect.isclass(named) and issubclass(named, Exception)
+
+
+def _signature(name: str, named: object) -> list[str]:
+    """Return a call of it, an argument a line; nothing for errors and protocols."""
+    if _is_error(named) or getattr(named, "_is_protocol", False):
+        return []
+    assert callable(named)
+    found = inspect.signature(named)
+    arguments = [f"    {_argument(each)}," for each in found.parameters.values()]
+    given = found.return_annotation
+    end = f") -> {given}" if isinstance(given, str) and not inspect.isclass(named) else ")"
+    text = [f"{name}(", *_starred(found, arguments), end] if arguments else [f"{name}({end}"]
+    return ["```python", *text, "```", ""]
+
+
+def _starred(found: inspect.Signature, arguments: list[str]) -> list[str]:
+    """Put the star before the first argument that has to be named."""
+    kinds = [each.kind for each in found.parameters.values()]
+    if inspect.Parameter.KEYWORD_ONLY not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return arguments
+    at = kinds.index(inspect.Parameter.KEYWORD_ONLY)
+    return [*arguments[:at], "    *,", *arguments[at:]]
+
+
+def _argument(each: inspect.Parameter) -> str:
+    shown = str(each.replace(annotation=each.empty, default=each.empty))  # with its stars
+    kind = "" if each.annotation is each.empty else f": {each.annotation}"
+    has_text = isinstance(each.default, str | int | float | bool | tuple | type(None))
+    default = repr(each.default) if has_text else "..."  # a factory, or another object
+    return f"{shown}{kind}" + ("" if each.default is each.empty else f" = {default}")
+
+
+def _first(named: object) -> str:
+    return (inspect.getdoc(named) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+# --------------------------------------------------------------------------- copied files
+
+
+def files_page() -> str:
+    """Return docs/bundle_files.md."""
+    runtime = ROOMS / "runtime"
+    train = runtime_files(runtime, [TRAIN])
+    lean = runtime_files(runtime, [TRAIN], without=SUPERVISED)
+    infer = runtime_files(runtime, [INFER])
+    lines = [
+        "# What a bundle copies",
+        "",
+        "Written by `python -m tools.reference`. A bundle takes along what its own files lead to:",
+        "a training bundle all with `train`, one of `split --lean` those with `lean`, one for",
+        "inference those with `infer`; the others when the model or the plan needs them.",
+        "",
+        "| file of `runtime/` | what it is for | in |",
+        "|---|---|---|",
+    ]
+    for file in sorted(runtime.glob("*.py")):
+        held = {"train": train, "lean": lean, "infer": infer}
+        where = ", ".join(word for word, names in held.items() if file.name in names)
+        lines.append(f"| `{file.name}` | {_purpose(file)} | {where or 'when needed'} |")
+    lines += ["", "| file of `supervisor/` (training, not lean) | what it is for |", "|---|---|"]
+    supervisor = sorted((ROOMS / "supervisor").glob("*.py"))
+    lines += [f"| `{file.name}` | {_purpose(file)} |" for file in supervisor]
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(file: Path) -> str:
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,15 @@ def launch_script(
 
     For example: launch-script bundle --for slurm -- --steps 1000 --commits /shared/commits
     """
-    from bigbrain_fx.bundles import CHECKS, NEEDS, STARTED_BY, SUFFIX, Script, launch_script as made
+    from bigbrain_fx.bundles import (
+        CHECKS,
+        NEEDS,
+        STARTED_BY,
+        SUFFIX,
+        Script,
+        is_lean,
+        launch_script as made,
+    )
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(bundle)
@@ -63,7 +71,7 @@ def launch_script(
     path = out or Path(f"launch{SUFFIX[kind]}")
     require_absent(path, force)
     where = at or str(bundle.resolve())
-    text = made(kind, Script(plan, where, arguments, image, claim, python))
+    text = made(kind, Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

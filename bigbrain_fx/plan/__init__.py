@@ -21,7 +21,7 @@ from bigbrain_fx.plan.making import (
     timeline,
     with_placement,
 )
-from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, to_json
+from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
 from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
 from bigbrain_fx.plan.recompute import read_recompute, recompute_text
 from bigbrain_fx.plan.recovery import (
@@ -85,6 +85,7 @@ __all__ = [
     "measured_share",
     "measured_text",
     "messages",
+    "micro_text",
     "norms_spec",
     "owners",
     "place_like",

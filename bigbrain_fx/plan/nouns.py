@@ -31,6 +31,11 @@ AUTO = "auto"
 """The partitioner that tries the others, with every choice that was left open."""
 
 
+def micro_text(count: int) -> str:
+    """Say how many micro-batches: `4 micro-batches`."""
+    return f"{count} micro-batch{'es' * (count != 1)}"
+
+
 @dataclass(frozen=True)
 class Options:
     """What a user may choose; None means: let the planner choose.
@@ -157,7 +162,7 @@ class Plan(Shown):
         stages, devices = len(self.stages.stages), len(self.stages.devices)
         lines = [
             f"{self.graph.name}: {stages} stages on {devices} devices, "
-            f"{self.schedule}, {self.micro_batches} micro-batches of {self.rows} rows, "
+            f"{self.schedule}, {micro_text(self.micro_batches)} of {self.rows} rows, "
             f"forecast {self.forecast.step_s:.3f} s a step"
         ]
         if self.stages.recompute or self.stages.again:

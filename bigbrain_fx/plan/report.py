@@ -12,7 +12,7 @@ from html import escape
 from bigbrain_fx.core import Forecast, Slice
 from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation, explain
 from bigbrain_fx.plan.making import timeline
-from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.nouns import Plan, micro_text
 
 WIDTH = 1000  # of the drawing, in pixels
 ROW = 26
@@ -44,7 +44,7 @@ def report(plan: Plan) -> str:
     rows = plan.micro_batches * plan.rows
     head = (
         f"{len(plan.stages.stages)} stages on {len(plan.stages.devices)} devices, {plan.schedule}, "
-        f"{plan.micro_batches} micro-batches of {plan.rows} rows; forecast {forecast.step_s:.4f} s "
+        f"{micro_text(plan.micro_batches)} of {plan.rows} rows; forecast {forecast.step_s:.4f} s "
         f"a step, {rows / forecast.step_s:.1f} rows a second"
     )
     head += f"; {found.recompute}" if found.recompute else ""

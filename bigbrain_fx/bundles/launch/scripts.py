@@ -35,6 +35,7 @@ class Script:
         image, claim: of Kubernetes: a container image with torch and safetensors; and the volume
             claim that has the bundle, "CLAIM" or "CLAIM/FOLDER".
         python: what is Python there.
+        lean: it has no launch.py: it was made by `split --lean`.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class Script:
     image: str | None = None
     claim: str | None = None
     python: str = "python"
+    lean: bool = False
 
     @property
     def devices(self) -> list[Device]:
@@ -151,7 +153,7 @@ def _torchrun(script: Script) -> str:
 
 def _ssh(script: Script) -> str:
     """A supervisor on the first host and an agent on each other; GPUs alone: a process a device."""
-    used, supervised = hosts(script.plan), can_supervise(script.plan)
+    used, supervised = hosts(script.plan), can_supervise(script.plan) and not script.lean
     there = f"cd {shlex.quote(script.bundle)} && exec "
     calls = _launches(script, used) if supervised else _plain_calls(script)
     notes = []

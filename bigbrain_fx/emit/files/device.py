@@ -18,12 +18,16 @@ from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
-from bigbrain_fx.plan import holders, norms_spec, owners
+from bigbrain_fx.plan import holders, micro_text, norms_spec, owners
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
 _LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
 _AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"
+_SEEDED = (
+    '`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and\n'
+    "place, here the second of two of `drop` in one call, so that no cut changes them.\n\n"
+)
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -57,7 +61,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
     bodies = [line for text in own for line in ("", "", *text.lines)]
     imports = _imports(file, own, [*blocks, *bodies, *channels.lines()], classes.users)
     lines = [
-        f'"""{_header(file, own)}"""',
+        f'"""{_header(file, own, [*blocks, *bodies])}"""',
         "",
         *imports,
         *blocks,
@@ -72,7 +76,7 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
     return double_quoted("\n".join(lines) + "\n")
 
 
-def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
+def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> str:
     device, title = _quiet(file.program.device), _quiet(file.title)
     mine = file.stages.of_replica(own[0].stage.replica)
     devices = [_quiet(name) for name in dict.fromkeys(stage.device for stage in mine)]
@@ -84,9 +88,11 @@ def _header(file: DeviceFile, own: Sequence[StageText]) -> str:
         if mine != file.stages.stages
         else ""
     )
+    draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
-        f"    {chain}      {file.schedule}, {file.micro_batches} micro-batches of {file.rows}\n\n"
+        f"    {chain}      {file.schedule}, {micro_text(file.micro_batches)} of {file.rows}\n\n"
+        f"{draws}"
         "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
 

@@ -8,7 +8,7 @@ from bigbrain_fx.core import Stage
 from bigbrain_fx.emit.files import infer_texts, train_texts
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.modules.names import device_names
-from bigbrain_fx.plan import Plan, defer_text, recompute_text, replicas_text
+from bigbrain_fx.plan import Plan, defer_text, micro_text, recompute_text, replicas_text
 
 OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
@@ -31,7 +31,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         "",
         *([] if trains else [*infer_texts.infer_notes(plan), ""]),
         *(_host_commands(plan, lean) if len(hosts) > 1 else []),
-        f"Schedule {plan.schedule}, {plan.micro_batches} micro-batches of {plan.rows} rows, "
+        f"Schedule {plan.schedule}, {micro_text(plan.micro_batches)} of {plan.rows} rows, "
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),

@@ -2,6 +2,9 @@
 
     [d0] --> d1      1f1b, 8 micro-batches of 2
 
+`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and
+place, here the second of two of `drop` in one call, so that no cut changes them.
+
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 

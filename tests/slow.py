@@ -18,6 +18,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_script_trains",
         "test_nobody_said_where_to_meet",
     ),
+    "tests/verification/test_members.py": tuple(
+        f"test_a_bundle_has_the_bits_of_its_members_in_lockstep[{case}"
+        for case in ("2-2", "4-2-shares1", "3-3")
+    ),
     "tests/verification/test_sharding.py": ("test_the_models_that_ship",),
     "tests/promise/test_matrix.py": (
         *(

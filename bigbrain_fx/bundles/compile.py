@@ -20,6 +20,7 @@ from bigbrain_fx.bundles.found import (
     captured_model,
     checkpoint_of,
     require_optimizer,
+    with_axes,
 )
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
@@ -38,7 +39,9 @@ from bigbrain_fx.plan import (
     plan_placed,
     read_plan,
     replan,
+    require_no_groups,
     timeline,
+    wants_tensor,
     with_placement,
 )
 from bigbrain_fx.planning import estimator, preset, require_ready
@@ -113,12 +116,18 @@ def split(
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
+    if weights_by_reference and wants_tensor(chosen):
+        raise InputError(
+            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
+            help="leave --weights-by-reference out",
+        )
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
+        chosen, kept = with_axes(found, cluster, chosen)
         plan = _plan(found, cluster, chosen, followed)
-        notes = require_optimizer(found, plan)
+        notes = (*kept, *require_optimizer(found, plan))
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         said = (*found.warnings, *notes)
@@ -158,6 +167,7 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
+        chosen, _ = with_axes(found, cluster, chosen)
         return plan_or_remedy(found.graph, cluster, found.source, chosen)
 
 
@@ -183,6 +193,7 @@ def simulate(
     """
     if devices is None:
         return replace(plan, forecast=timeline(plan))
+    require_no_groups(plan, "a simulation of other devices", "split for those devices")
     cluster = _cluster(devices)
     moved = replan(plan, cluster) if again else _on(plan, cluster)
     return replace(moved, forecast=timeline(moved))
@@ -234,6 +245,12 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
         raise InputError(
             "--like places all ops, and so does the hand",
             help="leave --like out, or --pin, --place",
+        )
+    require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
+    if wants_tensor(options):
+        raise InputError(
+            "--like places ops as another plan did, and --tensor in groups",
+            help="leave one of them out",
         )
     _require_one_replica(found.graph, options, followed)
     same = followed.micro_batches

@@ -15,10 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from bigbrain_fx.bundles.carried import as_optimizer, carry
-from bigbrain_fx.core import Graph
+from bigbrain_fx.core import Cluster, Graph, RuleTrial, Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
-from bigbrain_fx.plan import Options, Plan, Source, updating
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    Source,
+    require_possible,
+    sound_axes,
+    trials,
+    updating,
+    wanted_axes,
+    wants_tensor,
+)
 from bigbrain_fx.weights import (
     Checkpoint,
     FromCheckpoint,
@@ -132,6 +142,37 @@ class FoundModel:
     module: nn.Module | None = None
     recipe: Recipe | None = None
 
+    def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
+        """Run trials of rules where torch is; return for each why it failed, or None."""
+        if self.session is not None:
+            return self.session.try_rules(trials)
+        from bigbrain_fx.frontend import try_rule
+
+        return [try_rule(trial) for trial in trials]
+
+
+def with_axes(
+    found: FoundModel, cluster: Cluster, options: Options
+) -> tuple[Options, tuple[str, ...]]:
+    """Try the rules of the axes that groups of devices would split.
+
+    Returns:
+        The options with those axes, and what the user should know.
+
+    Raises:
+        InputError: the model has no such axis, or something asked for does not go with it.
+    """
+    if not wants_tensor(options):
+        return options, ()
+    require_possible(found.graph, cluster, found.source, options)
+    shares = options.tensor_shares or (1,) * options.tensor
+    wanted = wanted_axes(found.graph, options)
+    tried = trials(found.graph, wanted, shares)
+    failed = [(t, why) for t, why in zip(tried, found.try_rules(tried), strict=True) if why]
+    along, whole = sound_axes(found.graph, wanted, failed) if failed else (wanted, {})
+    notes = tuple(f"{op} is kept whole on {axis}: {why}" for (axis, op), why in whole.items())
+    return replace(options, tensor_along=along), notes
+
 
 def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     """Try the optimizer with the parameters of each device, before anything is written.
@@ -153,20 +194,23 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
         used = {d: {n for n in used[d] if updates.get(n) == replica[d]} for d in used}
     held = {device: sorted(names & trained) for device, names in used.items()}
     here = all(plan.cluster.device[name].kind == "cpu" for name in stages.devices)
+    shards = plan.sharded.shards
     if found.session is None:
-        return _tried_here(found, held, here)
-    return found.session.try_optimizer(held, here=here)
+        return _tried_here(found, held, here, shards)
+    return found.session.try_optimizer(held, here=here, shards=shards)
 
 
 def _tried_here(
-    found: FoundModel, held: Mapping[str, Sequence[str]], here: bool
+    found: FoundModel, held: Mapping[str, Sequence[str]], here: bool, shards: Sequence[Shard]
 ) -> tuple[str, ...]:
-    from bigbrain_fx.frontend import require_made_per_device
+    from bigbrain_fx.frontend import require_divided, require_made_per_device
 
     recipe = found.recipe or Recipe()
     if found.module is None or not (recipe.optimizer or recipe.scheduler):
         return ()
     made = recipe.optimizer, recipe.scheduler
+    if recipe.optimizer and shards:
+        require_divided(found.module, recipe.optimizer, shards)
     is_scaled = found.source.grad_scaler is not None
     note = require_made_per_device(found.module, *made, held, is_scaled=is_scaled, here=here)
     return (note,) if note else ()

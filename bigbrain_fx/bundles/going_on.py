@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.resplitting import Named, read_named
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.plan import Plan, read_plan, require_no_groups
 from bigbrain_fx.runtime import (
     ASIDE,
     FORMAT,
@@ -182,6 +182,7 @@ def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
 
 def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:
     plan, text = read_plan(bundle), (bundle / "plan.json").read_bytes()
+    require_no_groups(plan, "an export of commits", "export what `run --save` wrote: --weights")
     expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
     return plan, *read_named(commits, plan.stages.devices, expected)
 

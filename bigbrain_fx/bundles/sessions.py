@@ -26,7 +26,7 @@ from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_trai
 from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, hosts, require_not_nccl, run
 from bigbrain_fx.core import Input, Shown
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Explanation, Plan, explain
+from bigbrain_fx.plan import Explanation, Plan, explain, require_no_groups
 from bigbrain_fx.supervisor import Event, Feed
 
 if TYPE_CHECKING:
@@ -273,6 +273,7 @@ def _require_here(plan: Plan) -> None:
         InputError: it is of several hosts, or its messages go over nccl.
     """
     require_not_nccl(plan)
+    require_no_groups(plan, "a session", "leave tensor out of the options, or run the bundle")
     used = hosts(plan)
     if len(used) > 1:
         raise InputError(

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.emit import weight_files
+from bigbrain_fx.emit import cut_weights, weight_files
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.plan import Plan, read_plan, require_no_groups
 from bigbrain_fx.weights import (
     Checkpoint,
     Copy,
@@ -22,10 +24,12 @@ from bigbrain_fx.weights import (
     Stored,
     match,
     new_folder,
+    part_name,
     read_checkpoint,
     rewrite_index,
     state,
     stored_tensors,
+    whole_tensors,
     write_file,
     write_joined,
 )
@@ -64,7 +68,8 @@ def export_weights(
         saved = stored_tensors(Path(weights))
         _require_all(plan, saved, Path(weights))
         found = {**found, **saved}
-    return write_joined(state(plan.graph.params, found), out, shard_bytes)
+    with _wholes(plan, found, out.parent) as whole:
+        return write_joined(state(plan.graph.params, whole), out, shard_bytes)
 
 
 def load_weights(
@@ -87,17 +92,42 @@ def load_weights(
     """
     folder = Path(bundle).resolve()
     plan, given = read_plan(folder), read_checkpoint(checkpoint)
-    own = _Unsaved(stored_tensors(folder / "weights"))
-    fit = match(plan.graph.params, _whole(plan, given, own.tensors))
-    writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
+    if by_reference:
+        require_no_groups(plan, "--by-reference", "leave it out: parts of tensors are written")
     scratch = new_folder(folder / "weights")
     try:
-        writer.write_weights(scratch, weight_files(plan))
+        with (
+            _wholes(plan, stored_tensors(folder / "weights"), folder) as held,
+            _wholes(plan, given.tensors, folder) as told,
+        ):
+            own, given = _Unsaved(held), Checkpoint(given.path, told)
+            fit = match(plan.graph.params, _whole(plan, given, own.tensors))
+            writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
+            writer.write_weights(scratch, weight_files(plan))
+        cut_weights(scratch, plan)
         rewrite_index(scratch, folder / "weights")
         _exchange(folder / "weights", scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return fit.notes
+
+
+@contextmanager
+def _wholes(
+    plan: Plan, found: Mapping[str, Stored], beside: Path
+) -> Iterator[Mapping[str, Stored]]:
+    """Give tensors by the model's names; those that members have parts of, put together.
+
+    They are in a file of their own, on the disk that is written to, while they are needed.
+    """
+    if plan.placement.tensor is None:
+        yield found
+        return
+    shapes = {p.name: [int(n) for n in p.spec.shape] for p in plan.graph.params}
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".joined-", dir=beside) as folder:
+        scratch = Path(folder) / "joined.safetensors"
+        yield whole_tensors(found, plan.sharded.shards, shapes, scratch)
 
 
 @dataclass(frozen=True)
@@ -108,8 +138,8 @@ class _Unsaved:
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
         for file, names in files.items():
-            found = [self.tensors[name] for name in names]
-            write_file(folder / file, [Copy(s.key, s.dtype, s) for s in found])
+            found = {name: self.tensors[name] for name in names}
+            write_file(folder / file, [Copy(n, s.dtype, s) for n, s in found.items()])
 
     def write_batch(self, path: Path) -> None:
         raise TypeError("a bundle has its batch")
@@ -119,7 +149,7 @@ def _whole(plan: Plan, given: Checkpoint, own: Mapping[str, Stored]) -> Checkpoi
     """Add the state that no device has to what a run saved: it is as it was in the bundle."""
     if not all((given.path / f"{name}.safetensors").is_file() for name in plan.stages.devices):
         return given
-    held = _held(plan)
+    held = {name for stage in plan.stages.stages for name in stage.params}
     unused = {name: stored for name, stored in own.items() if name not in held}
     return Checkpoint(given.path, {**unused, **given.tensors})
 
@@ -139,8 +169,10 @@ def _require_all(plan: Plan, saved: Mapping[str, Stored], folder: Path) -> None:
 
 
 def _held(plan: Plan) -> set[str]:
-    """Return the tensors that any device has."""
-    return {name for stage in plan.stages.stages for name in stage.params}
+    """Return the tensors that any device has, by the names under which they are stored."""
+    parts = {(shard.param, shard.member) for shard in plan.sharded.shards}
+    held = {(name, stage.member) for stage in plan.stages.stages for name in stage.params}
+    return {part_name(*each) if each in parts else each[0] for each in held}
 
 
 def _exchange(place: Path, new: Path) -> None:

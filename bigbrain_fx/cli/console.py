@@ -166,7 +166,8 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    for text in filter(None, (found.replicas, found.recompute, found.split, found.order)):
+    said = found.tensor, found.replicas, found.recompute, found.split, found.order
+    for text in filter(None, said):
         _say(text)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")

@@ -168,6 +168,24 @@ _OF_PLANNING = (
         "of one process. tree: the same bits for any replicas, with less sent than micro.",
     ),
     _option(
+        "--tensor",
+        metavar="N",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Devices that compute each stage together, each with a part of its tensors "
+        "[default: 1, no tensor parallelism].",
+    ),
+    _option(
+        "--tensor-shares",
+        metavar="3:1",
+        help="How they share what is divided [default: alike].",
+    ),
+    _option(
+        "--tensor-axes",
+        metavar="heads,hidden",
+        help="What is divided, by kind or by name [default: all that can be].",
+    ),
+    _option(
         "--effort",
         type=click.Choice(["fast", "normal", "high"]),
         default="normal",
@@ -331,7 +349,7 @@ def read_replicas(text: str | None) -> int | None:
     return int(text)
 
 
-def read_shares(text: str | None) -> tuple[int, ...]:
+def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ...]:
     """Read "3:1"; nothing is an empty tuple.
 
     Raises:
@@ -341,8 +359,8 @@ def read_shares(text: str | None) -> tuple[int, ...]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(
             f"expected positive numbers with colons, found {text!r}",
-            at="--replica-shares",
-            help="3:1 gives the first replica three of four micro-batches",
+            at=at,
+            help="3:1 gives the first three parts of four",
         )
     return tuple(map(int, parts))
 
@@ -395,6 +413,9 @@ def chosen(choices: dict[str, Any]) -> Options:
         effort=choices["effort"],
         replicas=read_replicas(choices["replicas"]),
         replica_shares=read_shares(choices["replica_shares"]),
+        tensor=choices["tensor"],
+        tensor_shares=read_shares(choices["tensor_shares"], "--tensor-shares"),
+        tensor_axes=tuple(filter(None, (choices["tensor_axes"] or "").split(","))),
         zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
         sum_order=choices["sum_order"],
         pieces=choices["pieces"],

@@ -70,6 +70,7 @@ from bigbrain_fx.core.stages import (
     Stages,
     Statistics,
     SumOrder,
+    TensorParallel,
     ZeroStage,
     sums_each,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "Stages",
     "Statistics",
     "SumOrder",
+    "TensorParallel",
     "TensorSpec",
     "ZeroStage",
     "blas_bytes",

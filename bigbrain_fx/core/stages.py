@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from bigbrain_fx.core.cluster import Cluster
+from bigbrain_fx.core.shards import Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,37 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class TensorParallel:
+    """Groups of devices whose members compute the same stages, each with a part of the tensors.
+
+    Attributes:
+        groups: devices of each group; their places are the order in which parts are added. The
+            first member stands for its group in `Placement.device_of`.
+        shares: of the members, alike in all groups.
+        axes: what is divided in proportion to them; all else is whole on every member.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    shares: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def members(self) -> int:
+        """How many devices a group has."""
+        return len(self.shares)
+
+    def member_of(self, first: str, member: int) -> str:
+        """Return a member of the group that a device stands for."""
+        return next(group[member] for group in self.groups if group[0] == first)
+
+
+@dataclass(frozen=True)
 class Placement:
     """Which device runs which op: anything, contiguous pipelines and scattered ops alike.
 
     With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
     begins another stage, as of a `Replica`: virtual stages that follow each other on a device.
+    With `tensor`, ops are those of a member's graph.
     """
 
     device_of: Mapping[str, str]
@@ -118,6 +145,7 @@ class Placement:
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
     breaks: tuple[str, ...] = ()
+    tensor: TensorParallel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +163,7 @@ class Stage:
             there are any, its Backward makes those of its inputs and of what does not wait.
         again: ops whose results, and what autograd keeps of them, its Backward makes again.
         replica: of which it is a part; stages of one replica have consecutive numbers.
+        member: of its tensor group, whose graph it runs; those of one have consecutive numbers.
     """
 
     index: int
@@ -149,6 +178,7 @@ class Stage:
     replica: int = 0
     deferred: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    member: int = 0
 
 
 EdgeKind: TypeAlias = Literal[
@@ -291,9 +321,28 @@ class Stages:
         """How many copies of the model there are."""
         return max(1, len(self.micros))
 
+    @cached_property
+    def members(self) -> int:
+        """How many devices a tensor group has; 1: none has a part of a tensor."""
+        return 1 + max((stage.member for stage in self.stages), default=0)
+
     def of_replica(self, replica: int) -> tuple[Stage, ...]:
         """Return the stages of one replica, in order."""
         return tuple(stage for stage in self.stages if stage.replica == replica)
+
+    def of_member(self, member: int) -> tuple[Stage, ...]:
+        """Return the stages of which a member of each tensor group runs its part, in order."""
+        return tuple(stage for stage in self.stages if stage.member == member)
+
+    def beside(self, stage: Stage) -> tuple[Stage, ...]:
+        """Return the stages of a stage's own replica and member, in order."""
+        own = stage.replica, stage.member
+        return tuple(s for s in self.stages if (s.replica, s.member) == own)
+
+    def group_of(self, stage: Stage) -> tuple[Stage, ...]:
+        """Return the stages whose devices compute one stage together, by member."""
+        place = self.of_member(stage.member).index(stage)
+        return tuple(self.of_member(member)[place] for member in range(self.members))
 
     def micros_of(self, stage: int, micro_batches: int) -> tuple[int, ...]:
         """Return the numbers of the micro-batches that a stage computes, of so many in a step."""

@@ -3,7 +3,7 @@
 This room knows the plan and how code is written. It imports no torch and knows no processes.
 """
 
-from bigbrain_fx.emit.files.bundle import check_out, write_bundle
+from bigbrain_fx.emit.files.bundle import check_out, cut_weights, write_bundle
 from bigbrain_fx.emit.files.copied import SUPERVISED, runtime_files
 from bigbrain_fx.emit.files.outputs import output_dims
 from bigbrain_fx.emit.files.texts import bundle_texts, stage_texts, weight_files
@@ -14,6 +14,7 @@ __all__ = [
     "StageText",
     "bundle_texts",
     "check_out",
+    "cut_weights",
     "output_dims",
     "runtime_files",
     "stage_texts",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         capture_file as capture_file,
     )
     from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
+    from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.export import ambient as ambient
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
@@ -87,6 +88,7 @@ else:
             "service": "Replies",
             "session": "CaptureSession ModelFacts capture_file",
             "tracing.check": "unit_of",
+            "tracing.divided": "require_divided",
             "tracing.export": "ambient",
             "tracing.filled": "fill",
             "tracing.interpret": "run_graph",

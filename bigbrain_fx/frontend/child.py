@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from bigbrain_fx.frontend.service import Replies
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from bigbrain_fx.frontend.modelfile import ModelFile
     from bigbrain_fx.frontend.tracing.trace import Captured
@@ -112,9 +113,11 @@ class _Service:
             return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
         elif request["do"] == "optimizer":
             held = cast("Mapping[str, list[str]]", request["held"])
-            return {"note": self.try_optimizer(held, bool(request["here"]))}
+            return {"note": self.try_optimizer(held, bool(request["here"]), request["shards"])}
+        elif request["do"] == "rules":
+            return {"failed": _failed_rules(Path(str(request["path"])))}
         else:
-            expected = "weights, batch, convert or optimizer"
+            expected = "weights, batch, convert, optimizer or rules"
             raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
@@ -145,11 +148,15 @@ class _Service:
         found = converted(self.file.model, read_checkpoint(path), folder)
         return {name: (str(stored.file), stored.key) for name, stored in found.items()}
 
-    def try_optimizer(self, held: Mapping[str, list[str]], here: bool) -> str | None:
+    def try_optimizer(
+        self, held: Mapping[str, list[str]], here: bool, shards: object
+    ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
         from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
 
         file = self.file
+        if file.optimizer is not None and shards:
+            _require_divided(file.model, file.optimizer, shards)
         made = file.optimizer, file.scheduler
         is_scaled = file.grad_scaler is not None
         return require_made_per_device(file.model, *made, held, is_scaled=is_scaled, here=here)
@@ -192,6 +199,27 @@ def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:
         loss_needed=not wanted["meta"],
         batch_dims=file.batch_dims,
     )
+
+
+def _require_divided(model: Module, make: Callable[..., object], shards: object) -> None:
+    from pydantic import TypeAdapter
+
+    from bigbrain_fx.core import Shard
+    from bigbrain_fx.frontend.tracing.divided import require_divided
+
+    found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
+    require_divided(model, make, found)
+
+
+def _failed_rules(path: Path) -> list[str | None]:
+    """Run the trials in a file; say of each why it failed."""
+    from pydantic import TypeAdapter
+
+    from bigbrain_fx.core import RuleTrial
+    from bigbrain_fx.frontend.tracing.trying import try_rule
+
+    trials = TypeAdapter(tuple[RuleTrial, ...]).validate_json(path.read_bytes())
+    return [try_rule(trial) for trial in trials]
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:

@@ -15,7 +15,7 @@ from typing import cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph
+from bigbrain_fx.core import Graph, RuleTrial, Shard
 from bigbrain_fx.frontend.client import Child, Message, Task
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import Checkpoint, read_header
@@ -111,12 +111,15 @@ class CaptureSession:
             checkpoint.path, {name: (made | own)[file, key] for name, (file, key) in places.items()}
         )
 
-    def try_optimizer(self, held: Mapping[str, Sequence[str]], *, here: bool) -> tuple[str, ...]:
+    def try_optimizer(
+        self, held: Mapping[str, Sequence[str]], *, here: bool, shards: Sequence[Shard] = ()
+    ) -> tuple[str, ...]:
         """Try the model file's optimizer with the parameters of each device.
 
         Args:
             held: device -> the names of its trained parameters.
             here: whether the devices are CPUs, as in the trial.
+            shards: what members of tensor groups have of them.
 
         Returns:
             What the user should know.
@@ -127,8 +130,17 @@ class CaptureSession:
         if not (self.facts.has_optimizer or self.facts.has_scheduler):
             return ()
         names = {device: list(held) for device, held in held.items()}
-        answer = self._child.ask({"do": "optimizer", "held": names, "here": here})
+        parts = TypeAdapter(tuple[Shard, ...]).dump_python(tuple(shards))
+        answer = self._child.ask({"do": "optimizer", "held": names, "here": here, "shards": parts})
         return (str(answer["note"]),) if answer["note"] else ()
+
+    def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
+        """Run trials of rules; return for each why it failed, or None."""
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
+            path = Path(folder, "trials.json")
+            path.write_bytes(TypeAdapter(tuple[RuleTrial, ...]).dump_json(tuple(trials)))
+            answer = self._child.ask({"do": "rules", "path": str(path)})
+        return cast("list[str | None]", answer["failed"])
 
     def close(self) -> None:
         """End the child process."""

@@ -108,6 +108,11 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
         InputError: the plan has replicas, the file is there, or it cannot be written.
     """
     path = Path(path)
+    if plan.placement.tensor is not None:
+        raise InputError(
+            "the plan's devices compute in groups, and a placement is of single devices",
+            help="split without --tensor to place by hand",
+        )
     if plan.stages.replicas > 1:
         raise InputError(
             f"the plan has {plan.stages.replicas} replicas, and a placement is of one",

@@ -19,6 +19,7 @@ from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replica_text import replicas_text
+from bigbrain_fx.plan.tensor import tensor_text
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Explanation:
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others; `recompute` says which stages run their forward again before
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
-    model share, `order` why devices compute in this one. `measured` is the share of the ops' time
-    that was measured, None if the estimator does not measure. `recovery` is what a failure would
-    cost, None where there is one device or no training.
+    model share, `order` why devices compute in this one, `tensor` what groups of them divide.
+    `measured` is the share of the ops' time that was measured, None if the estimator does not
+    measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
 
     step_s: float
@@ -87,6 +88,7 @@ class Explanation:
     replicas: str = ""
     split: str = ""
     order: str = ""
+    tensor: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -102,7 +104,8 @@ class Explanation:
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
-        lines += [text for text in (self.replicas, self.recompute, self.split, self.order) if text]
+        said = self.tensor, self.replicas, self.recompute, self.split, self.order
+        lines += [text for text in said if text]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -143,6 +146,7 @@ def explain(plan: Plan) -> Explanation:
         replicas_text(plan.stages),
         defer_text(plan.stages),
         order_text(plan, costs),
+        tensor_text(plan),
     )
 
 
@@ -192,6 +196,7 @@ def _cut(plan: Plan, costs: Costs, source: int, target: int) -> Cut:
     a, b = plan.stages.stages[source], plan.stages.stages[target]
     link = plan.cluster.link(a.device, b.device)
     neighbours = plan.stages.is_chain and target == source + 1 and a.replica == b.replica
+    neighbours = neighbours and plan.placement.tensor is None
     moves = _alternatives(plan, costs, a, b) if neighbours else ()
     return Cut(
         source,
@@ -256,13 +261,14 @@ def _with_ops_on(placement: Placement, ops: Sequence[str], to: Stage) -> Placeme
 
 
 def _is_of(plan: Plan, stage: Stage, op: str, block: str) -> bool:
-    return op not in stage.recomputed and _block_of(plan.graph, op) == block
+    return op not in stage.recomputed and _block_of(plan.graph_of(stage), op) == block
 
 
 def _blocks(plan: Plan, stage: Stage) -> list[str]:
     """Return the blocks of a stage in order of their first op."""
     own = [name for name in stage.ops if name not in stage.recomputed]
-    return [block for block in dict.fromkeys(_block_of(plan.graph, name) for name in own) if block]
+    graph = plan.graph_of(stage)
+    return [block for block in dict.fromkeys(_block_of(graph, name) for name in own) if block]
 
 
 def _block_of(graph: Graph, op: str) -> str:

@@ -20,6 +20,7 @@ from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
+from bigbrain_fx.plan.tensor import plan_tensor, tensor_costs, tensor_forecast, wants_tensor
 
 
 def make_plan(
@@ -45,6 +46,8 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if wants_tensor(options):
+        return plan_tensor(graph, cluster, source, options)
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
@@ -221,6 +224,11 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
 
 def costs_of(plan: Plan) -> Costs:
     """Estimate the plan's ops again, for a closer look than plan.json holds."""
+    if plan.placement.tensor is not None:
+        each = tensor_costs(plan)
+        ops = {device: own for costs in each for device, own in costs.ops.items()}
+        measured = {device: own for costs in each for device, own in costs.measured.items()}
+        return replace(each[0], ops=ops, measured=measured, cluster=plan.cluster)
     return estimated(plan.graph.at(plan.rows), plan.cluster, plan.source, plan.estimator)
 
 
@@ -242,6 +250,8 @@ def measured_share(plan: Plan) -> float | None:
 
 def timeline(plan: Plan) -> Forecast:
     """Simulate the plan again, with its timeline."""
+    if plan.placement.tensor is not None:
+        return tensor_forecast(plan, timeline=True)
     concrete = plan.graph.at(plan.rows)
     costs = stage_costs(concrete, plan.stages, costs_of(plan))
     found = simulate(plan.programs, plan.stages, costs)

@@ -10,12 +10,15 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from bigbrain_fx.core import (
+    Axis,
     Cluster,
     Forecast,
     Graph,
     Placement,
     Program,
+    Sharded,
     Shown,
+    Stage,
     Stages,
     SumOrder,
     ZeroStage,
@@ -24,6 +27,7 @@ from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Effort, Objective, Search
+from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.planning import Choice, Given
 
 FORMAT = 2
@@ -56,7 +60,10 @@ class Options:
     divide besides, and `sum_order` how gradients are added; see `core.Placement`.
     `pins` are (modules, device) pairs that hold whatever the partitioner would do, `place` is a
     file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
-    device, for the schedule "interleaved"; None is two.
+    device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
+    together, each with a part of its tensors in proportion to `tensor_shares`, along axes of the
+    kinds, or of the names, `tensor_axes`: all that can be found where none is named.
+    `tensor_along` are those axes, once their rules have been tried.
     """
 
     partitioner: Given = "chain-dp"
@@ -81,6 +88,10 @@ class Options:
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
     pieces: int | None = None
+    tensor: int = 1
+    tensor_shares: tuple[int, ...] = ()
+    tensor_axes: tuple[str, ...] = ()
+    tensor_along: tuple[Axis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,18 @@ class Plan(Shown):
     def mode(self) -> Literal["train", "eval"]:
         """What the plan is for: training, or inference as `model.eval()` computes."""
         return "train" if self.graph.training else "eval"
+
+    @cached_property
+    def sharded(self) -> Sharded:
+        """The graph that each member of a tensor group runs; without groups, the graph itself."""
+        tensor = self.placement.tensor
+        if tensor is None:
+            return Sharded((self.graph,), ())
+        return sharded(self.graph, tensor.axes, tensor.shares)
+
+    def graph_of(self, stage: Stage) -> Graph:
+        """Return the graph that a stage's ops are of."""
+        return self.sharded.members[stage.member]
 
     @cached_property
     def key(self) -> str:

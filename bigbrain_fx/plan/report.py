@@ -49,6 +49,7 @@ def report(plan: Plan) -> str:
     )
     head += f"; {found.recompute}" if found.recompute else ""
     head += f"; {found.split}" if found.split else ""
+    head += f"; {found.tensor}" if found.tensor else ""
     title = escape(plan.graph.name)
     return "\n".join(
         (

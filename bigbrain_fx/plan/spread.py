@@ -54,6 +54,9 @@ def spread(plan: Plan) -> Spread:
     if plan.stages.replicas > 1:
         low, high = 1 - _WIDER * (1 - low), 1 + _WIDER * (high - 1)
         notes.append("replicas were never held against measured steps")
+    if plan.placement.tensor is not None:
+        low, high = 1 - _WIDER * (1 - low), 1 + _WIDER * (high - 1)
+        notes.append("tensor groups were never held against measured steps")
     return Spread(plan.forecast.step_s * low, plan.forecast.step_s * high, "; ".join(notes))
 
 

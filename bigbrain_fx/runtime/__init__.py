@@ -52,6 +52,16 @@ if TYPE_CHECKING:
     from .device import Device as Device, Training as Training, adamw as adamw
     from .disk import Disk as Disk, locked as locked
     from .gradients import clipped as clipped, norm as norm
+    from .group import (
+        added as added,
+        all_gather as all_gather,
+        all_reduce as all_reduce,
+        copy_to_group as copy_to_group,
+        joined as joined,
+        largest as largest,
+        own_part as own_part,
+        part_of_whole as part_of_whole,
+    )
     from .hooks import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
@@ -115,6 +125,7 @@ _HOMES = {
     "DeferredError DeferringDevice Embedding Linear",
     "device": "Device Training adamw",
     "disk": "Disk locked",
+    "group": "added all_gather all_reduce copy_to_group joined largest own_part part_of_whole",
     "hooks": "Hooks",
     "image": "TensorEntry FORMAT layout_of read_layout",
     "infer": "Inference InferenceDevice infer_in_process infer_main",

@@ -23,11 +23,11 @@ class Channel:
     """One ordered stream of messages between two stages.
 
     `kind` is activation, gradient, tied (a shared parameter's gradient), norm (for clipping), loss,
-    reduce and gather (pieces of a bucket of gradients), or statistics (of BatchNorm). `tag` numbers
-    the channel in the whole bundle. Messages have shape `shape` and type `dtype`; `per_step` counts
-    those of a step, where that is not one, or for activations and gradients one a micro-batch. One
-    that `varies` carries micro-batches of unequal rows: `shape` is that of the largest, and each
-    message says its own.
+    reduce and gather (pieces of a bucket of gradients), statistics (of BatchNorm), or part (between
+    members of a group). `tag` numbers the channel in the whole bundle. Messages have shape `shape`
+    and type `dtype`; `per_step` counts those of a step, where that is not one, or for activations
+    and gradients one a micro-batch. One that `varies` carries micro-batches of unequal rows:
+    `shape` is that of the largest, and each message says its own.
     """
 
     tag: int

@@ -23,6 +23,7 @@ from .channel import Channel, disclose, enclose
 from .data import Stream, mean_loss, share_of
 from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
+from .group import Group
 from .hooks import Hooks
 from .loss_scale import LEAST, LossScale, are_finite, unscaled
 from .modules import Stage, active, set_parameter
@@ -31,7 +32,7 @@ from .recompute import Read, Twice
 from .replicas import Listed, Replicas, buckets_of
 from .statistics import Statistics, groups_of
 from .transport import Transport
-from .weights import AGAIN, WeightsError, fill
+from .weights import AGAIN, OwnWeights, WeightsError, fill
 
 Optimizer = torch.optim.Optimizer
 _NOTHING: Parts = MappingProxyType({})
@@ -79,6 +80,8 @@ class Device:
         micros: of each replica, the numbers of those that it computes; empty: one replica, all.
         replica: which one this device is part of.
         sum_order, zero_stage: how replicas add gradients, and what they divide; see `replicas`.
+        members: the devices that run its stages together, this one among them, in the order in
+            which parts are added; empty: it has all of their tensors.
         stages: stage number -> class.
         recompute: stages that run forward again before each backward, and keep only what they
             received until then.
@@ -95,6 +98,7 @@ class Device:
     replica = 0
     sum_order = "replica"
     zero_stage = 0
+    members: tuple[str, ...] = ()
     stages: Mapping[int, type[Stage]] = {}
     recompute: tuple[int, ...] = ()
     loss: tuple[int, str] | None = None
@@ -117,6 +121,7 @@ class Device:
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
+        self.divided: dict[str, str] = {}  # tensors of which it has a part -> the part's name
         self.step = 0
         self.finished = 0  # steps
         self._compared = False  # this step's batch with the others'
@@ -125,11 +130,15 @@ class Device:
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
         self._backward_of = self._micro = -1
+        self.group = self._group() if self.members else None
         self.replicas: Replicas | None = None
         self.statistics: Statistics | None = None
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
+
+    def _group(self) -> Group:
+        return Group(self.members, self.name, self.channels, self._send, self._receive)
 
     # ------------------------------------------------------------------ set-up
 
@@ -143,6 +152,10 @@ class Device:
             WeightsError: a tensor is missing or has another shape, or `owner` is not of them.
         """
         self.owner = owner
+        self.divided = tensors.divided if isinstance(tensors, OwnWeights) else {}
+        for alias, name in self.aliases.items():
+            if alias in self.divided:
+                self.divided[name] = name + self.divided[alias].removeprefix(alias)
         for number, module in self.modules.items():
             fill(module, tensors)
             self._share(number, module)
@@ -175,12 +188,17 @@ class Device:
 
         It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
         """
-        wrong = {n for n, d in owner.items() if d == self.name and n not in self.parameters}
+        mine = [n for n, device in owner.items() if device == self.name]
+        wrong = {n for n in mine if self._parameter_of(n) not in self.parameters}
         if wrong:
             raise WeightsError(
                 f"weights/index.json: {min(wrong)!r} has the owner {self.name}, "
                 f"which holds none of that name: {AGAIN}"
             )
+
+    def _parameter_of(self, name: str) -> str:
+        """Return the parameter that a name in the index is of: a part's is "NAME[MEMBER]"."""
+        return name if name in self.parameters else name.rpartition("[")[0]
 
     def _share(self, number: int, module: Stage) -> None:
         """Use one Parameter for all names of a tensor, in all stages of this device."""
@@ -209,9 +227,9 @@ class Device:
         return self.replicas.updated_here(name)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this device's tensors by their names in the model."""
+        """Return this device's tensors by their names in the model; parts by those of parts."""
         return {
-            name: t.detach()
+            self.divided.get(name, name): t.detach()
             for module in self.modules.values()
             for name, t in module.state_dict().items()
         }
@@ -239,9 +257,13 @@ class Device:
         for at_end in self.hooks.on_step_end:
             at_end(self, step)
         losses = self._now.losses
-        if self.replica or not losses:
+        if not losses or not self._reports():
             return None
         return mean_loss([losses[micro] for micro in sorted(losses)], self.stream.sizes)
+
+    def _reports(self) -> bool:
+        """Whether the losses made here are those to report: others have the same, or their own."""
+        return not self.replica and self.name in (self.members or (self.name,))[:1]
 
     def step_once(self) -> None:
         """Run this device's instructions for one step; emitted."""
@@ -330,10 +352,11 @@ class Device:
     def _drawing(self, micro: int) -> Iterator[None]:
         """Key all random draws by the micro-batch: a second run draws the same."""
         active.key, active.device = (self.seed, self.step, micro), self.device
+        active.group = self.group
         try:
             yield
         finally:
-            active.key = None
+            active.key = active.group = None
 
     def _noting(
         self, stage: int, micro: int, *, again: bool = False
@@ -509,7 +532,7 @@ class Device:
         if self.training.clip_norm is not None:
             found = clipped(found, self._norms(), self.training.clip_norm)
         if self.step == 0:
-            self.first_gradients = found
+            self.first_gradients = {self.divided.get(n, n): g for n, g in found.items()}
         for name, parameter in self.updated.items():
             parameter.grad = found.get(name)
         self.rates.set(self.step)
@@ -569,7 +592,8 @@ class Device:
     def _own_norms(self) -> Tensor:
         found = self._summed()
         owned = [name for name, owner in self.owner.items() if owner == self.name]
-        norms = [norm(found.get(name), self.parameters[name]) for name in owned]
+        names = [self._parameter_of(name) for name in owned]
+        norms = [norm(found.get(name), self.parameters[name]) for name in names]
         self._now.norms.update(zip(owned, norms, strict=True))
         return torch.stack(norms)
 

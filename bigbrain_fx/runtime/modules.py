@@ -128,6 +128,20 @@ class Region(Tensors):
         found = [tensor.device for tensor in (*self.parameters(), *self.buffers())]
         return found[0] if found else active.device
 
+    @property
+    def group(self) -> Any:  # noqa: ANN401  # a `group.Group`: that file knows this one
+        """The devices that run this stage together, each with a part of its tensors.
+
+        Raises:
+            RuntimeError: it runs by itself.
+        """
+        if active.group is None:
+            raise RuntimeError(
+                "this stage has one member's part of its tensors, and its group is not there: "
+                "run it by train.py, or split the model without --tensor"
+            )
+        return active.group
+
     def nth(self, call: int) -> Region:
         """Say which call of a shared block the next one is; return the block."""
         for module in self.modules():
@@ -172,10 +186,11 @@ class Stage(Region):
 
 @dataclass
 class Active:
-    """The key under which random numbers are drawn now: (seed, step, micro-batch), or None."""
+    """What a stage runs under: the key of its draws, (seed, step, micro-batch), and a group."""
 
     key: tuple[int, int, int] | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: Any = None  # a `group.Group`: the members with which this device runs a stage
 
 
 active = Active()

@@ -69,6 +69,12 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
+def _whole(key: str) -> str:
+    """Return the model's name for a tensor, or for one of which a part is stored."""
+    name, bracket, member = key.removesuffix("]").rpartition("[")
+    return name if bracket and key.endswith("]") and member.isdecimal() else key
+
+
 def _texts(found: object, path: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
         raise WeightsError(f"{path} is not as it was written: {AGAIN}")
@@ -100,7 +106,9 @@ class OwnWeights(Mapping[str, Tensor]):
         self.own = folder / f"{device}.safetensors"
         self.checksums = read_index(folder).checksums
         with _opened(self.own, AGAIN) as file:
-            self._places = {name: (self.own, name) for name in file.keys()}  # noqa: SIM118  # no dict
+            keys = list(file.keys())  # a name may look like a part's
+        self._places = {_whole(key): (self.own, key) for key in keys}
+        self._places.update({key: (self.own, key) for key in keys if key not in self._places})
         references = folder / f"{device}.references.json"
         if references.exists():
             self._places.update(_referred(references))
@@ -118,6 +126,12 @@ class OwnWeights(Mapping[str, Tensor]):
             self.checks.append(self.pool.submit(self._require_whole, name, found))
         return found
 
+    @property
+    def divided(self) -> dict[str, str]:
+        """Tensors of which there is a part only -> the name it is stored under, "NAME[MEMBER]"."""
+        own = {name: key for name, (path, key) in self._places.items() if path == self.own}
+        return {name: key for name, key in own.items() if name != key}
+
     def __contains__(self, name: object) -> bool:
         """Whether there is such a tensor; nothing is read."""
         return name in self._places
@@ -133,7 +147,8 @@ class OwnWeights(Mapping[str, Tensor]):
 
     def _require_whole(self, name: str, found: Tensor) -> None:
         """Refuse a tensor that is not the one that was written."""
-        expected = self.checksums.get(name)
+        path, key = self._places[name]
+        expected = self.checksums.get(key if path == self.own else name)
         if expected is not None and checksum(found) != expected:
             raise WeightsError(
                 f"{self._places[name][0]}: tensor {name!r} is not as it was written (its checksum "

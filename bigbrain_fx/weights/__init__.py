@@ -17,6 +17,7 @@ from bigbrain_fx.weights.folder import (
 from bigbrain_fx.weights.join import Joined, state, write_joined
 from bigbrain_fx.weights.match import Matched, match
 from bigbrain_fx.weights.modes import as_umask_says, new_folder
+from bigbrain_fx.weights.slices import cut_file, part_name, whole_tensors
 from bigbrain_fx.weights.stored import Stored, read_header
 from bigbrain_fx.weights.write import Copy, write_file
 
@@ -28,9 +29,11 @@ __all__ = [
     "Matched",
     "Stored",
     "as_umask_says",
+    "cut_file",
     "match",
     "new_folder",
     "note_trained",
+    "part_name",
     "read_checkpoint",
     "read_header",
     "rewrite_index",
@@ -39,6 +42,7 @@ __all__ = [
     "stored_tensors",
     "trained_steps",
     "unused_file",
+    "whole_tensors",
     "write_file",
     "write_index",
     "write_joined",

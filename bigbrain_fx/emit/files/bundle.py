@@ -15,7 +15,7 @@ from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
-from bigbrain_fx.weights import new_folder, write_index
+from bigbrain_fx.weights import cut_file, new_folder, write_index
 
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
@@ -140,7 +140,8 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     """Copy the supervisor, and what the bundle's files need of the runtime."""
     own = [text for name, text in texts.items() if name.endswith(".py")]
     supervised = "launch.py" in texts
-    asked = ("pipelining",) if supervised and plan.stages.is_chain else ()
+    is_chain = plan.stages.is_chain and plan.placement.tensor is None
+    asked = ("pipelining",) if supervised and is_chain else ()
     without = () if supervised else SUPERVISED
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):
@@ -175,9 +176,18 @@ def _fill(
             shutil.copyfile(path, folder / path.name)
     (folder / "weights").mkdir()
     weights.write_weights(folder / "weights", weight_files(plan))
+    cut_weights(folder / "weights", plan)
     write_index(folder / "weights", weight_index(plan) if plan.mode == "train" else {})
     if not plan.source.has_batches:
         weights.write_batch(folder / "example.safetensors")
+
+
+def cut_weights(folder: Path, plan: Plan) -> None:
+    """Leave in each device's file its own parts of tensors, where groups divide them."""
+    for stage in plan.stages.stages if plan.placement.tensor else ():
+        if stage == plan.stages.of(stage.device)[0]:
+            own = [s for s in plan.sharded.shards if s.member == stage.member]
+            cut_file(folder / f"{stage.device}.safetensors", own)
 
 
 def _move(scratch: Path, out: Path) -> None:

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bigbrain_fx.core import Backward, BackwardWeight, Compute, Dim, Edge, Graph, Program, Stages
+from bigbrain_fx.core import (
+    Backward,
+    BackwardWeight,
+    Compute,
+    Dim,
+    Edge,
+    Graph,
+    Program,
+    Stages,
+    TensorSpec,
+)
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
@@ -18,7 +28,7 @@ from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
-from bigbrain_fx.plan import holders, micro_text, norms_spec, owners
+from bigbrain_fx.plan import PartChannel, holders, micro_text
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
@@ -44,6 +54,16 @@ class DeviceFile:
     title: str
     varies: bool = False  # micro-batches may have fewer rows than `rows`
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
+    parts: tuple[PartChannel, ...] = ()  # between members of all groups
+    norms: Mapping[str, TensorSpec] = field(default_factory=dict)  # by device: what it sends
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The devices of its group, in order; none, where it is in none."""
+        if self.stages.members == 1:
+            return ()
+        own = self.stages.of(self.program.device)[0]
+        return tuple(stage.device for stage in self.stages.group_of(own))
 
     @property
     def names(self) -> DeviceNames:
@@ -78,16 +98,18 @@ def device_text(file: DeviceFile, classes: Classes) -> str:
 
 def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) -> str:
     device, title = _quiet(file.program.device), _quiet(file.title)
-    mine = file.stages.of_replica(own[0].stage.replica)
+    mine = file.stages.beside(own[0].stage)
     devices = [_quiet(name) for name in dict.fromkeys(stage.device for stage in mine)]
     chain = " --> ".join(f"[{name}]" if name == device else name for name in devices)
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
     copies = (
         f", replica {own[0].stage.replica} of {file.stages.replicas}"
-        if mine != file.stages.stages
+        if file.stages.replicas > 1
         else ""
     )
+    if file.members:
+        copies += f", member {own[0].stage.member} of {file.stages.members}"
     draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
     return (
         f"Device {device}: {word} {numbers} of {len(file.stages.stages)} of {title}{copies}.\n\n"
@@ -180,6 +202,7 @@ class _Channels:
             "# Channel(tag, kind, value, source stage, target stage, "
             "sender, receiver, shape of a message, dtype)"
         )
+        lines += self._parts()
         if self.has_buckets:
             lines.append("# Sums of gradients over replicas: buckets.json says which channels.")
             lines.append(f"BUCKETS = bucket_channels(__file__, {self.file.program.device!r})")
@@ -187,7 +210,26 @@ class _Channels:
 
     def all_names(self) -> list[str]:
         """Return what a class lists as its channels."""
-        return [*self.names.values(), *(["*BUCKETS"] if self.has_buckets else [])]
+        more = ["*PARTS"] if self.file.members else []
+        return [*self.names.values(), *more, *(["*BUCKETS"] if self.has_buckets else [])]
+
+    def _parts(self) -> list[str]:
+        """Return the channels between this device and the other members of its group."""
+        if not self.file.members:
+            return []
+        device, first = self.file.program.device, len(self.file.stages.edges)
+        lines = [
+            "# What members of the group send each other: a channel for each size.",
+            "PARTS = (",
+        ]
+        for tag, part in enumerate(self.file.parts, start=first):
+            if device in (part.sender, part.receiver):
+                what = f"{part.numel} x {part.dtype}"
+                ends = part.source, part.target, part.sender, part.receiver
+                said = ", ".join(repr(each) for each in (tag, "part", what, *ends, (part.numel,)))
+                call = f"Channel({said}, torch.{part.dtype}, per_step={part.per_step})"
+                lines += [*wrapped(f"{call},", 4)]
+        return [*lines, ")"]
 
     def _call(self, edge: Edge, tag: int) -> str:
         shape, dtype, wants = self._spec(edge)
@@ -200,8 +242,7 @@ class _Channels:
     def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:
         """Return the shape and element type of a message, and whether its gradient comes back."""
         if edge.kind == "norm":
-            owned = owners(self.file.graph, self.file.stages)[self.device_of[edge.source]]
-            spec = norms_spec(self.file.graph, owned)
+            spec = self.file.norms[self.device_of[edge.source]]
             return spec.shape, spec.dtype, False
         if edge.kind == "tied":
             spec = self.file.graph.param[edge.value].spec
@@ -271,7 +312,7 @@ def _attributes(
     file: DeviceFile, own: Sequence[StageText], channels: _Channels, tapping: Sequence[str]
 ) -> list[str]:
     mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
-    held = holders(file.graph, file.stages.of_replica(own[0].stage.replica))
+    held = holders(file.graph, file.stages.beside(own[0].stage))
     tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
@@ -286,6 +327,7 @@ def _attributes(
         f"name = {file.program.device!r}",
         f"names = {file.stages.devices!r}",
         f"micro_batches = {file.micro_batches}",
+        *([f"members = {file.members!r}  # parts are added in this order"] if file.members else []),
         *_replica_rows(file, own),
         f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),

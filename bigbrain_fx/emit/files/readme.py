@@ -8,7 +8,14 @@ from bigbrain_fx.core import Stage
 from bigbrain_fx.emit.files import infer_texts, train_texts
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.modules.names import device_names
-from bigbrain_fx.plan import Plan, defer_text, micro_text, recompute_text, replicas_text
+from bigbrain_fx.plan import (
+    Plan,
+    defer_text,
+    micro_text,
+    recompute_text,
+    replicas_text,
+    tensor_text,
+)
 
 OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
@@ -36,6 +43,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
         *_replicas(plan),
+        *([f"{tensor_text(plan)}"] if plan.placement.tensor else []),
         "",
         "| device | host | stages | parameters and buffers | forecast busy | forecast peak |",
         "|---|---|---|---|---|---|",

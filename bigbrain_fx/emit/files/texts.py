@@ -17,19 +17,25 @@ from bigbrain_fx.emit.files.model_file import functions_slice, quiet, source_fil
 from bigbrain_fx.emit.files.readme import readme_text
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
-from bigbrain_fx.plan import Plan, messages, owners, roots
+from bigbrain_fx.emit.modules.names import device_names
+from bigbrain_fx.plan import Plan, answering, messages, norm_specs, part_channels, roots
 from bigbrain_fx.weights import unused_file
 
 
 def stage_texts(plan: Plan) -> list[StageText]:
     """Return the text of every stage, and what its arguments and results are called."""
     classes = _classes(plan)
-    return [classes.stage_text(stage) for stage in plan.stages.stages]
+    return [classes[stage.member].stage_text(stage) for stage in plan.stages.stages]
 
 
-def _classes(plan: Plan) -> Classes:
-    stages = plan.stages.stages
-    return Classes(plan.graph, stages, [roots(plan.graph, stage) for stage in stages])
+def _classes(plan: Plan) -> list[Classes]:
+    """Return the classes of each member of tensor groups: alike but for numbers."""
+    found = []
+    for member, graph in enumerate(plan.sharded.members):
+        stages = plan.stages.of_member(member)
+        results = [roots(graph, stage) for stage in stages]
+        found.append(Classes(graph, stages, results, plan.stages.devices))
+    return found
 
 
 def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) -> dict[str, str]:
@@ -37,11 +43,14 @@ def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) ->
 
     What is the user's comes from the model file, or from `like`, a bundle of the same graph.
     """
-    classes = _classes(plan)
+    classes, parts = _classes(plan), part_channels(plan)
+    norms = norm_specs(plan) if plan.source.clip_norm is not None else {}
+    names = device_names(plan.stages.devices)
+    member = {stage.device: stage.member for stage in plan.stages.stages}
     texts = {
-        f"{classes.devices[program.device].module}.py": device_text(
+        f"{names[program.device].module}.py": device_text(
             DeviceFile(
-                plan.graph,
+                plan.sharded.members[member[program.device]],
                 plan.stages,
                 program,
                 plan.schedule,
@@ -50,8 +59,10 @@ def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) ->
                 plan.graph.name,
                 plan.source.drop_last is False and plan.mode == "train",
                 plan.source.module,
+                parts,
+                norms,
             ),
-            classes,
+            classes[member[program.device]],
         )
         for program in plan.programs
     }
@@ -90,9 +101,7 @@ def weight_files(plan: Plan) -> dict[str, list[str]]:
 
 def weight_index(plan: Plan) -> dict[str, str]:
     """Return the device that answers for each trained parameter, in the order of the model."""
-    owned = owners(plan.graph, plan.stages)
-    owner = {name: device for device, names in owned.items() for name in names}
-    return {p.name: owner[p.name] for p in plan.graph.params if p.name in owner}
+    return answering(plan)
 
 
 def buckets_json(plan: Plan) -> str:

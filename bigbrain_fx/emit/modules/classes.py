@@ -66,13 +66,16 @@ class Classes:
     graph: Graph
     stages: Sequence[Stage]
     results: Sequence[tuple[str, ...]]
+    all_devices: Sequence[str] = ()  # of the bundle, where these stages are on some of them
     hints: Mapping[str, str] = field(init=False)
     blocks: Blocks = field(init=False)
     devices: Mapping[str, DeviceNames] = field(init=False)
+    place: Mapping[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.devices = device_names([stage.device for stage in self.stages])
+        self.devices = device_names(self.all_devices or [stage.device for stage in self.stages])
         self.graph = tidied(self.graph)
+        self.place = {stage.index: place for place, stage in enumerate(self.stages)}
         self.whole = value_names(self.graph)
         self.hints = self.whole.names
         self.places = draw_places(self.graph)
@@ -108,7 +111,7 @@ class Classes:
         init = self._block_init(body, varying, taps, key)
         shared = template.is_shared and body.has_draws
         text = "\n".join([*init, *forward])
-        owned = ("self.seeded(", "self.device", "self.call", "self[", "self.hold(")
+        owned = ("self.seeded(", "self.device", "self.group", "self.call", "self[", "self.hold(")
         base = "Region" if shared or any(word in text for word in owned) else "nn.Module"
         signature = ", ".join(["self", *arguments.values()])
         return [
@@ -170,8 +173,8 @@ class Classes:
 
     def stage_text(self, stage: Stage, taps: Taps | None = None) -> StageText:
         """Return one stage's class and how to call it."""
-        results = self.results[stage.index]
-        body = self.blocks.bodies[stage.index]
+        place = self.place[stage.index]
+        results, body = self.results[place], self.blocks.bodies[place]
         names = Names()
         arguments = {value: names.fresh(self.hints[value]) for value in body.takes}
         public = {value: names.fresh(self.hints[value]) for value in results}

@@ -20,7 +20,14 @@ LEAF = "leaf."
 LOSS = "user.loss"
 MODEL_NAME, LOSS_NAME = "user_model", "user_loss"
 """What `functions.py` calls the user's `model` and `loss`."""
-RUNTIME = ("assume", "assume_not", "flat", "part_of")
+SHARD = {
+    "shard.copy_to_group": "copy_to_group",
+    "shard.all_reduce": "all_reduce",
+    "shard.all_gather": "all_gather",
+    "shard.split": "own_part",
+}
+"""What members of a tensor group exchange -> the runtime's function for it."""
+RUNTIME = ("assume", "assume_not", "flat", "part_of", *SHARD.values())
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
@@ -38,6 +45,8 @@ def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
     """
     if op.target in ASSUME:
         return _assumption(op, argument)
+    if op.target in SHARD:
+        return _exchange(op, argument)
     if op.target.startswith(LEAF):
         return _leaf(op, argument, users)
     if op.target == LOSS:
@@ -51,6 +60,14 @@ def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
         function = dotted(f"{users[module, first]}{dot}{rest}")
         return ast.Call(attribute(function, "apply"), [argument(arg) for arg in op.args], [])
     return None
+
+
+def _exchange(op: Op, argument: Argument) -> ast.expr:
+    """Write `all_reduce(part, self.group)`; sums are what is meant where no word is given."""
+    value, *rest = op.args
+    words = [] if rest == ["sum"] else [argument(arg) for arg in rest]
+    group = attribute(ast.Name("self"), "group")
+    return ast.Call(ast.Name(SHARD[op.target]), [argument(value), group, *words], [])
 
 
 def _library_call(op: Op, argument: Argument) -> ast.expr:

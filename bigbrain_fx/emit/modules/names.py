@@ -23,6 +23,10 @@ RESERVED = frozenset(
         "assume_not",
         "flat",
         "part_of",
+        "copy_to_group",
+        "all_reduce",
+        "all_gather",
+        "own_part",
         *dir(builtins),
         *keyword.kwlist,
         *keyword.softkwlist,
@@ -31,7 +35,7 @@ RESERVED = frozenset(
 
 
 OWN = frozenset(
-    {"call", "device", "empty", "hold", "nth", "path", "place", "returns", "seeded", "tie"}
+    {"call", "device", "empty", "group", "hold", "nth", "path", "place", "returns", "seeded", "tie"}
 )
 """What the runtime's modules call their own methods and attributes."""
 

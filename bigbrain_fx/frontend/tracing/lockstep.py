@@ -17,15 +17,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from bigbrain_fx.core import Graph, Op, Shard
-from bigbrain_fx.frontend.tracing.interpret import Interpreter, Key, autocast, last_uses
+from bigbrain_fx.frontend.tracing.interpret import Interpreter, Key, Leaf, autocast, last_uses
+from bigbrain_fx.runtime import added, joined, largest, part_of_whole
 
 Env = dict[str, object]
-
-
-def own_part(tensor: Tensor, dim: int, inner: int, lengths: Sequence[int], member: int) -> Tensor:
-    """Return a member's part of a tensor whose dimension is read as (rest, size, inner)."""
-    start = sum(lengths[:member])
-    return _narrowed(tensor, dim, (sum(lengths), inner), start, lengths[member])
 
 
 def _narrowed(tensor: Tensor, dim: int, read: tuple[int, int], start: int, length: int) -> Tensor:
@@ -47,6 +42,8 @@ def run_members(
     key: Key | None = None,
     values: Iterable[str] | None = None,
     functions: Mapping[str, object] | None = None,
+    order: Sequence[str] | None = None,
+    leaves: Sequence[Leaf] | None = None,
 ) -> list[dict[str, object]]:
     """Run the graphs of all members, in step.
 
@@ -57,6 +54,8 @@ def run_members(
         key: a context entered around each random op.
         values: names of the values to return; the loss and the outputs when left out.
         functions: as in `run_graph`.
+        order: as in `run_graph`.
+        leaves: for each member what `leaf` is in `run_graph`.
 
     Returns:
         For each member value by name. Gradients flow across members: take them for all at once.
@@ -64,16 +63,25 @@ def run_members(
     first = graphs[0]
     wanted = list(values if values is not None else [*filter(None, [first.loss]), *first.outputs])
     device = torch.device("cpu")
-    machines = [Interpreter(own, None, functions or {}, device, None) for own in tensors]
+    given: Sequence[Leaf | None] = leaves or [None] * len(graphs)
+    machines = [
+        Interpreter(own, leaf, functions or {}, device, None)
+        for own, leaf in zip(tensors, given, strict=True)
+    ]
     envs: list[Env] = [dict(own) for own in inputs]
-    freed = last_uses(list(first.ops), wanted)
+    each = [_in_order(graph, order) for graph in graphs]
+    freed = last_uses(each[0], wanted)
     with autocast(first.autocast, device):
-        for position, ops in enumerate(zip(*(graph.ops for graph in graphs), strict=True)):
+        for position, ops in enumerate(zip(*each, strict=True)):
             _step(ops, machines, envs, key)
             for name in freed.get(position, ()):
                 for env in envs:
                     env.pop(name, None)
     return [{name: env[name] for name in wanted} for env in envs]
+
+
+def _in_order(graph: Graph, order: Sequence[str] | None) -> list[Op]:
+    return list(graph.ops) if order is None else [graph.op[name] for name in order]
 
 
 def _step(
@@ -144,27 +152,21 @@ def _same(given: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _added(given: Sequence[Tensor]) -> Sequence[Tensor]:
     """Add in rank order; each member has a sum of its own."""
-    total = given[0]
-    for part in given[1:]:
-        total = total + part
+    total = added(given)
     return [total.clone() for _ in given]
 
 
 def _largest(given: Sequence[Tensor]) -> Sequence[Tensor]:
-    most = given[0]
-    for other in given[1:]:
-        most = torch.maximum(most, other)
+    most = largest(given)
     return [most.clone() for _ in given]
 
 
 def _own(dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]) -> Sequence[Tensor]:
-    parts = (own_part(value, dim, inner, lengths, m) for m, value in enumerate(given))
-    return [part.contiguous() for part in parts]
+    return [part_of_whole(value, dim, inner, lengths, m) for m, value in enumerate(given)]
 
 
 def _whole(
     dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    cut = [part.unflatten(dim, (-1, n, inner)) for part, n in zip(given, lengths, strict=True)]
-    whole = torch.cat(cut, dim + 1).flatten(dim, dim + 2)
+    whole = joined(given, dim, inner, lengths)
     return [whole.clone() for _ in given]

@@ -16,6 +16,7 @@ from math import ceil, sqrt
 
 from bigbrain_fx.core import Device, Send
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.tensor import part_channels
 from bigbrain_fx.planning import crowded
 
 COPY_SHARE = 0.01  # of a step's time that snapshots may take; as in supervisor/interval.py
@@ -171,6 +172,9 @@ def _sent_to(plan: Plan, receiver: str) -> dict[str, int]:
                 edge = instruction.edge
                 if plan.stages.stages[edge.target].device == receiver:
                     found[program.device] = found.get(program.device, 0) + edge.nbytes
+    for part in part_channels(plan):
+        if part.receiver == receiver:
+            found[part.sender] = found.get(part.sender, 0) + part.nbytes
     return found
 
 

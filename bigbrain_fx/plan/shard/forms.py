@@ -82,6 +82,7 @@ class Forms:
         self, kind: str, name: str, value: Arg, spec: TensorSpec, like: Op, *args: Arg
     ) -> Op:
         """Return an op that exchanges something with the other members."""
+        like = beside_layer(like)
         return Op(
             name=name,
             target=f"shard.{kind}",
@@ -150,6 +151,17 @@ class Forms:
             return self.whole.input[ref.value].spec
         op = self.whole.op[ref.value]
         return op.outputs[0] if op.outputs and not op.is_tuple else None
+
+
+def beside_layer(op: Op) -> Op:
+    """Return an op as if it were written beside the call of torch's layer that it belongs to.
+
+    So what is left in the layer is the layer's own call, only narrower.
+    """
+    if not op.modules or not op.modules[-1].type.startswith("torch.nn.modules."):
+        return op
+    count = len(op.modules)
+    return replace(op, modules=op.modules[:-1], lines=op.lines[:count])
 
 
 def _name(ref: Ref | ParamRef) -> str:

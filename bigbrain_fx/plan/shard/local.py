@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
-from bigbrain_fx.plan.shard.forms import Forms
+from bigbrain_fx.plan.shard.forms import Forms, beside_layer
 from bigbrain_fx.plan.shard.sizes import SizePart, dense
 
 
@@ -181,7 +181,8 @@ def _grouped(local: Local) -> list[Op]:
 def _with_bias(local: Local, given: Op, bias: Arg, shape: tuple[int, ...]) -> list[Op]:
     """Add the bias once, to the sum of the parts."""
     spec = local.op.outputs[0]
-    part = replace(given, name=local.forms.name(f"{local.op.name}_part"))
+    local.op = beside_layer(local.op)
+    part = replace(beside_layer(given), name=local.forms.name(f"{local.op.name}_part"))
     local.made.append(part)
     total = local.reduced("sum", Ref(part.name), spec)
     if shape:

@@ -34,11 +34,19 @@ from bigbrain_fx.frontend import (
     unit_of,
 )
 from bigbrain_fx.plan import Plan, read_plan
-from bigbrain_fx.runtime import OwnWeights, WeightsError, filled_up
+from bigbrain_fx.runtime import WeightsError, filled_up
 from bigbrain_fx.verification.bundle.again import capture_again
 from bigbrain_fx.verification.bundle.failures import error_of
 from bigbrain_fx.verification.bundle.inference import inference_checks
 from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
+from bigbrain_fx.verification.bundle.members import (
+    MembersReference,
+    joined_weights,
+    same_graph,
+    same_leaves,
+    train_members,
+    whole_plan,
+)
 from bigbrain_fx.verification.bundle.module import (
     SEEDS,
     differences,
@@ -48,7 +56,7 @@ from bigbrain_fx.verification.bundle.module import (
 )
 from bigbrain_fx.verification.bundle.plain import STEPS, not_run, plain_link
 from bigbrain_fx.verification.bundle.reference import Reference, Trace, train_reference
-from bigbrain_fx.weights import source_of_weights, trained_steps
+from bigbrain_fx.weights import part_name, source_of_weights, trained_steps
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime import Device, Stream
@@ -150,6 +158,9 @@ def chain(
     """
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
+    if plan.placement.tensor is not None:
+        given = file, captured, plan, folder, steps, trained, plain
+        return _chain_of_members(bundle, weights, *given)
     checks = [
         _same_loop(plain, file, captured, plan, folder, min(steps, STEPS)),
         _same_module(file, captured, plan),
@@ -170,6 +181,34 @@ def chain(
     return [*checks, *same_training(plan, expected, actual)]
 
 
+def _chain_of_members(
+    bundle: ModuleType,
+    weights: Mapping[str, Tensor],
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+    trained: Trace | None,
+    plain: PlainLoop | None,
+) -> list[dict[str, object]]:
+    """Compare as `chain` does, with one link more: the graph, and what members run of it."""
+    whole, functions = whole_plan(plan), captured.functions
+    stream = batches_of(bundle, plan)
+    limit = allowed(unit_of(plan.graph, weights))
+    checks = [
+        _same_loop(plain, file, captured, whole, folder, min(steps, STEPS)),
+        _same_module(file, captured, whole),
+        _same_weights(captured, weights, whole, folder),
+        same_graph(captured, plan),
+        same_leaves(plan, weights, functions, stream(0), limit),
+    ]
+    reference = MembersReference(plan, weights, functions)
+    expected = train_members(reference, stream, bundle.BUNDLE.training, steps, plan.seed)
+    actual = trained or run_bundle(bundle, plan, steps, plan.seed)
+    return [*checks, *same_training(plan, expected, actual)]
+
+
 def _processes(found: Mapping[str, Any]) -> Trace:
     folders = Path(found["gradients"]), Path(found["tensors"])
     return trace_of_processes(found["losses"], *folders)
@@ -185,8 +224,7 @@ def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
     """Read a bundle's weights, under every name of the model that the plan knows."""
     found: dict[str, Tensor] = {}
     try:
-        for device in plan.stages.devices:
-            found.update(OwnWeights(folder / "weights", device))
+        found.update(joined_weights(folder / "weights", plan))
     except WeightsError as error:
         raise InputError(str(error), at=str(folder / "weights")) from error
     for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
@@ -328,7 +366,11 @@ def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, 
     ]
     trained = {n: t for n, t in expected.tensors.items() if n in actual.tensors}
     tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
-    missing = {p for s in plan.stages.stages for p in s.params} - set(actual.tensors)
+    parts = {(s.param, s.member) for s in plan.sharded.shards}
+    held = {(p, s.member) for s in plan.stages.stages for p in s.params}
+    stored = {part_name(*each) if each in parts else each[0] for each in held}
+    missing = stored - set(actual.tensors)
+    tensors += [f"{name} differs between members" for name in sorted(expected.unlike)]
     tensors += [f"{name} is missing" for name in sorted(missing)]
     tensors += [f"{name} differs between the devices that hold it" for name in actual.unlike]
     steps = len(expected.losses)

@@ -1,0 +1,153 @@
+"""Options with --tensor -> what is refused, and the axes to try. It plans nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+from bigbrain_fx.core import Axis, Cluster, Graph
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.shard import axes, chosen_axes, priced_axes
+
+SCHEDULES = ("1f1b", "gpipe", "list")
+"""Schedules whose order does not depend on a member's own costs, or is made once for all."""
+
+
+def wants_tensor(options: Options) -> bool:
+    """Whether groups of devices were asked for.
+
+    Raises:
+        InputError: only what belongs to them was.
+    """
+    if options.tensor > 1:
+        return True
+    for flag, given in (
+        ("--tensor-shares", options.tensor_shares),
+        ("--tensor-axes", options.tensor_axes),
+    ):
+        if given:
+            count = max(2, len(options.tensor_shares))
+            raise InputError(
+                f"{flag} is for several devices that compute together", help=f"add --tensor {count}"
+            )
+    return False
+
+
+def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
+    """Refuse what does not go with groups of devices, before anything is tried or planned.
+
+    Raises:
+        InputError: says what, and what to do.
+    """
+    count, shares = options.tensor, options.tensor_shares
+    if shares and len(shares) != count:
+        raise InputError(
+            f"{len(shares)} shares for {count} devices that compute together",
+            at="--tensor-shares",
+            help=f"give one share for each: --tensor {len(shares)}",
+        )
+    for what, help_ in _not_yet(graph, cluster, source, options):
+        raise InputError(f"--tensor does not go with {what} yet", help=help_)
+    if len(cluster.devices) % count:
+        fitting = [n for n in range(2, len(cluster.devices) + 1) if not len(cluster.devices) % n]
+        listed = " or ".join(f"--tensor {n}" for n in fitting)
+        raise InputError(
+            f"groups of {count} devices, and the cluster has {len(cluster.devices)}",
+            at="--tensor",
+            help=f"use {listed}, or a cluster of a multiple of {count} devices"
+            if fitting
+            else f"use a cluster of a multiple of {count} devices",
+        )
+
+
+def _not_yet(
+    graph: Graph, cluster: Cluster, source: Source, options: Options
+) -> Iterator[tuple[str, str]]:
+    """Yield what does not go with it, and what to do."""
+    if graph.loss is None or not graph.training:
+        yield "inference", "leave --tensor out: it is for training"
+    if graph.autocast is not None:
+        yield "autocast", "leave autocast out of the model file, or --tensor"
+    if source.grad_scaler is not None:
+        yield "a loss scale", "leave grad_scaler out of the model file, or --tensor"
+    if source.drop_last is False:
+        yield "smaller last batches (drop_last = False)", "say drop_last = True in the model file"
+    if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
+        yield "replicas", "leave --replicas out, or --tensor"
+    if options.zero_stage or options.sum_order != "replica":
+        yield "--zero and --sum-order", "leave them out: they are for replicas"
+    if options.schedule not in (None, *SCHEDULES):
+        yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
+    if options.recompute:
+        yield "--recompute", "leave it out, or --tensor"
+    if options.defer:
+        yield "--defer", "leave it out, or --tensor"
+    if options.pins or options.place:
+        yield "--pin and --place", "leave them out: the partitioner places stages on groups"
+    if options.partitioner == AUTO:
+        yield "--partitioner auto", "use --partitioner analytical, or leave --tensor out"
+    if any(device.kind != "cpu" for device in cluster.devices):
+        yield "GPUs", "use CPU devices, or leave --tensor out"
+
+
+def require_no_groups(plan: Plan, what: str, help_: str) -> None:
+    """Refuse for a plan with groups of devices what is not there for them yet.
+
+    Raises:
+        InputError: it has some.
+    """
+    if plan.placement.tensor is not None:
+        raise InputError(
+            f"{what} does not go with --tensor yet, and this bundle's devices compute in groups "
+            f"of {plan.placement.tensor.members}",
+            help=help_,
+        )
+
+
+def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
+    """Return the axes to split: those that were named, or all that do not meet.
+
+    Raises:
+        InputError: a name is of no axis, or none has as many parts as there are members.
+    """
+    every = priced_axes(graph, axes(graph))
+    named = every
+    if options.tensor_axes:
+        _require_known(every, options.tensor_axes)
+        named = tuple(a for a in every if {a.kind, a.name} & set(options.tensor_axes))
+    found = chosen_axes(named, options.tensor)
+    if not found:
+        raise _none_fits(graph, named, options)
+    return found
+
+
+def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
+    kinds = sorted({axis.kind for axis in every})
+    known = [*kinds, *(axis.name for axis in every)]
+    for name in asked:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            listed = ", ".join(close or kinds) or "none"
+            raise InputError(
+                f"the model has no axis '{name}'",
+                at="--tensor-axes",
+                help=f"{'the nearest are' if close else 'it has'} {listed}; "
+                "`python -m tools.axes MODEL` lists all",
+            )
+
+
+def _none_fits(graph: Graph, axes: Sequence[Axis], options: Options) -> InputError:
+    sizes = [axis.size for axis in axes if axis.flops and axis.params]
+    if sizes and max(sizes) > 1:
+        return InputError(
+            f"no axis can be split over {options.tensor} members: the longest has {max(sizes)}",
+            at="--tensor",
+            help=f"use --tensor {max(sizes)} or fewer",
+        )
+    return InputError(
+        f"{graph.name} has no axis that can be split: no dimension of its parameters runs through "
+        "ops with rules",
+        at="--tensor",
+        help="leave --tensor out: pipelines and replicas need no axis",
+    )

@@ -1,0 +1,116 @@
+"""Costs of a group: each op takes what its slowest member takes, an exchange what its links take.
+
+Members wait for each other at every exchange; to count each op at its slowest member is that, or a
+little more. This file knows ops and links; it knows no stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost
+from bigbrain_fx.plan.nouns import Source
+from bigbrain_fx.plan.one import estimated
+from bigbrain_fx.plan.tensor.groups import column
+from bigbrain_fx.planning import crowded
+
+SPACE = "shard."
+BACKWARD = ("shard.copy_to_group", "shard.split")
+"""Exchanges that send in the backward pass, and nothing forward."""
+_TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
+
+
+def column_costs(
+    members: Sequence[Graph],
+    groups: Sequence[Sequence[str]],
+    cluster: Cluster,
+    source: Source,
+    estimator: str,
+) -> tuple[Costs, ...]:
+    """Return what the ops of each member's graph cost on its own devices.
+
+    Args:
+        members: concrete graphs, for the rows of a micro-batch.
+        groups: of devices.
+        cluster: has them.
+        source: the optimizer's part.
+        estimator: by name.
+    """
+    busy = crowded(cluster)  # members compute at the same time
+    each = [estimated(graph, busy, source, estimator) for graph in members]
+    return tuple(
+        replace(
+            costs,
+            cluster=column(busy, groups, member),
+            ops={group[member]: _group(members, each, busy, group, member) for group in groups},
+            optimizer_s_per_byte=_of(costs.optimizer_s_per_byte, groups, member),
+            optimizer_s_per_tensor=_of(costs.optimizer_s_per_tensor, groups, member),
+            measured={d: ops for d, ops in costs.measured.items() if d in _column(groups, member)},
+            alone=None,
+        )
+        for member, costs in enumerate(each)
+    )
+
+
+def _column(groups: Sequence[Sequence[str]], member: int) -> set[str]:
+    return {group[member] for group in groups}
+
+
+def _of(
+    by_device: Mapping[str, float], groups: Sequence[Sequence[str]], member: int
+) -> dict[str, float]:
+    return {d: s for d, s in by_device.items() if d in _column(groups, member)}
+
+
+def _group(
+    members: Sequence[Graph],
+    each: Sequence[Costs],
+    cluster: Cluster,
+    group: Sequence[str],
+    member: int,
+) -> dict[str, OpCost]:
+    """Return the costs of one member's ops in a group."""
+    found = {}
+    for op in members[member].ops:
+        costs = [own.op_cost(op.name, device) for own, device in zip(each, group, strict=True)]
+        own = replace(
+            costs[member],
+            forward_s=max(cost.forward_s for cost in costs),
+            backward_s=max(cost.backward_s for cost in costs),
+            backward_input_s=max(cost.backward_input_s for cost in costs),
+        )
+        found[op.name] = _exchanged(op, own, cluster, group) if _is_exchange(op) else own
+    return found
+
+
+def _is_exchange(op: Op) -> bool:
+    return op.target.startswith(SPACE)
+
+
+def _exchanged(op: Op, cost: OpCost, cluster: Cluster, group: Sequence[str]) -> OpCost:
+    """Return what an exchange takes: its messages, and adding up what they bring."""
+    taken_s = exchange_s(op, cluster, group)
+    if op.target not in BACKWARD:
+        return replace(cost, forward_s=taken_s, backward_s=0.0, backward_input_s=0.0)
+    backward_s = taken_s if op.requires_grad else 0.0
+    return replace(cost, forward_s=0.0, backward_s=backward_s, backward_input_s=backward_s)
+
+
+def exchange_s(op: Op, cluster: Cluster, group: Sequence[str]) -> float:
+    """Return the seconds of one exchange: every member sends to every other."""
+    nbytes = op.outputs[0].nbytes
+    others = len(group) - 1
+    if op.target == "shard.all_gather":
+        nbytes //= len(group)
+    return max(_member_s(cluster, group, name, nbytes, others) for name in group)
+
+
+def _member_s(cluster: Cluster, group: Sequence[str], name: str, nbytes: int, others: int) -> float:
+    links = [cluster.link(other, name) for other in group if other != name]
+    device = cluster.device[name]
+    wire_s = sum(nbytes / link.bytes_per_s for link in links)
+    latency_s = max(link.latency_s for link in links)
+    handling_s = 2 * others * device.overheads.handling_s(nbytes)
+    adding_s = others * _TOUCHES * nbytes / device.memory_bytes_per_s
+    return latency_s + wire_s + handling_s + adding_s

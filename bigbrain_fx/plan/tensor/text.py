@@ -1,0 +1,76 @@
+"""What the groups of a plan divide and what that sends, in sentences. It decides nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bigbrain_fx.core import Axis, TensorParallel
+from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, exchange_s
+from bigbrain_fx.plan.tensor.messages import is_sent, part_channels
+
+
+def tensor_text(plan: Plan) -> str:
+    """Say which devices compute together, what they divide, and what a step sends; or nothing."""
+    tensor = plan.placement.tensor
+    if tensor is None:
+        return ""
+    used = set(plan.stages.devices)
+    groups = ", ".join("+".join(group) for group in tensor.groups if used & set(group))
+    shares = ":".join(map(str, tensor.shares))
+    return (
+        f"{groups} compute together, in shares {shares}: divided are "
+        f"{'; '.join(_axes(tensor))}. {_weights(plan)} {_sent(plan)}"
+    )
+
+
+def _axes(tensor: TensorParallel) -> Iterator[str]:
+    """Yield a line for axes that are alike but for the numbers of their layers."""
+    alike: dict[tuple[str, int], list[Axis]] = {}
+    for axis in tensor.axes:
+        alike.setdefault((re.sub(r"\d+", "*", axis.name), axis.size), []).append(axis)
+    for (name, size), same in alike.items():
+        parts = "+".join(map(str, lengths(size, tensor.shares)))
+        times = f" x{len(same)}" if len(same) > 1 else ""
+        yield f"{name}{times} ({size} as {parts})"
+
+
+def _weights(plan: Plan) -> str:
+    """Say how much of the parameters is divided; the rest is whole on every member."""
+    param = plan.graph.param
+    own = {p.canonical: p.spec.nbytes for p in plan.graph.params if p.spec.requires_grad}
+    cut = {param[shard.param].canonical for shard in plan.sharded.shards}
+    share = sum(own[name] for name in cut & set(own)) / max(1, sum(own.values()))
+    return f"Of the weights {100 * share:.1f} % are divided, the rest every member has."
+
+
+def _sent(plan: Plan) -> str:
+    sums = Counter[str]()
+    for channel in part_channels(plan):
+        sums[channel.sender] += channel.nbytes
+    most, sender = max(((n, name) for name, n in sums.items()), default=(0, ""))
+    if not most:
+        return "Nothing is sent for it."
+    return (
+        f"In a step {sender} sends the others {most / 2**20:.2f} MiB, "
+        f"{1e3 * exchanges_s(plan, sender):.1f} ms of the forecast."
+    )
+
+
+def exchanges_s(plan: Plan, device: str) -> float:
+    """Return the seconds of a step that a device exchanges parts with its group."""
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    group = next(group for group in tensor.groups if device in group)
+    return plan.micro_batches * sum(_exchanges(plan, device, group))
+
+
+def _exchanges(plan: Plan, device: str, group: Sequence[str]) -> Iterator[float]:
+    graph = plan.sharded.members[group.index(device)].at(plan.rows)
+    for stage in plan.stages.of(device):
+        for op in (graph.op[name] for name in stage.ops):
+            if op.target.startswith(SPACE) and (op.target not in BACKWARD or is_sent(graph, op)):
+                yield exchange_s(op, plan.cluster, group)

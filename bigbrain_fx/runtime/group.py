@@ -1,0 +1,213 @@
+"""What members of a tensor group send each other inside a stage, as functions with a gradient.
+
+    copy_to_group   forward nothing; backward the members' gradients are added      (Megatron's f)
+    all_reduce      forward the members' parts are added; backward nothing          (Megatron's g)
+    all_gather      forward the members' parts are put together; backward each keeps its own
+    own_part        forward each keeps its own part; backward the gradients are put together
+
+Every member sends to every other, and adds in the order of the members: all have the same bits,
+whenever messages arrive. This file knows tensors and channels; it knows no layer and no schedule.
+
+Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .channel import Channel
+from .modules import active
+
+Shape = Sequence[int]
+Ways = dict[tuple[str, int, torch.dtype], Channel]
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """Add tensors of all members in their order."""
+    total = parts[0].contiguous()
+    for part in parts[1:]:
+        total = total + part.contiguous()
+    return total
+
+
+def largest(parts: Sequence[Tensor]) -> Tensor:
+    """Return the largest of all members' numbers, each by itself."""
+    most = parts[0].contiguous()
+    for part in parts[1:]:
+        most = torch.maximum(most, part.contiguous())
+    return most
+
+
+def joined(parts: Sequence[Tensor], dim: int, inner: int, lengths: Shape) -> Tensor:
+    """Put parts together along a dimension that is read as (rest, size, inner)."""
+    read = [p.unflatten(dim, (-1, n, inner)) for p, n in zip(parts, lengths, strict=True)]
+    return torch.cat(read, dim + 1).flatten(dim, dim + 2).contiguous()
+
+
+def part_of_whole(whole: Tensor, dim: int, inner: int, lengths: Shape, member: int) -> Tensor:
+    """Return a member's part of a tensor; see `joined`."""
+    read: Tensor = whole.unflatten(dim, (-1, sum(lengths), inner))
+    own = read.narrow(dim + 1, sum(lengths[:member]), lengths[member])
+    return own.flatten(dim, dim + 2).contiguous()
+
+
+class Group:
+    """One member's side of its group.
+
+    Args:
+        members: names of the devices, in the order in which parts are added.
+        name: of this one.
+        channels: of this device; those of parts are used, one for each member, size and type.
+        send, recv: the device's own.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[str],
+        name: str,
+        channels: Sequence[Channel],
+        send: Callable[[Channel, Tensor], None],
+        recv: Callable[[Channel], Tensor],
+    ) -> None:
+        self.members = tuple(members)
+        self.rank = self.members.index(name)
+        self.send, self.recv = send, recv
+        parts = [channel for channel in channels if channel.kind == "part"]
+        self.outward: Ways = {_key(c, c.receiver): c for c in parts if c.sender == name}
+        self.inward: Ways = {_key(c, c.sender): c for c in parts if c.receiver == name}
+
+    def parts(self, own: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        """Send a tensor to the other members; return what each has, in their order."""
+        flat = own.reshape(-1)  # `own` is private: nobody writes into it while it travels
+        others = [m for m in range(len(self.members)) if m != self.rank]
+        for member in others:
+            self.send(self.outward[self.members[member], flat.numel(), flat.dtype], flat)
+        found = [own] * len(self.members)
+        for member in others:
+            numel = _numel(shapes[member])
+            with _paused():
+                got = self.recv(self.inward[self.members[member], numel, flat.dtype])
+            found[member] = got.view(tuple(shapes[member]))
+        return found
+
+    def alike(self, own: Tensor) -> list[Tensor]:
+        """Exchange tensors of one shape."""
+        own = _private(own)
+        return self.parts(own, [own.shape] * len(self.members))
+
+    def whole(self, own: Tensor, dim: int, inner: int, lengths: Shape) -> Tensor:
+        """Put the members' parts together."""
+        shape = list(own.shape)
+        rest = shape[dim] // lengths[self.rank]
+        shapes = [(*shape[:dim], rest * n, *shape[dim + 1 :]) for n in lengths]
+        return joined(self.parts(_private(own), shapes), dim, inner, lengths)
+
+
+def _key(channel: Channel, member: str) -> tuple[str, int, torch.dtype]:
+    return member, _numel(channel.shape), channel.dtype
+
+
+def _numel(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _private(own: Tensor) -> Tensor:
+    """Return a dense tensor into which nothing writes while it is being sent."""
+    fresh = own.is_contiguous() and not own._is_view()
+    return own.detach() if fresh else own.detach().clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def _paused() -> Iterator[None]:
+    """While this device waits, others of the process may draw, each by its own key.
+
+    An exchange may stand between a seed and the draw that it is for.
+    """
+    kept, dice = (active.key, active.device, active.group), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        active.key, active.device, active.group = kept
+        torch.set_rng_state(dice)
+
+
+# What autograd hands to backward is known to be a tensor: all four return one.
+
+
+class _CopyToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, value: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return None, added(ctx.group.alike(gradient))
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, part: Tensor, how: str) -> Tensor:  # noqa: ANN401
+        parts = group.alike(part)
+        return added(parts) if how == "sum" else largest(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return None, gradient, None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.how = group, how
+        return group.whole(part.clone(memory_format=torch.contiguous_format), *how)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        dim, inner, lengths = ctx.how
+        own = part_of_whole(gradient, dim, inner, lengths, ctx.group.rank)
+        return None, own, None, None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, whole: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.how = group, how
+        dim, inner, lengths = how
+        return part_of_whole(whole, dim, inner, lengths, group.rank)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return None, ctx.group.whole(gradient, *ctx.how), None, None, None
+
+
+def copy_to_group(value: Tensor, group: Group) -> Tensor:
+    """Hand a value to what each member computes of its part; backward adds their gradients."""
+    found: Tensor = _CopyToGroup.apply(group, value)  # type: ignore[no-untyped-call]
+    return found
+
+
+def all_reduce(part: Tensor, group: Group, how: str = "sum") -> Tensor:
+    """Add what the members have, in their order; "max" takes the largest."""
+    found: Tensor = _AllReduce.apply(group, part, how)  # type: ignore[no-untyped-call]
+    return found
+
+
+def all_gather(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+    """Put the members' parts together: member m has lengths[m] of them, `inner` numbers each."""
+    found: Tensor = _AllGather.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
+    return found
+
+
+def own_part(whole: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+    """Keep this member's part; backward puts the members' gradients together."""
+    found: Tensor = _Split.apply(group, whole, dim, inner, lengths)  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,296 @@
+"""The reference of a plan with tensor groups: all members in one process, op by op, in lockstep.
+
+    captured graph ≈ members' graphs = reference = bundle      the first link alone is not bitwise
+
+Sums over members are one autograd function, added in the members' order, as their messages are.
+Each member has an optimizer of its own, for the parts that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Op, Placement, Stage, Stages
+from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
+from bigbrain_fx.plan import Plan, live_ops
+from bigbrain_fx.runtime import OwnWeights, Training, clipped, joined, norm, reseed
+from bigbrain_fx.verification.bundle.module import link
+from bigbrain_fx.verification.bundle.reference import Key, Trace
+from bigbrain_fx.verification.sharding import agree
+from bigbrain_fx.weights import part_name
+
+Leaf = tuple[str, int]  # a parameter, and the stage that gives it a gradient
+Gradients = dict[Leaf, Tensor]
+CLOSE = ((False, 1e-5), (True, 1e-12))
+"""Whether in float64, and how far a gradient may be from the graph's, of its largest number."""
+
+
+def whole_plan(plan: Plan) -> Plan:
+    """Return a plan of the graph that is not divided, as one stage: what plain PyTorch runs."""
+    device = plan.stages.devices[0]
+    live = live_ops(plan.graph)
+    ops = tuple(op.name for op in plan.graph.ops if op.name in live)
+    params = dict.fromkeys(name for op in ops for name in plan.graph.op[op].params)
+    stage = Stage(0, device, ops, params=tuple(params))
+    return replace(plan, placement=Placement({}), stages=Stages((stage,), ()))
+
+
+def joined_weights(folder: Path, plan: Plan) -> dict[str, Tensor]:
+    """Read the weights of all members; parts are put together.
+
+    Raises:
+        WeightsError: a file cannot be read.
+    """
+    of = {(shard.param, shard.member): shard for shard in plan.sharded.shards}
+    found: dict[str, Tensor] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for device in plan.stages.devices:
+        member = plan.stages.of(device)[0].member
+        for name, tensor in OwnWeights(folder, device).items():
+            if (name, member) in of:
+                parts.setdefault(name, {})[member] = tensor
+            else:
+                found[name] = tensor
+    for name, own in parts.items():
+        shards = [of[name, member] for member in sorted(own)]
+        lengths = [shard.stop - shard.start for shard in shards]
+        tensors = [own[member] for member in sorted(own)]
+        found[name] = joined(tensors, shards[0].dim, shards[0].inner, lengths)
+    return found
+
+
+class MembersReference:
+    """The members of all groups in one process.
+
+    Args:
+        plan: with tensor groups.
+        tensors: of the model, whole, by name.
+        functions: as in `run_graph`.
+        leaves_per_stage: off, every parameter has one leaf on each member.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tensors: Mapping[str, Tensor],
+        functions: Mapping[str, object],
+        *,
+        leaves_per_stage: bool = True,
+    ) -> None:
+        self.plan, self.graphs = plan, plan.sharded.members
+        self.functions, self.leaves_per_stage = functions, leaves_per_stage
+        self.places = draw_places(self.graphs[0])
+        self.shards = {(s.param, s.member): s for s in plan.sharded.shards}
+        own = plan.stages.of_member(0)
+        self.order = list(dict.fromkeys(name for stage in own for name in stage.ops))
+        self.stage_of = {
+            name: place
+            for place, stage in reversed(list(enumerate(own)))
+            for name in stage.ops
+            if name not in stage.recomputed
+        }
+        members = range(len(self.graphs))
+        held = [{n: self._part(n, m, t) for n, t in tensors.items()} for m in members]
+        self.parameters = [self._parameters(m, held[m]) for m in members]
+        self.buffers = [self._buffers(m, held[m]) for m in members]
+
+    def _part(self, name: str, member: int, tensor: Tensor) -> Tensor:
+        shard = self.shards.get((name, member))
+        own = tensor if shard is None else taken(tensor, shard)
+        return own.detach().clone(memory_format=torch.contiguous_format)
+
+    def _parameters(self, member: int, held: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+        graph = self.graphs[member]
+        used = {
+            graph.param[n].canonical
+            for stage in self.plan.stages.of_member(member)
+            for n in stage.params
+        }
+        wants = {p.canonical for p in graph.params if p.spec.requires_grad} & used
+        return {p.name: nn.Parameter(held[p.name]) for p in graph.params if p.name in wants}
+
+    def _buffers(self, member: int, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = self.parameters[member]
+        return {p.name: held[p.name] for p in self.graphs[member].params if p.canonical not in own}
+
+    def stored(self, name: str, member: int) -> str:
+        """Return the name under which a member's tensor is kept."""
+        return part_name(name, member) if (name, member) in self.shards else name
+
+    def gradients(
+        self, batches: Sequence[Mapping[str, Tensor]], seed: int, step: int
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Return the mean loss of a step's micro-batches, and each member's gradients."""
+        losses, sums = [], [Gradients() for _ in self.graphs]
+        for micro, inputs in enumerate(batches):
+            loss, found = self._micro_batch(inputs, (seed, step, micro), len(batches))
+            losses.append(loss)
+            for into, own in zip(sums, found, strict=True):
+                for leaf, gradient in own.items():
+                    into[leaf] = into[leaf] + gradient if leaf in into else gradient
+        return torch.stack(losses).mean(), [self._totals(m, own) for m, own in enumerate(sums)]
+
+    def _totals(self, member: int, sums: Gradients) -> dict[str, Tensor]:
+        """Add the leaves of each parameter, the last stage's first."""
+        totals: dict[str, Tensor] = {}
+        for name, place in sorted(sums, key=lambda leaf: -leaf[1]):
+            part = sums[name, place]
+            totals[name] = totals[name] + part if name in totals else part
+        return {name: totals[name] for name in self.parameters[member] if name in totals}
+
+    def _micro_batch(
+        self, inputs: Mapping[str, Tensor], key: Key, count: int
+    ) -> tuple[Tensor, list[Gradients]]:
+        leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
+        given = [partial(self._leaf, leaves[m], m) for m in range(len(self.graphs))]
+        loss_name = self.graphs[0].loss
+        assert loss_name is not None
+        values = run_members(
+            self.graphs,
+            self.buffers,
+            [inputs for _ in self.graphs],
+            key=lambda op: self._keyed(op, key),
+            values=[loss_name],
+            functions=self.functions,
+            order=self.order,
+            leaves=given,
+        )
+        losses = [cast("Tensor", value[loss_name]) for value in values]
+        flat = [leaf for own in leaves for leaf in own.values()]
+        seeds = [torch.full_like(loss, 1.0 / count) for loss in losses]
+        made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
+        found: Iterator[Tensor | None] = iter(made)
+        each = [{leaf: g for leaf in own if (g := next(found)) is not None} for own in leaves]
+        return losses[0].detach(), each
+
+    def _leaf(self, leaves: dict[Leaf, Tensor], member: int, param: str, op: str) -> Tensor:
+        canonical = self.graphs[member].param[param].canonical
+        if canonical not in self.parameters[member]:
+            return self.buffers[member][param]
+        place = canonical, self.stage_of.get(op, 0) if self.leaves_per_stage else 0
+        if place not in leaves:
+            leaves[place] = self.parameters[member][canonical].detach().requires_grad_()
+        return leaves[place]
+
+    @contextmanager
+    def _keyed(self, op: Op, key: Key) -> Iterator[None]:
+        reseed(key, place_name(*self.places[op.name]), torch.device("cpu"))
+        yield
+
+
+def train_members(
+    reference: MembersReference,
+    batches: Callable[[int], list[Mapping[str, Tensor]]],
+    training: Training,
+    steps: int,
+    seed: int,
+) -> Trace:
+    """Train all members in one process, each by an optimizer of its own."""
+    updates = [_Updates(training, own) for own in reference.parameters]
+    trace = Trace()
+    for step in range(steps):
+        loss, gradients = reference.gradients(batches(step), seed, step)
+        trace.losses.append(loss.double())
+        if training.clip_norm is not None:
+            norms = _norms(reference, gradients)
+            gradients = [clipped(own, norms, training.clip_norm) for own in gradients]
+        for member, (update, own) in enumerate(zip(updates, gradients, strict=True)):
+            if step == 0:
+                named = {reference.stored(n, member): g for n, g in own.items()}
+                trace.take(trace.gradients, named)
+            update.step(step, own)
+    for member, params in enumerate(reference.parameters):
+        trained = {n: p.detach() for n, p in params.items()}
+        held = {**trained, **reference.buffers[member]}
+        trace.take(trace.tensors, {reference.stored(n, member): t for n, t in held.items()})
+    return trace
+
+
+def _norms(reference: MembersReference, gradients: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+    """Return the norms of what each member answers for: the first of whole ones, all of parts."""
+    return [
+        norm(own.get(name), reference.parameters[member][name])
+        for name in reference.parameters[0]
+        for member, own in enumerate(gradients)
+        if not member or (name, member) in reference.shards
+    ]
+
+
+class _Updates:
+    """One member's optimizer, with the rates that the model file asks for."""
+
+    def __init__(self, training: Training, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.parameters, self.training = parameters, training
+        self.optimizer = training.optimizer(list(parameters.items()))
+        self.base = [group["lr"] for group in self.optimizer.param_groups]
+        make: Any = getattr(training, "scheduler", None)
+        self.scheduler = make(self.optimizer) if make else None
+
+    def step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Update once."""
+        for name, parameter in self.parameters.items():
+            own = gradients.get(name)
+            parameter.grad = None if own is None else own.clone()
+        if self.training.lr_scale is not None:
+            for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
+                group["lr"] = lr * self.training.lr_scale(step)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def same_graph(captured: Captured, plan: Plan) -> dict[str, object]:
+    """Compare the graph with the members' graphs: a step's gradients, in float32 and float64."""
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    rows = None if captured.graph.static_batch is not None else plan.rows
+    lines, said = [], []
+    for exact, limit in CLOSE:
+        found = agree(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
+        kind = "float64" if exact else "float32"
+        most = max(found.loss, found.gradients, found.buffers)
+        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
+        if not most <= limit:
+            lines.append(f"a loss, gradient or buffer differs by {most:.1e} in {kind}")
+    what = f"{found.compared} gradients, buffers and losses of {len(tensor.shares)} members: "
+    return link("captured graph ≈ members' graphs", lines, what + ", ".join(said))
+
+
+def same_leaves(
+    plan: Plan,
+    weights: Mapping[str, Tensor],
+    functions: Mapping[str, object],
+    batch: Sequence[Mapping[str, Tensor]],
+    limit: float,
+) -> dict[str, object]:
+    """Compare the reference with one whose parameters have one leaf each: rounding is all."""
+    one = MembersReference(plan, weights, functions, leaves_per_stage=False)
+    many = MembersReference(plan, weights, functions)
+    _, want = one.gradients(batch, plan.seed, 0)
+    _, have = many.gradients(batch, plan.seed, 0)
+    errors = {
+        reference_name: _relative(have[member].get(name), gradient)
+        for member, own in enumerate(want)
+        for name, gradient in own.items()
+        for reference_name in [one.stored(name, member)]
+    }
+    lines = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limit]
+    worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
+    what = f"{len(errors)} gradients of step 0, {worst} (allowed {limit:g})"
+    return link("members' graphs = reference", lines, what)
+
+
+def _relative(have: Tensor | None, want: Tensor) -> float:
+    if have is None:
+        return float("inf")
+    scale = float(want.abs().max()) or 1.0
+    return float((have - want).abs().max()) / scale

@@ -1,0 +1,162 @@
+"""Tensors of a file -> the parts that one member has of them, and parts -> whole tensors again.
+
+A part of NAME is stored as NAME[MEMBER]: all devices' files together name each tensor once. A
+dimension that is read as (rest, size, inner) is narrowed in its middle, which in memory is runs of
+bytes at equal distances. This file moves bytes; it knows no plans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from bigbrain_fx.core import Shard
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, read_header
+from bigbrain_fx.weights.write import pieces_of
+
+
+def part_name(name: str, member: int) -> str:
+    """Return the name under which a member's part of a tensor is stored."""
+    return f"{name}[{member}]"
+
+
+def part_shape(whole: Sequence[int], shard: Shard) -> tuple[int, ...]:
+    """Return the shape of a part."""
+    rest = whole[shard.dim] // (shard.size * shard.inner)
+    own = rest * (shard.stop - shard.start) * shard.inner
+    return (*whole[: shard.dim], own, *whole[shard.dim + 1 :])
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Where a part's bytes lie in the whole: `count` runs of `length`, `period` apart."""
+
+    count: int
+    period: int
+    first: int
+    length: int
+
+    @staticmethod
+    def of(whole: Sequence[int], shard: Shard, width: int) -> _Runs:
+        unit = shard.inner * prod(whole[shard.dim + 1 :]) * width
+        rest = whole[shard.dim] // (shard.size * shard.inner)
+        count = prod(whole[: shard.dim]) * rest
+        length = (shard.stop - shard.start) * unit
+        return _Runs(count, shard.size * unit, shard.start * unit, length)
+
+    def cut(self, data: bytes) -> bytes:
+        starts = (i * self.period + self.first for i in range(self.count))
+        return b"".join(data[start : start + self.length] for start in starts)
+
+    def put(self, part: bytes, into: bytearray) -> None:
+        for i in range(self.count):
+            start = i * self.period + self.first
+            into[start : start + self.length] = part[i * self.length : (i + 1) * self.length]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A tensor to write: its name, type and shape, and where its bytes come from."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Stored, Shard | None], ...]  # one part to cut, or several to join
+
+    def data(self, *, joins: bool) -> bytes:
+        width = DTYPES[CODES[self.dtype]][1]
+        if not joins:
+            stored, shard = self.parts[0]
+            data = b"".join(pieces_of(stored))
+            return data if shard is None else _Runs.of(stored.shape, shard, width).cut(data)
+        whole = bytearray(prod(self.shape) * width)
+        for stored, shard in self.parts:
+            assert shard is not None
+            _Runs.of(self.shape, shard, width).put(b"".join(pieces_of(stored)), whole)
+        return bytes(whole)
+
+
+def cut_file(path: Path, shards: Iterable[Shard]) -> None:
+    """Leave in a safetensors file the parts that a member has, under names that say so.
+
+    Raises:
+        InputError: the disk is full.
+    """
+    own = {shard.param: shard for shard in shards}
+    made = []
+    for name, stored in read_header(path).items():
+        shard = own.get(name)
+        shape = stored.shape if shard is None else part_shape(stored.shape, shard)
+        kept = name if shard is None else part_name(name, shard.member)
+        made.append(_Made(kept, stored.dtype, shape, ((stored, shard),)))
+    scratch = path.with_name(f".cut-{path.name}")
+    _write(scratch, made, joins=False)
+    scratch.replace(path)
+
+
+def whole_tensors(
+    found: Mapping[str, Stored],
+    shards: Sequence[Shard],
+    shapes: Mapping[str, Sequence[int]],
+    scratch: Path,
+) -> dict[str, Stored]:
+    """Return tensors by the model's names; those that are there in parts are put together.
+
+    Args:
+        found: by the names under which they are stored.
+        shards: of all members.
+        shapes: of the whole tensors, by name.
+        scratch: a file that is written for them; keep it while they are needed.
+
+    Raises:
+        InputError: a part is nowhere, or of another shape; or the disk is full.
+    """
+    of: dict[str, list[Shard]] = {}
+    for shard in shards:
+        of.setdefault(shard.param, []).append(shard)
+    named = {part_name(s.param, s.member): s for s in shards}
+    rest = {name: stored for name, stored in found.items() if name not in named}
+    made = []
+    for name, own in of.items():
+        stored = [found.get(part_name(name, shard.member)) for shard in own]
+        if not any(stored):
+            continue
+        whole = tuple(int(n) for n in shapes[name])
+        for part, shard in zip(stored, own, strict=True):
+            if part is None or part.shape != part_shape(whole, shard):
+                raise InputError(
+                    f"the part of {name!r} that member {shard.member} has is not there as a whole",
+                    help="gather the files of all devices of this bundle in one folder",
+                )
+        pairs = tuple((p, s) for p, s in zip(stored, own, strict=True) if p is not None)
+        made.append(_Made(name, pairs[0][0].dtype, whole, pairs))
+    if not made:
+        return dict(rest)
+    _write(scratch, made, joins=True)
+    return {**rest, **read_header(scratch)}
+
+
+def _write(path: Path, made: Sequence[_Made], *, joins: bool) -> None:
+    ordered = sorted(made, key=lambda each: (-DTYPES[CODES[each.dtype]][1], each.name))
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for each in ordered:
+        size = prod(each.shape) * DTYPES[CODES[each.dtype]][1]
+        code, shape = CODES[each.dtype], list(each.shape)
+        entries[each.name] = {"dtype": code, "shape": shape, "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with path.open("xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for each in ordered:
+                file.write(each.data(joins=joins))
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", help="free some space, or give another place"
+        ) from error

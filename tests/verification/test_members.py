@@ -1,0 +1,212 @@
+"""Tensor groups: in-process bundles have the bits of a reference that runs members in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bigbrain_fx.bundles import export_weights
+from bigbrain_fx.core import Cluster, Device, Link, Shard
+from bigbrain_fx.emit import bundle_texts, write_bundle
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend import capture, load_model_file
+from bigbrain_fx.frontend.tracing.divided import require_divided
+from bigbrain_fx.plan import Options, Plan, Source, chosen_axes, make_plan, wanted_axes
+from bigbrain_fx.verification.bundle.child import batches_of, run_bundle, same_training, weights_of
+from bigbrain_fx.verification.bundle.members import (
+    MembersReference,
+    same_graph,
+    same_leaves,
+    train_members,
+)
+from bigbrain_fx.verification.bundle.reference import Trace
+from tests.support.bundles import MODEL
+from tools.matrix import Bench, imported, other_bytes
+
+STEPS = 2
+ATTENTION = """class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x):
+        n, length, _ = x.shape
+        q, k, v = self.qkv(x).view(n, length, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).reshape(n, length, 16))
+
+
+class Net("""
+HEADS = MODEL.replace("class Net(", ATTENTION).replace(
+    "self.norm = nn.LayerNorm(16)\n        self.head",
+    "self.norm = nn.Sequential(Mixed(), nn.LayerNorm(16))\n        self.head",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    path = tmp_path_factory.mktemp("model") / "net.py"
+    path.write_text(HEADS)
+    file = load_model_file(path)
+    return Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), STEPS)
+
+
+def cluster(count: int) -> Cluster:
+    made = (Device(f"d{i}", "h", "cpu", 2**33, 1e9, 12e9, 1e-6) for i in range(count))
+    return Cluster(tuple(made), Link(50e-6, 1e9))
+
+
+def planned(bench: Bench, devices: int, **choices: object) -> Plan:
+    file, graph = bench.file, bench.captured.graph
+    source = Source(str(file.path), True, False, True, True, file.clip_norm, "")
+    given = {"partitioner": "naive", "micro_batches": 4, "tensor": 2, **choices}
+    options = Options(**given)  # type: ignore[arg-type]  # fields of Options
+    along = wanted_axes(graph, options)
+    options = Options(**given, tensor_along=along)  # type: ignore[arg-type]
+    return make_plan(graph, cluster(devices), source, options)
+
+
+def trained(bench: Bench, plan: Plan, folder: Path) -> tuple[Trace, str]:
+    """Train a bundle and its reference; return what the bundle made, and what differs."""
+    write_bundle(plan, bench, folder)
+    with imported(folder, force_adamw=False) as bundle:
+        weights, stream = weights_of(folder, plan), batches_of(bundle, plan)
+        reference = MembersReference(plan, weights, bench.captured.functions)
+        leaves = same_leaves(plan, weights, bench.captured.functions, stream(0), 1e-6)
+        assert leaves["passed"], leaves
+        expected = train_members(reference, stream, bundle.BUNDLE.training, STEPS, plan.seed)
+        actual = run_bundle(bundle, plan, STEPS, plan.seed)
+    failed = [c for c in same_training(plan, expected, actual) if c["passed"] is False]
+    found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
+    return actual, found or other_bytes(expected, actual)
+
+
+@pytest.mark.parametrize(
+    ("devices", "members", "shares", "schedule"),
+    [(2, 2, (), None), (4, 2, (), "gpipe"), (3, 3, (2, 1, 1), None), (4, 2, (3, 1), None)],
+)
+def test_a_bundle_has_the_bits_of_its_members_in_lockstep(
+    bench: Bench,
+    tmp_path: Path,
+    devices: int,
+    members: int,
+    shares: tuple[int, ...],
+    schedule: str | None,
+) -> None:
+    plan = planned(bench, devices, tensor=members, tensor_shares=shares, schedule=schedule)
+    assert plan.stages.members == members
+    assert len(plan.stages.stages) == devices
+    parts = {shard.param for shard in plan.sharded.shards}
+    assert {"embed.weight", "head.weight", "norm.0.qkv.weight", "blocks.0.up.weight"} <= parts
+    actual, fault = trained(bench, plan, tmp_path / "bundle")
+    assert fault == ""
+    assert not actual.unlike
+    assert {f"norm.0.qkv.weight[{m}]" for m in range(members)} <= set(actual.tensors)
+
+
+def test_the_graph_and_what_members_run_of_it_agree(bench: Bench) -> None:
+    assert same_graph(bench.captured, planned(bench, 2))["passed"] is True
+
+
+def test_a_wrong_share_of_a_sum_is_not_rounding(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link that is not bitwise still tells a sum that lacks a part."""
+    from bigbrain_fx.frontend.tracing import lockstep
+
+    plan = planned(bench, 2)
+    monkeypatch.setattr(lockstep, "added", lambda parts: parts[0] + 0.999 * parts[1])
+    assert same_graph(bench.captured, plan)["passed"] is False
+
+
+def test_what_a_bundle_trained_is_exported_whole(bench: Bench, tmp_path: Path) -> None:
+    plan = planned(bench, 2, tensor_shares=(3, 1))
+    folder = write_bundle(plan, bench, tmp_path / "bundle")
+    export_weights(folder, tmp_path / "model.safetensors")
+    found, want = load_file(tmp_path / "model.safetensors"), bench.file.model.state_dict()
+    assert set(found) == set(want)
+    assert all(torch.equal(found[name], want[name]) for name in want)
+
+
+def test_files_of_members_differ_in_numbers_only(bench: Bench) -> None:
+    plan = planned(bench, 2)
+    texts = list(bundle_texts(plan).items())
+    own = [text for name, text in texts if "class Block(" in text]
+    assert len(own) == 2
+    classes = [text.partition("class Stage")[0].partition("class ")[2] for text in own]
+    assert without_numbers(classes[0]) == without_numbers(classes[1])
+    assert "self.qkv(copy_to_group(x, self.group))" in own[0]
+    assert "all_reduce(" in own[0]
+
+
+def without_numbers(text: str) -> str:
+    return "".join("#" if letter.isdigit() else letter for letter in text).replace("##", "#")
+
+
+def test_an_axis_has_a_part_for_each_member(bench: Bench) -> None:
+    graph = bench.captured.graph
+    options = Options(tensor=4, tensor_axes=("heads",))
+    assert [axis.size for axis in wanted_axes(graph, options)] == [4]
+    assert not chosen_axes(wanted_axes(graph, options), 5)
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"tensor": 3}, "groups of 3 devices, and the cluster has 4"),
+        ({"tensor_shares": (3, 1, 1)}, "3 shares for 2 devices"),
+        ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
+        ({"tensor_axes": ("head",)}, "the nearest are heads"),
+        ({"tensor": 64}, "the longest has 32"),
+        ({"replicas": 2}, "does not go with replicas yet"),
+        ({"zero_stage": 1}, "does not go with --zero"),
+        ({"recompute": "all"}, "does not go with --recompute yet"),
+        ({"defer": "all"}, "does not go with --defer yet"),
+        ({"schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
+        ({"partitioner": "auto"}, "does not go with --partitioner auto yet"),
+        ({"pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
+    ],
+)
+def test_what_does_not_go_with_groups_is_refused_in_words(
+    bench: Bench, choices: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        planned(bench, 4, **choices)
+    assert said in f"{caught.value.what} {caught.value.help}"
+
+
+def test_more_members_than_an_axis_has_parts(bench: Bench) -> None:
+    with pytest.raises(InputError, match="the longest has 4"):
+        planned(bench, 8, tensor=8, tensor_axes=("heads",))
+
+
+def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
+    first, other = cluster(2).devices
+    along = wanted_axes(bench.captured.graph, Options(tensor=2))
+    options = Options("naive", micro_batches=4, tensor=2, tensor_along=along)
+    for unlike in (replace(other, host="elsewhere"), replace(other, threads=4)):
+        where = replace(cluster(2), devices=(first, unlike))
+        with pytest.raises(InputError, match="drift apart"):
+            make_plan(bench.captured.graph, where, Source(""), options)
+
+
+def test_an_optimizer_that_looks_across_a_row_is_refused() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    shards = [Shard("0.weight", m, 0, 4, 1, 2 * m, 2 * m + 2) for m in range(2)]
+    require_divided(module, lambda named: torch.optim.AdamW([p for _, p in named]), shards)
+    with pytest.raises(InputError, match="more than one number at a time"):
+        require_divided(module, lambda named: torch.optim.Adafactor([p for _, p in named]), shards)

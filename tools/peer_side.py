@@ -1,4 +1,4 @@
-"""One process of `tools/bench_peer.py`: a rank of our bundle or of theirs, or an eager loop.
+"""One process of `tools/bench_peer.py` or `tools/bench_shards.py`: a rank of ours or of theirs.
 
 It trains when told to: a line of JSON on stdin, a line of JSON back on stdout. Between commands it
 waits without using the processor, so that two sides can take turns. It knows no statistics.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch does not export them
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from tools import peer_model
 
@@ -34,7 +39,7 @@ SCHEDULES: Mapping[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "z
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for: `side` is ours, theirs or eager."""
+    """What the command line asks for: `side` is one of those in `main`."""
 
     side: str
     bundle: Path
@@ -183,6 +188,70 @@ class Eager:
         return self.first
 
 
+class Replicated:
+    """The whole model on every rank, its own rows of every batch, by torch's data parallelism."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        _join(wanted)
+        self.rank, self.world = wanted.rank, wanted.world
+        self.module = self.wrapped(_model(wanted.bundle))
+        self.optimizer = self.made([*self.module.parameters()])
+        self.batches = peer_model.batches(0)
+        self.first: dict[str, Tensor] = {}
+
+    def wrapped(self, whole: nn.Module) -> nn.Module:
+        """Return the model as its ranks share it."""
+        return DistributedDataParallel(whole)
+
+    def made(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return peer_model.optimizer([("", parameter) for parameter in parameters])
+
+    def step(self) -> float | None:
+        """Train one step on this rank's rows."""
+        batch = next(self.batches)
+        tokens, targets = (batch[n].chunk(self.world)[self.rank] for n in ("tokens", "targets"))
+        loss = _loss(self.module(tokens), targets)
+        loss.backward()
+        self.first = self.first or self.whole(_gradients(self.module))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    def whole(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by the names of the model."""
+        return {name.removeprefix("module."): gradient for name, gradient in found.items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the first step."""
+        return self.first
+
+
+class ZeroOne(Replicated):
+    """DistributedDataParallel whose optimizer's state is divided."""
+
+    def made(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-4)
+
+
+class FullyShard(Replicated):
+    """FSDP2 block by block, whose weights stay between forward and backward: ZeRO 2."""
+
+    def wrapped(self, whole: nn.Module) -> nn.Module:
+        """Return the model as its ranks share it."""
+        mesh = init_device_mesh("cpu", (self.world,))
+        assert isinstance(whole, peer_model.GPT)
+        for block in whole.blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=False)
+        fully_shard(whole, mesh=mesh, reshard_after_forward=False)
+        return whole
+
+    def whole(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by the names of the model: gathered."""
+        return {name: cast(DTensor, part).full_tensor() for name, part in found.items()}
+
+
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -218,7 +287,14 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     wanted = Wanted(**{**asked, "bundle": Path(asked["bundle"])})
     torch.set_num_threads(1)
-    sides: dict[str, Callable[[Wanted], Side]] = {"ours": Ours, "theirs": Theirs, "eager": Eager}
+    sides: dict[str, Callable[[Wanted], Side]] = {
+        "ours": Ours,
+        "theirs": Theirs,
+        "eager": Eager,
+        "DDP": Replicated,
+        "ZeroRedundancyOptimizer": ZeroOne,
+        "FSDP2": FullyShard,
+    }
     side = sides[wanted.side](wanted)
     _reply({"ready": True})
     for line in sys.stdin:

@@ -1,0 +1,219 @@
+"""Replicas and ZeRO beside torch's own: same model, batch and machine, in turns.
+
+    python -m tools.bench_shards [--pairs 16] [--steps 2] [--only DDP] [--json]
+
+The 8-block GPT of `tools/bench_peer.py`, two gloo processes of one thread, four rows of 128 tokens
+on each; forward, backward, sum of gradients, AdamW. Both sides stay alive and take turns; pairs in
+which others used more than 5 % of the processors are taken again, and the quietest count.
+
+    ours                      theirs
+    --replicas 2              DistributedDataParallel
+    --zero 1                  the same with ZeroRedundancyOptimizer
+    --zero 2 --sum-order tree FSDP2's fully_shard, reshard_after_forward=False
+
+A ratio is the median over pairs of ours / theirs: of both ranks' processor time, which others
+disturb little, and of the slower rank's clock. Both sides' gradients of the first step must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import bigbrain_fx
+from bigbrain_fx.core import Cluster, Device, Link, SumOrder, ZeroStage
+from bigbrain_fx.plan import Options
+from tools.bench_peer import ATTEMPTS, MODEL, QUIET, QUIET_WAIT_S, TOLERANCE, largest_error
+from tools.peer_jobs import STEP_S, Job, Meter, job, wait_for_quiet
+
+WORLD = 2
+
+
+@dataclass(frozen=True)
+class Series:
+    """One comparison: a class of torch's, and the options of ours that divide as much."""
+
+    against: str
+    zero: ZeroStage
+    order: SumOrder
+
+
+ALL = (
+    Series("DDP", 0, "replica"),
+    Series("ZeroRedundancyOptimizer", 1, "replica"),
+    Series("FSDP2", 2, "tree"),
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One side's turn, a step: processor seconds of all ranks, the slower one's clock, memory."""
+
+    cpu_s: float
+    step_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One turn of each side; `others` is what others used of the processors meanwhile."""
+
+    against: str
+    ours: Turn
+    theirs: Turn
+    others: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A series in figures: medians over pairs, and the range of the processor time's ratio."""
+
+    against: str
+    pairs: int
+    quiet_pairs: int
+    ours_cpu_s: float
+    theirs_cpu_s: float
+    cpu_ratio: float
+    lowest: float
+    highest: float
+    step_ratio: float
+    peak_ratio: float
+    gradient_error: float
+
+
+def write_bundle(folder: Path, series: Series) -> Path:
+    """Split the model into two replicas of one device each."""
+    devices = (Device(f"d{i}", "here", "cpu", 8 << 30, 60e9, 12e9) for i in range(WORLD))
+    options = Options(
+        "naive",
+        micro_batches=WORLD,
+        replicas=WORLD,
+        zero_stage=series.zero,
+        sum_order=series.order,
+    )
+    cluster = Cluster(tuple(devices), Link(50e-6, 2e9))
+    return bigbrain_fx.split(MODEL, cluster, folder / series.against, options).bundle
+
+
+def measure(
+    series: Series, bundle: Path, pairs: int, steps: int, show: Callable[[Pair], None]
+) -> Result:
+    """Run one series: both sides alive, the first to go swapped with every pair."""
+    with ExitStack() as stack:
+        started = (job(side, bundle, "", WORLD, raised=True) for side in ("ours", series.against))
+        ours, theirs = (stack.enter_context(each) for each in started)
+        sides = {"ours": ours, "theirs": theirs}
+        for side in sides.values():
+            side.train(3)  # to warm up: the optimizer's state, and what torch sets up at first
+        error = largest_error(ours.gradients(bundle), theirs.gradients(bundle))
+        taken: list[Pair] = []
+        while _quiet(taken) < pairs and len(taken) < ATTEMPTS * pairs:
+            taken.append(_pair(series, sides, len(taken), steps))
+            show(taken[-1])
+    return _result(series, sorted(taken, key=lambda pair: pair.others)[:pairs], error)
+
+
+def _pair(series: Series, sides: Mapping[str, Job], number: int, steps: int) -> Pair:
+    pids = [pid for side in sides.values() for pid in side.pids]
+    found, others = dict[str, Turn](), 0.0
+    wait_for_quiet(pids, QUIET, QUIET_WAIT_S)
+    for name in list(sides)[:: -1 if number % 2 else 1]:
+        with Meter(pids) as meter:
+            found[name] = _turn(sides[name], steps)
+        others = max(others, meter.others)
+    return Pair(series.against, found["ours"], found["theirs"], others)
+
+
+def _turn(side: Job, steps: int) -> Turn:
+    answers = side.ask({"do": "steps", "count": steps}, STEP_S * steps)
+    slower = map(max, zip(*(answer["step_s"] for answer in answers), strict=True))
+    return Turn(
+        sum(answer["cpu_s"] for answer in answers) / steps,
+        statistics.median(slower),
+        max(answer["max_rss_bytes"] for answer in answers),
+    )
+
+
+def _result(series: Series, pairs: Sequence[Pair], error: float) -> Result:
+    ratios = [pair.ours.cpu_s / pair.theirs.cpu_s for pair in pairs]
+    return Result(
+        series.against,
+        len(pairs),
+        _quiet(pairs),
+        statistics.median(pair.ours.cpu_s for pair in pairs),
+        statistics.median(pair.theirs.cpu_s for pair in pairs),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        statistics.median(pair.ours.step_s / pair.theirs.step_s for pair in pairs),
+        pairs[-1].ours.peak_bytes / pairs[-1].theirs.peak_bytes,
+        error,
+    )
+
+
+def _quiet(pairs: Sequence[Pair]) -> int:
+    return sum(pair.others <= QUIET for pair in pairs)
+
+
+# --------------------------------------------------------------------------- the command
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one object per pair, then a summary.")
+@click.option("--pairs", default=16, show_default=True, help="Turns of each side per series.")
+@click.option("--steps", default=2, show_default=True, help="Steps per turn.")
+@click.option("--only", type=click.Choice([s.against for s in ALL]), help="One of theirs.")
+def main(as_json: bool, pairs: int, steps: int, only: str | None) -> None:
+    """Measure replicas and ZeRO beside DDP, ZeroRedundancyOptimizer and FSDP2."""
+
+    def show(pair: Pair) -> None:
+        line = (
+            f"{pair.against}: processor time ours {pair.ours.cpu_s:.3f} s, theirs "
+            f"{pair.theirs.cpu_s:.3f} s, ratio {pair.ours.cpu_s / pair.theirs.cpu_s:.3f}; "
+            f"others use {pair.others:.0%}"
+        )
+        print(json.dumps(asdict(pair)) if as_json else line, flush=True)
+
+    wanted = [series for series in ALL if only in (None, series.against)]
+    with tempfile.TemporaryDirectory(prefix="bench-shards-") as folder:
+        results = [
+            measure(series, write_bundle(Path(folder), series), pairs, steps, show)
+            for series in wanted
+        ]
+    if as_json:
+        print(json.dumps({"summary": [asdict(result) for result in results]}))
+    Console(highlight=False, stderr=as_json, width=150).print(_table(results))
+    wrong = [(r.against, r.gradient_error) for r in results if r.gradient_error > TOLERANCE]
+    if wrong:
+        sys.exit(f"gradients differ: {wrong}")
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table(title="medians over the quietest pairs")
+    names = "against, quiet, ours cpu s, theirs cpu s, cpu ratio, range, step ratio, peak ratio"
+    for column in (*names.split(", "), "gradients off by"):
+        table.add_column(column)
+    for r in results:
+        table.add_row(
+            r.against,
+            f"{r.quiet_pairs} of {r.pairs}",
+            *(f"{number:.3f}" for number in (r.ours_cpu_s, r.theirs_cpu_s, r.cpu_ratio)),
+            f"{r.lowest:.3f}-{r.highest:.3f}",
+            *(f"{number:.3f}" for number in (r.step_ratio, r.peak_ratio)),
+            f"{r.gradient_error:.0e}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

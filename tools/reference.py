@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,7 +86,8 @@ def _argument(each: inspect.Parameter) -> str:
     shown = str(each.replace(annotation=each.empty, default=each.empty))  # with its stars
     kind = "" if each.annotation is each.empty else f": {each.annotation}"
     has_text = isinstance(each.default, str | int | float | bool | tuple | type(None))
-    default = repr(each.default) if has_text else "..."  # a factory, or another object
+    is_here = sys.executable in repr(each.default)  # a path of this machine is no reference
+    default = repr(each.default) if has_text and not is_here else "..."  # or a factory
     return f"{shown}{kind}" + ("" if each.default is each.empty else f" = {default}")
 
 

@@ -153,7 +153,7 @@ def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_
     found.require_sound()
 
 
-@cli.command(short_help="List partitioners, presets and estimators, and whose they are.")
+@cli.command(short_help="List partitioners, presets and estimators.")
 @json_option
 def plugins(as_json: bool) -> None:
     """List every partitioner, preset and estimator that may be asked for by name.

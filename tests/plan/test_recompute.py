@@ -261,4 +261,6 @@ def test_a_stage_that_is_not_there_is_refused_on_the_command_line(tmp_path: Path
     message = "error: there is no stage 9 to recompute for\n  at: --recompute\n"
     assert (done.out, done.err.startswith(message)) == ("", True)
     done = call("estimate", digits, "--devices", cluster, "--recompute", "x")
-    assert done.err.startswith("error: expected all, none or numbers of stages, found 'x'")
+    assert done.err.startswith(
+        "error: expected auto, ops, all, none or numbers of stages, found 'x'"
+    )

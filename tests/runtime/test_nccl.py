@@ -263,7 +263,9 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         clock[0] += 1.0
         return Loss()
 
-    control = SimpleNamespace(begin=lambda _: True, say=lambda _, **facts: told.append(facts))
+    control = SimpleNamespace(
+        begin=lambda _: True, say=lambda _, **facts: told.append(facts), fed=False
+    )
     snapshots: Any = SimpleNamespace(control=control, after_step=lambda *_: None)
     device: Any = SimpleNamespace(run_step=run_step)
     options: Any = SimpleNamespace(steps=1, first_gradients=None)

@@ -89,7 +89,7 @@ def test_an_edited_device_file_is_found(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_dropout_that_is_forgotten_is_found(bundle: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    edit(copy / "device_d0.py", "self.seeded(", "self.seeded('other' + ")
+    edit(copy / "device_d0.py", "    with self.seeded(", "    with self.seeded('other' + ")
     assert failed(checked(copy)) == list(LINKS[4:])
 
 

@@ -177,7 +177,7 @@ def _facts(run: Callable[[], object], nest: object, own: Sequence[Tensor]) -> tu
     written = [
         i
         for i, tensor in enumerate(tensors)
-        if tensor._version != versions[i] or not torch.equal(before[i], _numbers(tensor))
+        if tensor._version != versions[i] or _differ(before[i], _numbers(tensor))
     ]
     shared = [tensor.untyped_storage()._cdata for tensor in found]
     facts = Facts(
@@ -192,13 +192,17 @@ def _facts(run: Callable[[], object], nest: object, own: Sequence[Tensor]) -> tu
     return result, facts
 
 
-def _numbers(tensor: Tensor) -> Tensor:
-    """Return a copy of a buffer's bytes; nothing of what has a gradient, or no numbers.
+def _differ(before: Tensor | None, now: Tensor | None) -> bool:
+    return before is not None and now is not None and not torch.equal(before, now)
+
+
+def _numbers(tensor: Tensor) -> Tensor | None:
+    """Return a copy of a buffer's bytes; None of what has a gradient, or no numbers.
 
     torch does not note in a tensor's version that F.batch_norm writes its running statistics.
     """
     if tensor.requires_grad or tensor.is_meta or type(tensor) is not Tensor:
-        return torch.empty(0)
+        return None
     return tensor.detach().reshape(-1).view(torch.uint8).clone()
 
 

@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
+from math import inf
 
 from bigbrain_fx.core import Const, Op, Saves, leaves
 from bigbrain_fx.plan.schedule.walk import Part, places, roots_of
@@ -200,21 +199,21 @@ class _Problem:
     def _edges(self, price: float) -> Iterator[tuple[tuple[str, str], float]]:
         for name, nbytes in self.nbytes.items():
             cost = self.seconds.get(name)
-            yield ("source", f"op {name}"), np.inf if cost is None else price * cost
+            yield ("source", f"op {name}"), inf if cost is None else price * cost
             yield (f"op {name}", f"value {name}"), nbytes
             for read in self.reads[name]:
-                yield (f"value {read}", f"op {name}"), np.inf
+                yield (f"value {read}", f"op {name}"), inf
         for name, nbytes in self.own.items():
             if name in self.nbytes and nbytes:
                 yield (f"op {name}", f"own {name}"), nbytes
-                yield (f"own {name}", "sink"), np.inf
+                yield (f"own {name}", "sink"), inf
         for name in sorted(self.needs):
-            yield (f"value {name}", "sink"), np.inf
+            yield (f"value {name}", "sink"), inf
 
     def _scaled(self, edges: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], int]:
-        total = sum(size for size in edges.values() if size != np.inf) or 1.0
+        total = sum(size for size in edges.values() if size != inf) or 1.0
         return {
-            ends: _NEVER if size == np.inf else int(size / total * _WHOLE) + (size > 0)
+            ends: _NEVER if size == inf else int(size / total * _WHOLE) + (size > 0)
             for ends, size in edges.items()
         }
 
@@ -230,6 +229,7 @@ def _max_flow(
     edges: Mapping[tuple[int, int], int], source: int, sink: int, count: int
 ) -> frozenset[int]:
     """Return the nodes on the source's side of a minimum cut."""
+    import numpy as np  # with scipy: not with every import of a plan
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from .channel import Channel, Layout, pack, unpack
@@ -26,10 +27,14 @@ class Hub:
 
     There is no deadline: one may sit in a debugger for as long as one likes. Where all wait, nobody
     is left to send anything, and that is an error.
+
+    threads: CPU threads that each device computes with, as in a process of its own: kernels add in
+    another order with another number. A device that is not named takes what it finds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Mapping[str, int] | None = None) -> None:
         self.turn = threading.Condition()
+        self.threads = threads or {}
         self.running = 0
         self.waiting: dict[int, Callable[[], object]] = {}
         self.queues: dict[int, deque[tuple[Layout, Tensor]]] = {}
@@ -58,6 +63,7 @@ class Hub:
     def _run_one(self, name: str, program: Callable[[], T], results: dict[str, T]) -> None:
         with self.turn:
             try:
+                self._use_threads()
                 results[name] = program()
             except BaseException as error:
                 self.failed = self.failed or error
@@ -74,12 +80,19 @@ class Hub:
         self.waiting[me] = is_there
         self.turn.notify_all()  # this may have been the last that could send
         self.turn.wait_for(lambda: is_there() or self.failed or self._is_stuck())
+        self._use_threads()
         is_stuck = not is_there() and self._is_stuck()
         del self.waiting[me]
         if self.failed is not None:
             raise RuntimeError("another device of this process failed") from self.failed
         if is_stuck:
             raise RuntimeError(f"nobody is left to send: this device waits for {what}")
+
+    def _use_threads(self) -> None:
+        """Compute with this device's number: the last device's turn may have left another."""
+        count = self.threads.get(threading.current_thread().name)
+        if count is not None and count != torch.get_num_threads():
+            torch.set_num_threads(count)
 
     def _is_stuck(self) -> bool:
         return len(self.waiting) >= self.running and not any(

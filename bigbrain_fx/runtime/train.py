@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,8 +105,9 @@ def _run_here(
     folder = options.first_gradients
     keep = partial(save_first_gradients, Path(folder)) if folder else None
     report = _printer(options.json)
+    threads = [options.threads or count for count in bundle.threads]
     devices = run_in_process(
-        bundle, options.steps, seed, report, keep, commits=commits, on_nan=options.on_nan
+        bundle, options.steps, seed, report, keep, commits, options.on_nan, threads
     )
     if options.save:
         aside = [save_aside(device, Path(options.save)) for device in devices.values()]
@@ -132,9 +133,14 @@ def run_in_process(
     after_step: Callable[[Device, int], None] | None = None,
     commits: CommitOptions | None = None,
     on_nan: str = "stop",
+    threads: Sequence[int] = (),
 ) -> dict[str, Device]:
-    """Run all devices in this process, in turn; return them, trained."""
-    hub = Hub()
+    """Run all devices in this process, in turn; return them, trained.
+
+    threads: CPU threads that each device computes with; as the caller has set them if empty.
+    """
+    names = [cls.name for cls in bundle.devices]
+    hub = Hub(dict(zip(names, threads, strict=False)))
     devices = {
         cls.name: make_device(bundle, rank, LocalTransport(hub), seed, torch.device("cpu"))
         for rank, cls in enumerate(bundle.devices)

@@ -109,3 +109,29 @@ def test_devices_must_agree() -> None:
     transport.agree("the first batch", "1234", "b")
     with pytest.raises(BatchError, match=r"the first batch differs .* a has 1234, c has 5678"):
         transport.agree("the first batch", "5678", "c")
+
+
+def test_each_device_computes_with_its_own_number_of_threads() -> None:
+    """Also after a wait, in which another device may have set another number."""
+    before = torch.get_num_threads()
+    hub = Hub({"a": 1, "b": 2})
+    transport = LocalTransport(hub)
+    found: dict[str, list[int]] = {"a": [], "b": []}
+
+    def a() -> None:
+        found["a"].append(torch.get_num_threads())
+        transport.send(THERE, torch.ones(2, 3))
+        transport.recv(BACK)
+        found["a"].append(torch.get_num_threads())
+
+    def b() -> None:
+        found["b"].append(torch.get_num_threads())
+        transport.recv(THERE)
+        found["b"].append(torch.get_num_threads())
+        transport.send(BACK, torch.ones(2, 3))
+
+    try:
+        hub.run({"a": a, "b": b})
+    finally:
+        torch.set_num_threads(before)
+    assert found == {"a": [1, 1], "b": [2, 2]}

@@ -40,7 +40,8 @@ from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.schedule import build, held, memory
 from bigbrain_fx.plan.schedule.costs import stage_costs
 from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes
-from bigbrain_fx.plan.schedule.walk import Part, walk
+from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.walk import walk
 from bigbrain_fx.planning import unit_io as tensors
 from bigbrain_fx.planning.registry import estimator
 from bigbrain_fx.runtime import network

@@ -41,11 +41,11 @@ from bigbrain_fx.plan.schedule.messages import Orders, messages, with_messages
 from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
 from bigbrain_fx.plan.schedule.parts import nodes, parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
+from bigbrain_fx.plan.schedule.stage_part import Part
 from bigbrain_fx.plan.schedule.synthesised import Synthesised, goes_in_row
 from bigbrain_fx.plan.schedule.table import table
 from bigbrain_fx.plan.schedule.v_placement import DualPipeV, ZeroBubbleV
 from bigbrain_fx.plan.schedule.virtual import line_of, virtual_stages
-from bigbrain_fx.plan.schedule.walk import Part
 from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
 
 __all__ = [

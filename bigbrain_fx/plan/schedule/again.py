@@ -25,7 +25,7 @@ from itertools import pairwise
 from math import inf
 
 from bigbrain_fx.core import Const, Op, Saves, leaves
-from bigbrain_fx.plan.schedule.walk import Part, places, roots_of
+from bigbrain_fx.plan.schedule.stage_part import Part, places, roots_of
 
 MOST = 8
 """Choices of one stage that are minimum cuts."""

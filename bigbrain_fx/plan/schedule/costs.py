@@ -23,7 +23,8 @@ from bigbrain_fx.core import (
 from bigbrain_fx.plan.cut import updating
 from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
-from bigbrain_fx.plan.schedule.walk import Part, Working, walk
+from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.walk import Working, walk
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""One stage of a concrete graph on its own device: what its ops hold there.
+
+It knows storages only: a view is its base; and it follows `Op.saves`, which capture measured. Of
+what runs when it knows nothing: that is `walk`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from bigbrain_fx.core import Costs, Dim, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
+from bigbrain_fx.plan.schedule.cuda import rounded
+
+_REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage of a concrete graph, on its own device."""
+
+    graph: Graph
+    stages: Stages
+    stage: Stage
+    costs: Costs
+
+    @property
+    def kind(self) -> str:
+        """The kind of its device."""
+        return self.costs.cluster.device[self.stage.device].kind
+
+    def rounded(self, nbytes: Dim) -> int:
+        """Return what the device's allocator takes for so many bytes."""
+        return rounded(_int(nbytes), self.kind)
+
+    def ops(self) -> Iterator[Op]:
+        """Yield its ops, in order."""
+        return (self.graph.op[name] for name in self.stage.ops)
+
+    def saves(self, op: Op) -> Saves:
+        """Return what an op holds here; by the estimator's rule where nobody has measured it."""
+        if op.saves is not None:
+            return op.saves if self.kind == "cpu" else _on_cuda(self.graph, op, op.saves)
+        if op.view_of is not None or not (op.outputs or op.mutates):
+            return Saves(passed=(0,))
+        cost = self.costs.op_cost(op.name, self.stage.device)
+        return Saves(
+            (), cost.saved_bytes, _int(op.writes_bytes) + cost.saved_bytes, cost.workspace_bytes
+        )
+
+    def result_bytes(self, op: Op) -> int:
+        """Return the bytes of an op's fresh results."""
+        return sum(self.rounded(spec.nbytes) for spec in op.outputs)
+
+    def edges(self, kind: EdgeKind) -> tuple[Edge, ...]:
+        """Return what it sends of a kind."""
+        return self.stages.out_of(self.stage.index, kind)
+
+    def is_graded(self, op: Op) -> bool:
+        """Whether the backward runs it."""
+        return op.name in self.graph.graded
+
+
+def trained_params(graph: Graph, stage: Stage) -> Mapping[str, int]:
+    """Return the bytes of each parameter of a stage that wants a gradient, by canonical name."""
+    found = (graph.param[name] for name in stage.params)
+    return {
+        p.canonical: p.spec.nbytes for p in found if p.kind == "parameter" and p.spec.requires_grad
+    }
+
+
+def _int(size: object) -> int:
+    assert isinstance(size, int), "costs are added up over a concrete graph, graph.at(rows)"
+    return size
+
+
+def _on_cuda(graph: Graph, op: Op, measured: Saves) -> Saves:
+    """Return what CUDA's kernels hold, where the rule says that they keep other things."""
+    if measured.cuda_own_bytes is None:
+        return measured
+    own = _int(measured.cuda_own_bytes)
+    values = measured.values if measured.cuda_values is None else measured.cuda_values
+    result = sum(spec.nbytes for spec in op.outputs)
+    known = (graph.op[ref] for ref in op.refs if ref in graph.op)
+    back = sum(spec.nbytes for reads in known for spec in reads.outputs if spec.requires_grad)
+    return Saves(values, own, own + result, back, measured.passed)
+
+
+def of_graph(graph: Graph) -> tuple[Mapping[str, str], Mapping[ModuleCall, int]]:
+    """Return the storage of every value, and how many ops every call has: once for all stages."""
+    known = graph.__dict__.get(_REMEMBERED)
+    if known is None:
+        root: dict[str, str] = {}
+        for op in graph.ops:
+            root[op.name] = op.name if op.view_of is None else root.get(op.view_of, op.view_of)
+        known = root, Counter(call for op in graph.ops for call in op.modules)
+        graph.__dict__[_REMEMBERED] = known
+    found: tuple[Mapping[str, str], Mapping[ModuleCall, int]] = known
+    return found
+
+
+def roots_of(graph: Graph) -> Mapping[str, str]:
+    """Return the value whose storage each op's result is: its own, but for views."""
+    return of_graph(graph)[0]
+
+
+def places(op: Op, saves: Saves) -> Iterator[str]:
+    """Name the values that an op keeps."""
+    refs = op.refs
+    return (refs[place] if place >= 0 else op.name for place in saves.values)

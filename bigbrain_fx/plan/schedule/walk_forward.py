@@ -1,0 +1,150 @@
+"""The forward of one micro-batch through a stage: what is alive, and what stays for the backward.
+
+Each op holds its result and what it keeps; what nobody reads or keeps any more goes. What is made
+again is gone after its last forward reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import takewhile
+
+from bigbrain_fx.core import ModuleCall, Op, Saves
+from bigbrain_fx.plan.schedule.stage_part import Part, of_graph, places
+
+_ASSIGNED = re.compile(r"([A-Za-z_][\w, ]*?)\s*=(?!=)")
+
+
+class ForwardWalk:
+    """One forward: what is alive, by storage.
+
+    Attributes:
+        live: bytes alive; after `run`, what stays for the backward and what is sent.
+        kept_by: root -> the ops that keep its storage.
+        held: root -> bytes, of the storages made here that are alive.
+        sent: roots that are sent: the ledger of messages has them.
+        keeps: op -> the roots that it keeps, itself or through what it has made again.
+        asks: op -> the ops that run again for its backward.
+        users: op that runs again -> what asks for its result: backwards, and other such runs.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.live = self.peak = 0
+        self.held: dict[str, int] = {}
+        self.kept_by: dict[str, set[str]] = {}
+        self.keeps: dict[str, set[str]] = {}
+        self.asks: dict[str, set[str]] = {}
+        self.users: dict[str, set[str]] = {}
+        self.again = frozenset(part.stage.again)
+        self.root, calls = of_graph(part.graph)
+        self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
+        here = Counter(call for op in part.ops() for call in op.modules)
+        self._cut = {call for call, count in here.items() if count < calls[call]}
+        self.sent = {self.root.get(name, name) for name in part.stage.sends}
+        self._last = {
+            self.root.get(ref, ref): i for i, op in enumerate(part.ops()) for ref in op.refs
+        }
+
+    def run(self) -> None:
+        """Follow all ops."""
+        for op in self.part.ops():
+            if self.part.is_graded(op):
+                self._keep(op, self.part.saves(op))
+        for i, op in enumerate(self.part.ops()):
+            self._one(i, op)
+        for root in self._variables.values():
+            self.free(root)
+
+    def _one(self, i: int, op: Op) -> None:
+        saves = self.part.saves(op)
+        self.peak = max(self.peak, self.live + self.part.rounded(saves.forward_bytes))
+        if self.root[op.name] == op.name and op.outputs:
+            self.held[op.name] = self.part.result_bytes(op)
+            self.live += self.held[op.name]
+        if self.part.is_graded(op) and op.name not in self.again:
+            self.live += self.part.rounded(saves.own_bytes)
+        self.peak = max(self.peak, self.live)
+        self._return_from(op)
+        for name in dict.fromkeys((self.root[op.name], *map(self._root, op.refs))):
+            if self._last.get(name, -1) <= i and name not in self.kept_by:
+                self._read_out(name, op)
+
+    def _keep(self, op: Op, saves: Saves) -> None:
+        """Keep what an op's backward needs, or what that can be made of."""
+        self.keeps[op.name], self.asks[op.name] = set(), set()
+        if op.name in self.again:
+            if saves.values or saves.own_bytes:
+                self._ask(op.name, op)
+                self.users[op.name] |= {op.name} if -1 in saves.values else set()
+            return
+        for name in places(op, saves):
+            root = self._root(name)
+            if root in self.again:
+                self._ask(root, op)
+                self.users[root].add(op.name)
+            else:
+                self._kept(root, op)
+
+    def _ask(self, root: str, op: Op) -> None:
+        """Keep what a run again reads, for an op's backward."""
+        self.asks[op.name].add(root)
+        self._chain(root, op)
+
+    def _chain(self, root: str, op: Op) -> None:
+        self.users.setdefault(root, set())
+        for read in map(self._root, self.part.graph.op[root].refs):
+            if read in self.again:
+                self._chain(read, op)
+                self.users[read].add(f"{root} again")
+            else:
+                self._kept(read, op)
+
+    def _kept(self, root: str, op: Op) -> None:
+        self.kept_by.setdefault(root, set()).add(op.name)
+        self.keeps[op.name].add(root)
+
+    def _root(self, name: str) -> str:
+        return self.root.get(name, name)
+
+    def _read_out(self, root: str, reader: Op) -> None:
+        """Free a storage that nobody will read, unless a variable of the user's still has it.
+
+        A value that another line reads has a name. It goes when the module's call ends, or when
+        another value takes the name.
+        """
+        maker = self.part.graph.op.get(root)
+        if maker is None or root not in self.held or maker.source == reader.source:
+            self.free(root)
+            return
+        both = zip(maker.modules, reader.modules, strict=False)
+        frame = tuple(a for a, b in takewhile(lambda pair: pair[0] == pair[1], both))
+        self._name(frame, _variable(maker), root)
+
+    def _name(self, frame: tuple[ModuleCall, ...], name: str, root: str) -> None:
+        """Give a name to a storage; what had it goes."""
+        before = self._variables.get((frame, name))
+        self._variables[frame, name] = root
+        if before is not None:
+            self.free(before)
+
+    def _return_from(self, op: Op) -> None:
+        """End the calls that an op is not in; a call that was cut is the stage's own text."""
+        for frame, name in list(self._variables):
+            ended = op.modules[: len(frame)] != frame
+            if ended and frame[-1] in self._cut:
+                self._name((), name, self._variables.pop((frame, name)))
+            elif ended or name == _variable(op):
+                self.free(self._variables.pop((frame, name)))
+
+    def free(self, root: str) -> None:
+        """Let go of a storage, unless it is sent: then the ledger of messages has it."""
+        if root in self.held and root not in self.sent:
+            self.live -= self.held.pop(root)
+
+
+def _variable(op: Op) -> str:
+    """Return the name that the user's line gives to what it makes, or the op's own."""
+    found = _ASSIGNED.match(op.code)
+    return found[1] if found else op.name

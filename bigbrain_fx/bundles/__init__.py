@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         captured_model as captured_model,
         require_optimizer as require_optimizer,
         source_of as source_of,
+        with_tried_rules as with_tried_rules,
     )
     from bigbrain_fx.bundles.going_on import (
         TrainingState as TrainingState,
@@ -86,7 +87,8 @@ else:
             "compile": "Split TIME_LIMIT_S checked estimate simulate split",
             "elastic": "run_elastic",
             "going_on": "TrainingState export_training list_commits rollback",
-            "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of",
+            "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of "
+            "with_tried_rules",
             "launch": "CHECKS NEEDS STARTED_BY SUFFIX Script launch_script "
             "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
             "RunOptions Spawn Status StepLine can_supervise commands free_port hosts is_lean "

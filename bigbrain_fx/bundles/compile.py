@@ -20,7 +20,7 @@ from bigbrain_fx.bundles.found import (
     captured_model,
     checkpoint_of,
     require_optimizer,
-    with_axes,
+    with_tried_rules,
 )
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
@@ -116,22 +116,29 @@ def split(
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
-    if weights_by_reference and wants_tensor(chosen):
-        raise InputError(
-            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
-            help="leave --weights-by-reference out",
-        )
+    chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
-        chosen, kept = with_axes(found, cluster, chosen)
-        plan = _plan(found, cluster, chosen, followed)
+        plan, kept = with_tried_rules(
+            found, chosen, lambda given: _plan(found, cluster, given, followed)
+        )
         notes = (*kept, *require_optimizer(found, plan))
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         said = (*found.warnings, *notes)
         return Split(plan, Path(out), said, found.parameters, found.capture_s)
+
+
+def _of_whole_tensors(options: Options) -> Options:
+    """Return options without tensor groups; refuse them where they were asked for."""
+    if wants_tensor(options):
+        raise InputError(
+            "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
+            help="leave --weights-by-reference out",
+        )
+    return replace(options, tensor=1)
 
 
 def _require_training(plan: Plan, *, lean: bool) -> None:
@@ -167,8 +174,8 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
-        chosen, _ = with_axes(found, cluster, chosen)
-        return plan_or_remedy(found.graph, cluster, found.source, chosen)
+        plan, _ = with_tried_rules(found, chosen, lambda given: _plan(found, cluster, given, None))
+        return plan
 
 
 def simulate(

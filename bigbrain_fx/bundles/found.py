@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from bigbrain_fx.bundles.carried import as_optimizer, carry
-from bigbrain_fx.core import Cluster, Graph, RuleTrial, Shard
+from bigbrain_fx.core import Graph, RuleTrial, Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.plan import (
     Options,
     Plan,
     Source,
-    require_possible,
-    sound_axes,
     trials,
     updating,
-    wanted_axes,
-    wants_tensor,
 )
 from bigbrain_fx.weights import (
     Checkpoint,
@@ -151,27 +147,38 @@ class FoundModel:
         return [try_rule(trial) for trial in trials]
 
 
-def with_axes(
-    found: FoundModel, cluster: Cluster, options: Options
-) -> tuple[Options, tuple[str, ...]]:
-    """Try the rules of the axes that groups of devices would split.
+def with_tried_rules(
+    found: FoundModel, options: Options, make: Callable[[Options], Plan]
+) -> tuple[Plan, tuple[str, ...]]:
+    """Plan, and try the rules by which the plan divides ops; plan anew where one fails.
+
+    Only what a plan uses is run, so that a search may look at many groups of devices.
+
+    Args:
+        found: the model.
+        options: what was asked for.
+        make: plans.
 
     Returns:
-        The options with those axes, and what the user should know.
+        A plan of which every rule was tried, and what the user should know.
 
     Raises:
-        InputError: the model has no such axis, or something asked for does not go with it.
+        BigBrainError: as `make` does.
     """
-    if not wants_tensor(options):
-        return options, ()
-    require_possible(found.graph, cluster, found.source, options)
-    shares = options.tensor_shares or (1,) * options.tensor
-    wanted = wanted_axes(found.graph, options)
-    tried = trials(found.graph, wanted, shares)
-    failed = [(t, why) for t, why in zip(tried, found.try_rules(tried), strict=True) if why]
-    along, whole = sound_axes(found.graph, wanted, failed) if failed else (wanted, {})
-    notes = tuple(f"{op} is kept whole on {axis}: {why}" for (axis, op), why in whole.items())
-    return replace(options, tensor_along=along), notes
+    whole: dict[tuple[str, str], str] = {}
+    while True:
+        plan = make(replace(options, tensor_whole=tuple(whole)))
+        tensor = plan.placement.tensor
+        if tensor is None:
+            return plan, ()
+        tried = trials(plan.graph, tensor.axes, tensor.shares)
+        failed = zip(tried, found.try_rules(tried), strict=True)
+        more = {pair: why for trial, why in failed if why for pair in trial.ops}
+        if not more:
+            kept = {axis.name for axis in tensor.axes}
+            said = ((axis, op, why) for (axis, op), why in whole.items() if axis in kept)
+            return plan, tuple(f"{op} is kept whole on {axis}: {why}" for axis, op, why in said)
+        whole |= more
 
 
 def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from bigbrain_fx.cluster import assumed
 from bigbrain_fx.plan import (
     Explanation,
     Plan,
+    compared_text,
     explain,
     measured_share,
     measured_text,
@@ -31,7 +32,7 @@ from bigbrain_fx.planning import CHOSEN_ELSEWHERE
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Split
     from bigbrain_fx.cli.prices import Offer
-    from bigbrain_fx.plan import Candidate, Search
+    from bigbrain_fx.plan import Candidate, Compared, Search
     from bigbrain_fx.planning import Plugin
     from bigbrain_fx.verification import Comparison, Contender, Verification
 
@@ -81,6 +82,7 @@ def show_forecast(plan: Plan) -> None:
     _say(f"{around}{f' ({around.note})' if around.note else ''}")
     for text in assumed(plan.cluster, plan.graph.autocast):
         _say(text)
+    _show_compared(plan.compared)
     if plan.search is not None:
         show_search(plan.search)
 
@@ -169,11 +171,20 @@ def show_explanation(found: Explanation) -> None:
     said = found.tensor, found.replicas, found.recompute, found.split, found.order
     for text in filter(None, said):
         _say(text)
+    for line in map(found.axis_text, found.axes):
+        _say(f"  {line}")
+    _show_compared(found.compared)
     if found.moved:
         _say(f"{_count(len(found.moved), 'op')} moved to stay with others: {_few(found.moved)}")
     if found.recovery:
         _say(f"when a device dies: {found.recovery}")
     _say(f"forecast {found.step_s:.4f} s a step{measured_text(found.measured)}")
+
+
+def _show_compared(found: Sequence[Compared]) -> None:
+    """Print replicas and tensor groups that were compared, the best first."""
+    for each in found:
+        _say(f"compared: {compared_text(each)}")
 
 
 def pace_text(plan: Plan, median_s: float) -> str:
@@ -291,6 +302,8 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "step_s": plan.forecast.step_s,
         "in_flight": plan.in_flight,
         "search": search_json(plan.search) if plan.search else None,
+        "tensor": plan.stages.members,
+        "compared": [dataclasses.asdict(each) for each in plan.compared],
         "measured": measured_share(plan),
         "spread": dataclasses.asdict(spread(plan)),
         "assumed": assumed(plan.cluster, plan.graph.autocast),

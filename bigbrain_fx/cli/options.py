@@ -169,16 +169,14 @@ _OF_PLANNING = (
     ),
     _option(
         "--tensor",
-        metavar="N",
-        type=click.IntRange(min=1),
-        default=1,
+        metavar="N|auto",
         help="Devices that compute each stage together, each with a part of its tensors "
-        "[default: 1, no tensor parallelism].",
+        "[default: 1, no tensor parallelism; the partitioner `auto` chooses].",
     ),
     _option(
         "--tensor-shares",
         metavar="3:1",
-        help="How they share what is divided [default: alike].",
+        help="How they share what is divided [default: alike; with `auto` by their speed].",
     ),
     _option(
         "--tensor-axes",
@@ -333,7 +331,7 @@ def located(model: str, choices: dict[str, Any]) -> str:
     return resolved(model, **words)[1] if given else model
 
 
-def read_replicas(text: str | None) -> int | None:
+def read_number(text: str | None, at: str) -> int | None:
     """Read "2" or "auto"; None is what was not said, and 0 is auto.
 
     Raises:
@@ -343,9 +341,7 @@ def read_replicas(text: str | None) -> int | None:
         return None if text is None else 0
     assert text is not None
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(
-            f"expected a number of replicas or auto, found {text!r}", at="--replicas", help="2"
-        )
+        raise InputError(f"expected a number or auto, found {text!r}", at=at, help=f"{at} 2")
     return int(text)
 
 
@@ -411,9 +407,9 @@ def chosen(choices: dict[str, Any]) -> Options:
         defer=read_defer(choices["defer"]),
         objective=choices["objective"],
         effort=choices["effort"],
-        replicas=read_replicas(choices["replicas"]),
+        replicas=read_number(choices["replicas"], "--replicas"),
         replica_shares=read_shares(choices["replica_shares"]),
-        tensor=choices["tensor"],
+        tensor=read_number(choices["tensor"], "--tensor"),
         tensor_shares=read_shares(choices["tensor_shares"], "--tensor-shares"),
         tensor_axes=tuple(filter(None, (choices["tensor_axes"] or "").split(","))),
         zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four

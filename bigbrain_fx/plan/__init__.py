@@ -11,7 +11,7 @@ from __future__ import annotations
 from bigbrain_fx.plan.by_hand import read_pins, read_placement, write_placement
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
 from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
-from bigbrain_fx.plan.explain import Explanation, explain, measured_text, size_text
+from bigbrain_fx.plan.explain import Explanation, compared_text, explain, measured_text, size_text
 from bigbrain_fx.plan.making import (
     costs_of,
     make_plan,
@@ -38,7 +38,7 @@ from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.report import report
 from bigbrain_fx.plan.reuse import place_like
 from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, messages
-from bigbrain_fx.plan.search import Candidate, Search
+from bigbrain_fx.plan.search import Candidate, Compared, Search
 from bigbrain_fx.plan.shard import (
     axes,
     chosen_axes,
@@ -72,6 +72,7 @@ __all__ = [
     "SPLIT",
     "Assumptions",
     "Candidate",
+    "Compared",
     "Explanation",
     "FailureTrial",
     "Options",
@@ -87,6 +88,7 @@ __all__ = [
     "chosen_axes",
     "chrome_trace",
     "closed_form",
+    "compared_text",
     "costs_of",
     "defer_text",
     "exchanges",

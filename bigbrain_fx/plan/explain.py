@@ -19,7 +19,8 @@ from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replica_text import replicas_text
-from bigbrain_fx.plan.tensor import tensor_text
+from bigbrain_fx.plan.search import Compared
+from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, tensor_text
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Explanation:
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,
     because they must stay with others; `recompute` says which stages run their forward again before
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
-    model share, `order` why devices compute in this one, `tensor` what groups of them divide.
+    model share, `order` why devices compute in this one, `tensor` what groups of them divide,
+    `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
@@ -89,6 +91,8 @@ class Explanation:
     split: str = ""
     order: str = ""
     tensor: str = ""
+    axes: tuple[AxisChoice, ...] = ()
+    compared: tuple[Compared, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -106,6 +110,8 @@ class Explanation:
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         said = self.tensor, self.replicas, self.recompute, self.split, self.order
         lines += [text for text in said if text]
+        lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
+        lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
         return "\n".join(lines)
 
@@ -115,6 +121,15 @@ class Explanation:
         back = f"{size_text(cut.back_nbytes)} in {cut.back_transfer_s * 1e3:.2f} ms"
         gradients = f", gradients back {back}" if cut.back_nbytes else ""
         return f"cut {cut.source} -> {cut.target} {cut.after}: {there}{gradients}"
+
+    def axis_text(self, axis: AxisChoice) -> str:
+        """Say what dividing an axis sends, and what leaving it whole would change."""
+        times = f" x{len(axis.axes)}" if len(axis.axes) > 1 else ""
+        sent = f"{axis.name}{times}: {size_text(axis.sent_bytes)} a step to each other member"
+        if axis.whole_s is None:
+            return f"{sent}; not whole: {axis.reason}"
+        change = 100 * (axis.whole_s / self.step_s - 1)
+        return f"{sent}; whole: {axis.whole_s:.4f} s ({change:+.1f} %)"
 
     def compare(self, other: Alternative) -> str:
         """Say what moving a block would change."""
@@ -147,7 +162,15 @@ def explain(plan: Plan) -> Explanation:
         defer_text(plan.stages),
         order_text(plan, costs),
         tensor_text(plan),
+        axis_choices(plan),
+        plan.compared,
     )
+
+
+def compared_text(other: Compared) -> str:
+    """Say what was compared with the plan."""
+    took = "" if other.step_s is None else f"{other.step_s:.4f} s, "
+    return f"{other.what}: {took}{other.why}"
 
 
 def measured_text(share: float | None) -> str:

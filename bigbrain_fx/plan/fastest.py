@@ -1,8 +1,8 @@
-"""Several tries at a plan -> the fastest of them, or why the first made none."""
+"""Several tries at a plan -> the fastest of them, or why the first made none; or the simplest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.plan.nouns import Plan
@@ -12,15 +12,12 @@ def fastest(
     tries: Iterable[Callable[[], Plan]],
     *,
     but: tuple[type[BigBrainError], ...],
-    apart: float = 0.0,
 ) -> Plan:
     """Return the plan with the shortest step; of equals the first.
 
     Args:
         tries: each makes a plan.
         but: errors by which a try says that it makes none; others end the search.
-        apart: a plan that is faster by a smaller share is taken for as fast, and of such plans the
-            one with the fewest replicas and devices.
 
     Raises:
         BigBrainError: no try makes a plan; the first one's.
@@ -35,14 +32,21 @@ def fastest(
     if not found:
         assert failure is not None
         raise failure
-    most_s = min(plan.forecast.step_s for plan in found) * (1 + apart)
-    near = [plan for plan in found if plan.forecast.step_s <= most_s]
-    return min(near, key=_simplicity if apart else _step_s)
+    return min(found, key=lambda plan: plan.forecast.step_s)
 
 
-def _step_s(plan: Plan) -> float:
-    return plan.forecast.step_s
+def simplest(plans: Sequence[Plan], apart: float) -> Plan:
+    """Return the simplest of the plans that are as fast as the fastest.
+
+    Args:
+        plans: one at least.
+        apart: a plan that is faster by a smaller share is taken for as fast; of such plans the one
+            with the fewest replicas, members of tensor groups, and devices.
+    """
+    most_s = min(plan.forecast.step_s for plan in plans) * (1 + apart)
+    return min((plan for plan in plans if plan.forecast.step_s <= most_s), key=_simplicity)
 
 
 def _simplicity(plan: Plan) -> tuple[float, ...]:
-    return plan.stages.replicas, len(plan.stages.devices), plan.forecast.step_s
+    stages = plan.stages
+    return stages.replicas, stages.members, len(stages.devices), plan.forecast.step_s

@@ -1,17 +1,107 @@
-"""What the search asks of plans: what its trials cost, and what they take by simulation."""
+"""What the search asks of plans: what its trials cost, and what they take by simulation.
+
+It judges pipelines of devices and of tensor groups alike: a `Maker` turns placements into plans.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
+from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import apart
+from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded
+
+
+class Maker(Protocol):
+    """Turns placements of one graph on one cluster into plans.
+
+    Attributes:
+        recomputes: whether its stages may run their forward again.
+        scope: what all of its plans have in common, for what bounds say.
+    """
+
+    @property
+    def graph(self) -> Graph: ...  # noqa: D102
+    @property
+    def cluster(self) -> Cluster: ...  # noqa: D102
+    @property
+    def options(self) -> Options: ...  # noqa: D102
+    @property
+    def recomputes(self) -> bool: ...  # noqa: D102
+    @property
+    def scope(self) -> str: ...  # noqa: D102
+
+    def estimated(self, rows: int) -> Costs:
+        """Estimate the graph at so many rows."""
+
+    def placed(
+        self, options: Options, micro_batches: int, placement: Placement, costs: Costs
+    ) -> Plan:
+        """Cut, schedule and simulate a placement."""
+
+
+@dataclass(frozen=True)
+class PipelineMaker:
+    """Makes plans whose stages are of one device each."""
+
+    graph: Graph
+    cluster: Cluster
+    source: Source
+    options: Options
+    scope: str = "that divides no op, of one replica"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the user left open what is made again."""
+        return self.graph.training and self.options.recompute in (None, "auto")
+
+    def estimated(self, rows: int) -> Costs:
+        """Estimate the graph at so many rows."""
+        return estimated(self.graph.at(rows), self.cluster, self.source, self.options.estimator)
+
+    def placed(
+        self, options: Options, micro_batches: int, placement: Placement, costs: Costs
+    ) -> Plan:
+        """Cut, schedule and simulate a placement."""
+        about = self.graph, self.cluster, self.source
+        return placed(*about, options, micro_batches, placement, costs)
+
+
+def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
+    """Plan by the partitioner that was asked for; where micro-batches are open, with the best.
+
+    Args:
+        maker: of plans.
+        known: plans of the same graph; "auto" is no worse than what they would take.
+
+    Raises:
+        NoPlanError: nothing fits in memory; the arithmetic per device.
+        InputError: the batch cannot be split as asked.
+    """
+    options = maker.options
+    if options.partitioner == AUTO:
+        return Judge(maker).plan(known)
+    tries = [partial(_made, maker, n) for n in counts(maker.graph, maker.cluster, options)]
+    # where the number is open, those that do not suit a schedule of virtual stages are left out
+    open_count = options.schedule in FOLDS and options.micro_batches is None
+    but: tuple[type[BigBrainError], ...] = (NoPlanError, *([InputError] if open_count else []))
+    return fastest(tries, but=but)
+
+
+def _made(maker: Maker, micro_batches: int) -> Plan:
+    costs, options = maker.estimated(maker.graph.batch // micro_batches), maker.options
+    placement = placement_of(maker.graph, maker.cluster, options, micro_batches, costs)
+    return maker.placed(options, micro_batches, placement, costs)
 
 
 class Judge:
@@ -20,8 +110,9 @@ class Judge:
     It keeps the plan of every trial: the winner's is the answer.
     """
 
-    def __init__(self, graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
-        self.graph, self.cluster, self.source, self.options = graph, cluster, source, options
+    def __init__(self, maker: Maker) -> None:
+        self.maker, self.options = maker, maker.options
+        self.graph, self.cluster = maker.graph, maker.cluster
         self._costs: dict[int, Costs] = {}
         self._plans: dict[int, tuple[Trial, Plan]] = {}
 
@@ -40,8 +131,9 @@ class Judge:
             objective=options.objective,
             effort=options.effort,
             known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
-            recompute=self.graph.training and options.recompute in (None, "auto"),
+            recompute=self.maker.recomputes,
             apart=apart(self.cluster),
+            scope=self.maker.scope,
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]
@@ -57,8 +149,7 @@ class Judge:
     def costs(self, rows: int) -> Costs:
         """Estimate the graph at so many rows, once."""
         if rows not in self._costs:
-            graph = self.graph.at(rows)
-            self._costs[rows] = estimated(graph, self.cluster, self.source, self.options.estimator)
+            self._costs[rows] = self.maker.estimated(rows)
         return self._costs[rows]
 
     def place(self, name: str, micro_batches: int) -> Placement:
@@ -78,8 +169,7 @@ class Judge:
         )
         micro = trial.micro_batches
         costs = self.costs(self.graph.batch // micro)
-        args = (self.graph, self.cluster, self.source, options, micro, trial.placement, costs)
-        plan = placed(*args)
+        plan = self.maker.placed(options, micro, trial.placement, costs)
         self._plans[id(trial)] = trial, plan
         return _score(plan)
 

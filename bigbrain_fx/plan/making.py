@@ -11,16 +11,21 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.by_hand import filled, homes_of, read_placement, with_homes
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
-from bigbrain_fx.plan.fold import FOLDS
-from bigbrain_fx.plan.judge import Judge
+from bigbrain_fx.plan.judge import PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placed, placement_of, planned
+from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.plan.tensor import plan_tensor, tensor_costs, tensor_forecast, wants_tensor
+from bigbrain_fx.plan.tensor import (
+    plan_tensor,
+    tensor_costs,
+    tensor_forecast,
+    wants_tensor,
+)
+from bigbrain_fx.plan.together import is_open, plan_together
 
 
 def make_plan(
@@ -46,19 +51,15 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    if is_open(cluster, options):
+        return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if wants_tensor(options):
         return plan_tensor(graph, cluster, source, options)
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
         return plan_replicas(graph, cluster, source, options, make_plan)
-    if options.partitioner == AUTO:
-        return Judge(graph, cluster, source, options).plan(known)
-    tried = counts(graph, cluster, options)
-    tries = [partial(planned, graph, cluster, source, options, count) for count in tried]
-    # where the number is open, those that do not suit a schedule of virtual stages are left out
-    open_count = options.schedule in FOLDS and options.micro_batches is None
-    return fastest(tries, but=(NoPlanError, InputError) if open_count else (NoPlanError,))
+    return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
 
 
 def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
@@ -167,6 +168,7 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         replicas=replicas,
         zero_stage=plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
+        tensor=1,
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)

@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from bigbrain_fx.core import (
-    Axis,
     Cluster,
     Forecast,
     Graph,
@@ -26,7 +25,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
-from bigbrain_fx.plan.search import Effort, Objective, Search
+from bigbrain_fx.plan.search import Compared, Effort, Objective, Search
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.planning import Choice, Given
 
@@ -62,8 +61,9 @@ class Options:
     file that says where all modules go; see `plan.by_hand`. `pieces` are the virtual stages of each
     device, for the schedule "interleaved"; None is two. `tensor` devices compute each stage
     together, each with a part of its tensors in proportion to `tensor_shares`, along axes of the
-    kinds, or of the names, `tensor_axes`: all that can be found where none is named.
-    `tensor_along` are those axes, once their rules have been tried.
+    kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
+    planner choose how many, and so does None with the partitioner "auto".
+    `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
     """
 
     partitioner: Given = "chain-dp"
@@ -88,10 +88,10 @@ class Options:
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
     pieces: int | None = None
-    tensor: int = 1
+    tensor: int | None = None
     tensor_shares: tuple[int, ...] = ()
     tensor_axes: tuple[str, ...] = ()
-    tensor_along: tuple[Axis, ...] = ()
+    tensor_whole: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class Plan(Shown):
         forecast: of one step, without its timeline (`timeline(plan)` simulates it again).
         in_flight: as in `schedule.build`; None is the schedule's own choice.
         search: what the partitioner "auto" tried; None for the others.
+        compared: where replicas or tensor groups were left open, what was compared.
     """
 
     graph: Graph
@@ -157,6 +158,7 @@ class Plan(Shown):
     format: int = FORMAT
     in_flight: tuple[int, ...] | None = None
     search: Search | None = None
+    compared: tuple[Compared, ...] = ()
 
     @property
     def mode(self) -> Literal["train", "eval"]:

@@ -61,19 +61,6 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
     return [options.micro_batches]
 
 
-def planned(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, micro_batches: int
-) -> Plan:
-    """Make the plan for so many micro-batches, by the partitioner that was chosen.
-
-    Raises:
-        NoPlanError: nothing fits in memory; the arithmetic per device.
-    """
-    costs = estimated(graph.at(graph.batch // micro_batches), cluster, source, options.estimator)
-    placement = placement_of(graph, cluster, options, micro_batches, costs)
-    return placed(graph, cluster, source, options, micro_batches, placement, costs)
-
-
 def placement_of(
     graph: Graph, cluster: Cluster, options: Options, micro_batches: int, costs: Costs
 ) -> Placement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import door
-from bigbrain_fx.planning.contention import Crowds, crowded
+from bigbrain_fx.planning.contention import Crowds, bytes_per_s, crowded
 from bigbrain_fx.planning.device_orders import canonical, device_orders
 from bigbrain_fx.planning.given import Given, asked, is_own, label
 from bigbrain_fx.planning.orders import (
@@ -177,6 +177,7 @@ __all__ = [
     "alternating",
     "asked",
     "bound_s",
+    "bytes_per_s",
     "canonical",
     "chain_of",
     "crowded",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import bigbrain_fx
 from bigbrain_fx.bundles import resplit
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.cli.options import read_replicas, read_shares
+from bigbrain_fx.cli.options import read_number, read_shares
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, read_plan
@@ -112,13 +112,13 @@ def require_replaced(bundle: Path, tmp_path: Path, victim: int) -> None:
 
 @pytest.mark.parametrize(("text", "found"), [(None, None), ("auto", 0), ("3", 3)])
 def test_replicas_are_a_number_or_auto(text: str | None, found: int | None) -> None:
-    assert read_replicas(text) == found
+    assert read_number(text, "--replicas") == found
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
 def test_other_replicas_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected a number of replicas or auto"):
-        read_replicas(text)
+        read_number(text, "--replicas")
 
 
 def test_shares_are_numbers_with_colons() -> None:

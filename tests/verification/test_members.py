@@ -75,8 +75,6 @@ def planned(bench: Bench, devices: int, **choices: object) -> Plan:
     source = Source(str(file.path), True, False, True, True, file.clip_norm, "")
     given = {"partitioner": "naive", "micro_batches": 4, "tensor": 2, **choices}
     options = Options(**given)  # type: ignore[arg-type]  # fields of Options
-    along = wanted_axes(graph, options)
-    options = Options(**given, tensor_along=along)  # type: ignore[arg-type]
     return make_plan(graph, cluster(devices), source, options)
 
 
@@ -171,13 +169,11 @@ def test_an_axis_has_a_part_for_each_member(bench: Bench) -> None:
         ({"tensor_shares": (3, 1, 1)}, "3 shares for 2 devices"),
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
-        ({"tensor": 64}, "the longest has 32"),
         ({"replicas": 2}, "does not go with replicas yet"),
         ({"zero_stage": 1}, "does not go with --zero"),
         ({"recompute": "all"}, "does not go with --recompute yet"),
         ({"defer": "all"}, "does not go with --defer yet"),
         ({"schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
-        ({"partitioner": "auto"}, "does not go with --partitioner auto yet"),
         ({"pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
     ],
 )
@@ -196,8 +192,7 @@ def test_more_members_than_an_axis_has_parts(bench: Bench) -> None:
 
 def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
     first, other = cluster(2).devices
-    along = wanted_axes(bench.captured.graph, Options(tensor=2))
-    options = Options("naive", micro_batches=4, tensor=2, tensor_along=along)
+    options = Options("naive", micro_batches=4, tensor=2)
     for unlike in (replace(other, host="elsewhere"), replace(other, threads=4)):
         where = replace(cluster(2), devices=(first, unlike))
         with pytest.raises(InputError, match="drift apart"):

@@ -5,6 +5,7 @@
 This room joins plans of single replicas; it places no op and orders no instruction itself.
 """
 
-from bigbrain_fx.plan.replicas.make import plan_replicas, wants_replicas
+from bigbrain_fx.plan.replicas.divide import likeness, numbers, only
+from bigbrain_fx.plan.replicas.make import plan_replicas, require_sensible, wants_replicas
 
-__all__ = ["plan_replicas", "wants_replicas"]
+__all__ = ["likeness", "numbers", "only", "plan_replicas", "require_sensible", "wants_replicas"]

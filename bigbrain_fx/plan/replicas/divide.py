@@ -76,8 +76,8 @@ def _balanced(cluster: Cluster, count: int) -> list[list[str]]:
     return sorted(groups, key=lambda group: min(map(order.index, group)))
 
 
-def only(cluster: Cluster, group: Group) -> Cluster:
-    """Return the cluster as one replica sees it: its devices and the links between them."""
+def only(cluster: Cluster, group: Iterable[str]) -> Cluster:
+    """Return the cluster as some devices see it, of one replica, say: they and their links."""
     inside = set(group)
     return replace(
         cluster,

@@ -12,12 +12,11 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
-from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
-from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, numbers, only
+from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.planning import label
 
@@ -58,26 +57,17 @@ def _require_one(options: Options) -> None:
 def plan_replicas(
     graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
 ) -> Plan:
-    """Plan replicas, as many as asked for; of every number that is tried the fastest.
+    """Plan replicas, as many as asked for.
 
     Raises:
         NoPlanError: a replica fits on no such part of the cluster.
         InputError: replicas cannot be made as asked.
     """
     require_sensible(graph, options)
-    if options.replicas != 0 and _numbers(cluster, options) == (1,):
+    count = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+    if count == 1:
         _require_one(options)
-    tried = _numbers(cluster, options)
-    tries = [partial(_planned, graph, cluster, source, options, make, count) for count in tried]
-    return fastest(tries, but=(NoPlanError, InputError), apart=apart(cluster))
-
-
-def _numbers(cluster: Cluster, options: Options) -> tuple[int, ...]:
-    """Return the numbers of replicas to try."""
-    said = options.replicas or len(options.replica_shares) or len(cluster.replicas)
-    if said or options.replicas == 0:
-        return (said,) if said else numbers(cluster)
-    return (1,)
+    return _planned(graph, cluster, source, options, make, count)
 
 
 def require_sensible(graph: Graph, options: Options) -> None:
@@ -128,7 +118,8 @@ def _planned(
 
 def _of_one(options: Options) -> Options:
     """Return what was chosen without what only replicas have."""
-    return replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
+    alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
+    return replace(alone, tensor=1)
 
 
 def _require_one_kind(plan: Plan) -> None:

@@ -392,7 +392,7 @@ class _Run:
         covers = (
             f"pipeline of whole backwards, one piece per device, of {many} of ops that were tried,"
         )
-        kind = f"plan of any kind, of whole backwards, with {micro} micro-batches"
+        kind = f"plan {self.ask.scope}, of whole backwards, with {micro} micro-batches"
         return Bound(kind, every), Bound(covers, float(chains))
 
 

@@ -75,6 +75,7 @@ class Ask:
         recompute: whether stages may run their forward again to save memory.
         apart: the share that a plan must be faster by; of plans nearer than that the simplest is
             taken: fewest devices, then a chain, then most blocks whole.
+        scope: what every plan of this search is; for the text of bounds.
     """
 
     graph: Graph
@@ -90,6 +91,7 @@ class Ask:
     known: tuple[Trial, ...] = ()
     recompute: bool = False
     apart: float = 0.0
+    scope: str = "of one replica"
 
     def rows(self, micro_batches: int) -> int:
         """Return the rows of a micro-batch."""
@@ -156,6 +158,18 @@ class Search:
             f"this plan is within {gap:.1%}"
             for bound, gap in zip(self.bounds, self.gaps, strict=True)
         )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Replicas or tensor groups that a plan was compared with: in words, and why not they.
+
+    `step_s` is None where they were not planned, or are no plan.
+    """
+
+    what: str
+    step_s: float | None
+    why: str
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bigbrain_fx.plan.shard.choose import chosen_axes, priced_axes
 from bigbrain_fx.plan.shard.find import axes, ruleless
 from bigbrain_fx.plan.shard.rewrite import exchanges, lengths, sharded
-from bigbrain_fx.plan.shard.trials import sound_axes, trials
+from bigbrain_fx.plan.shard.trials import sound_axes, trials, without
 
 __all__ = [
     "axes",
@@ -22,4 +22,5 @@ __all__ = [
     "sharded",
     "sound_axes",
     "trials",
+    "without",
 ]

@@ -6,7 +6,7 @@ Rules are checked like everything else: whoever runs the trials tells which fail
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Axis, Graph, Input, Op, ParamRef, Ref, RuleTrial
@@ -35,7 +35,12 @@ def sound_axes(
         The axes, priced_axes anew, and the reason for each (axis, op).
     """
     reasons = {pair: why for trial, why in failed for pair in trial.ops}
-    return priced_axes(graph, (_without(axis, reasons.keys()) for axis in axes)), reasons
+    return priced_axes(graph, without(axes, reasons.keys())), reasons
+
+
+def without(axes: Iterable[Axis], whole: Collection[tuple[str, str]]) -> tuple[Axis, ...]:
+    """Return axes that leave some ops whole: pairs of axis and op."""
+    return tuple(_without(axis, whole) for axis in axes) if whole else tuple(axes)
 
 
 def _without(axis: Axis, bad: Container[tuple[str, str]]) -> Axis:

@@ -8,19 +8,41 @@ from collections.abc import Iterator, Sequence
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.shard import axes, chosen_axes, priced_axes
+from bigbrain_fx.plan.shard import axes, chosen_axes, priced_axes, without
 
 SCHEDULES = ("1f1b", "gpipe", "list")
 """Schedules whose order does not depend on a member's own costs, or is made once for all."""
 
 
+def tensor_is_open(options: Options) -> bool:
+    """Whether the planner may choose groups of devices: asked for it, or for nothing of that kind.
+
+    Raises:
+        InputError: shares were asked for, and they are of a number.
+    """
+    if options.tensor == 0:
+        _require_no_shares(options)
+        return True
+    by_hand = options.pins or options.place or options.tensor_shares
+    return options.tensor is None and options.partitioner == AUTO and not by_hand
+
+
+def _require_no_shares(options: Options) -> None:
+    if options.tensor_shares:
+        raise InputError(
+            "--tensor auto finds shares by speed",
+            at="--tensor-shares",
+            help=f"leave it out, or say --tensor {max(2, len(options.tensor_shares))}",
+        )
+
+
 def wants_tensor(options: Options) -> bool:
-    """Whether groups of devices were asked for.
+    """Whether groups of devices were asked for, of a number or of any.
 
     Raises:
         InputError: only what belongs to them was.
     """
-    if options.tensor > 1:
+    if options.tensor not in (None, 1):
         return True
     for flag, given in (
         ("--tensor-shares", options.tensor_shares),
@@ -40,14 +62,14 @@ def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Op
     Raises:
         InputError: says what, and what to do.
     """
-    count, shares = options.tensor, options.tensor_shares
+    count, shares = options.tensor or 1, options.tensor_shares
     if shares and len(shares) != count:
         raise InputError(
             f"{len(shares)} shares for {count} devices that compute together",
             at="--tensor-shares",
             help=f"give one share for each: --tensor {len(shares)}",
         )
-    for what, help_ in _not_yet(graph, cluster, source, options):
+    for what, help_ in not_yet(graph, cluster, source, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)
     if len(cluster.devices) % count:
         fitting = [n for n in range(2, len(cluster.devices) + 1) if not len(cluster.devices) % n]
@@ -61,7 +83,7 @@ def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Op
         )
 
 
-def _not_yet(
+def not_yet(
     graph: Graph, cluster: Cluster, source: Source, options: Options
 ) -> Iterator[tuple[str, str]]:
     """Yield what does not go with it, and what to do."""
@@ -85,8 +107,6 @@ def _not_yet(
         yield "--defer", "leave it out, or --tensor"
     if options.pins or options.place:
         yield "--pin and --place", "leave them out: the partitioner places stages on groups"
-    if options.partitioner == AUTO:
-        yield "--partitioner auto", "use --partitioner analytical, or leave --tensor out"
     if any(device.kind != "cpu" for device in cluster.devices):
         yield "GPUs", "use CPU devices, or leave --tensor out"
 
@@ -111,15 +131,25 @@ def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     Raises:
         InputError: a name is of no axis, or none has as many parts as there are members.
     """
-    every = priced_axes(graph, axes(graph))
+    named, members = named_axes(graph, options), options.tensor or 1
+    found = chosen_axes(named, members)
+    if not found:
+        raise _none_fits(graph, named, members)
+    return found
+
+
+def named_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
+    """Return the axes that may be split: all, or those that were named; failed rules left out.
+
+    Raises:
+        InputError: a name is of no axis.
+    """
+    every = axes(graph)
     named = every
     if options.tensor_axes:
         _require_known(every, options.tensor_axes)
         named = tuple(a for a in every if {a.kind, a.name} & set(options.tensor_axes))
-    found = chosen_axes(named, options.tensor)
-    if not found:
-        raise _none_fits(graph, named, options)
-    return found
+    return priced_axes(graph, without(named, options.tensor_whole))
 
 
 def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
@@ -137,11 +167,11 @@ def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
             )
 
 
-def _none_fits(graph: Graph, axes: Sequence[Axis], options: Options) -> InputError:
+def _none_fits(graph: Graph, axes: Sequence[Axis], members: int) -> InputError:
     sizes = [axis.size for axis in axes if axis.flops and axis.params]
     if sizes and max(sizes) > 1:
         return InputError(
-            f"no axis can be split over {options.tensor} members: the longest has {max(sizes)}",
+            f"no axis can be split over {members} members: the longest has {max(sizes)}",
             at="--tensor",
             help=f"use --tensor {max(sizes)} or fewer",
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost
+from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost, TensorParallel
 from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.one import estimated
-from bigbrain_fx.plan.tensor.groups import column
+from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.groups import Groups, column
 from bigbrain_fx.planning import crowded
 
 SPACE = "shard."
@@ -23,7 +24,7 @@ _TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
 
 def column_costs(
     members: Sequence[Graph],
-    groups: Sequence[Sequence[str]],
+    tensor: TensorParallel,
     cluster: Cluster,
     source: Source,
     estimator: str,
@@ -32,18 +33,21 @@ def column_costs(
 
     Args:
         members: concrete graphs, for the rows of a micro-batch.
-        groups: of devices.
+        tensor: the groups of devices, and what they divide.
         cluster: has them.
         source: the optimizer's part.
         estimator: by name.
     """
+    groups = tensor.groups
     busy = crowded(cluster)  # members compute at the same time
-    each = [estimated(graph, busy, source, estimator) for graph in members]
+    alike = twins(tensor)
+    own = {first: estimated(members[first], busy, source, estimator) for first in set(alike)}
+    each = [own[first] for first in alike]
     return tuple(
         replace(
             costs,
             cluster=column(busy, groups, member),
-            ops={group[member]: _group(members, each, busy, group, member) for group in groups},
+            ops=_groups(members[member], each, busy, groups, member),
             optimizer_s_per_byte=_of(costs.optimizer_s_per_byte, groups, member),
             optimizer_s_per_tensor=_of(costs.optimizer_s_per_tensor, groups, member),
             measured={d: ops for d, ops in costs.measured.items() if d in _column(groups, member)},
@@ -51,6 +55,14 @@ def column_costs(
         )
         for member, costs in enumerate(each)
     )
+
+
+def twins(tensor: TensorParallel) -> tuple[int, ...]:
+    """Return for each member the first that has as much of every axis: their costs are equal."""
+    sizes = {axis.size for axis in tensor.axes}
+    every = list(zip(*(lengths(size, tensor.shares) for size in sorted(sizes)), strict=True))
+    every = every or [()] * tensor.members
+    return tuple(every.index(own) for own in every)
 
 
 def _column(groups: Sequence[Sequence[str]], member: int) -> set[str]:
@@ -63,16 +75,34 @@ def _of(
     return {d: s for d, s in by_device.items() if d in _column(groups, member)}
 
 
+def _groups(
+    graph: Graph, each: Sequence[Costs], cluster: Cluster, groups: Groups, member: int
+) -> dict[str, Mapping[str, OpCost]]:
+    """Return the costs of one member's ops by its device in each group; alike groups have one."""
+    tables: dict[object, Mapping[str, OpCost]] = {}
+    found = {}
+    for group in groups:
+        pairs = zip(each, group, strict=True)
+        key = tuple(id(own.ops[device]) for own, device in pairs), _ways(cluster, group)
+        if key not in tables:
+            tables[key] = _group(graph, each, cluster, group, member)
+        found[group[member]] = tables[key]
+    return found
+
+
+def _ways(cluster: Cluster, group: Sequence[str]) -> tuple[object, ...]:
+    """Return all that exchanges of a group depend on."""
+    ends = (replace(cluster.device[name], name="", host="") for name in group)
+    links = (cluster.link(a, b) for a in group for b in group if a != b)
+    return (*ends, *links)
+
+
 def _group(
-    members: Sequence[Graph],
-    each: Sequence[Costs],
-    cluster: Cluster,
-    group: Sequence[str],
-    member: int,
+    graph: Graph, each: Sequence[Costs], cluster: Cluster, group: Sequence[str], member: int
 ) -> dict[str, OpCost]:
     """Return the costs of one member's ops in a group."""
     found = {}
-    for op in members[member].ops:
+    for op in graph.ops:
         costs = [own.op_cost(op.name, device) for own, device in zip(each, group, strict=True)]
         own = replace(
             costs[member],

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
 
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
-def grouped(cluster: Cluster, members: int) -> tuple[tuple[str, ...], ...]:
+
+def grouped(cluster: Cluster, members: int) -> Groups:
     """Group a cluster's devices, neighbours of the file together.
 
     Members compute what is not divided for themselves, so they must round alike: on one host, with

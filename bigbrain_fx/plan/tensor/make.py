@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 
 from bigbrain_fx.core import (
     Cluster,
@@ -17,17 +17,16 @@ from bigbrain_fx.core import (
     Stages,
     TensorParallel,
 )
-from bigbrain_fx.errors import NoPlanError
 from bigbrain_fx.plan.cut import trained
-from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fitting import Step, scheduled
+from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, placement_of
+from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.plan.tensor.asked import require_possible
+from bigbrain_fx.plan.tensor.asked import require_possible, wanted_axes
 from bigbrain_fx.plan.tensor.columns import (
     column_of,
     cut_columns,
@@ -35,80 +34,114 @@ from bigbrain_fx.plan.tensor.columns import (
     moved_programs,
     part_of,
 )
-from bigbrain_fx.plan.tensor.costs import column_costs
+from bigbrain_fx.plan.tensor.costs import column_costs, twins
 from bigbrain_fx.plan.tensor.groups import column, grouped
 from bigbrain_fx.plan.tensor.norms import with_norms
-from bigbrain_fx.planning import label
+from bigbrain_fx.planning import crowded, label
 
 
 def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
-    """Plan stages that groups of devices compute together.
+    """Plan stages that groups of devices compute together, as many as was said.
 
     Args:
         graph: as captured.
         cluster: its devices are grouped in the order of the file.
         source: what the model file says besides.
-        options: with `tensor_along`, the axes that were tried.
+        options: with `tensor` above 1.
 
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: it does not go with what else was asked for.
     """
     require_possible(graph, cluster, source, options)
+    assert options.tensor is not None
     shares = options.tensor_shares or (1,) * options.tensor
     groups = grouped(cluster, options.tensor)
-    tensor = TensorParallel(groups, shares, options.tensor_along)
-    made = sharded(graph, tensor.axes, shares)
-    work = _Work(graph, made, tensor, cluster, source, options)
-    tries = [
-        partial(work.plan, count) for count in counts(graph, column(cluster, groups, 0), options)
-    ]
-    return fastest(tries, but=(NoPlanError,))
+    tensor = TensorParallel(groups, shares, wanted_axes(graph, options))
+    return by_partitioner(GroupMaker(graph, cluster, source, options, tensor))
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What plans of several numbers of micro-batches have in common."""
+class GroupMaker:
+    """Makes plans of one grouping: a `Maker` of the first member's graph on its own devices."""
 
-    graph: Graph
-    sharded: Sharded
-    tensor: TensorParallel
-    cluster: Cluster
+    whole: Graph
+    all_devices: Cluster
     source: Source
     options: Options
+    tensor: TensorParallel
 
-    def plan(self, micro_batches: int) -> Plan:
-        """Plan a step of so many micro-batches."""
-        rows = self.graph.batch // micro_batches
-        concrete = [graph.at(rows) for graph in self.sharded.members]
-        about = self.tensor.groups, self.cluster, self.source, self.options.estimator
-        costs = column_costs(concrete, *about)
-        placement = self._placement(micro_batches, costs[0])
-        columns = cut_columns(self.sharded.members, self.tensor.groups, placement, rows)
-        with_backward = trained(self.sharded.members[0], columns[0].stages)
-        schedule = self.options.schedule or ("1f1b" if columns[0].is_chain else "list")
-        first = Step(
-            concrete[0],
-            columns[0],
-            micro_batches,
-            stage_costs(concrete[0], columns[0], costs[0]),
-            with_backward,
-            costs[0].cluster,
-        )
-        programs, _ = scheduled(first, schedule, self.options.in_flight)
+    @property
+    def recomputes(self) -> bool:
+        """Not yet: an exchange would have to be made again on all members."""
+        return False
+
+    @property
+    def scope(self) -> str:
+        """What all of its plans have in common."""
+        return "of these tensor groups and axes"
+
+    @property
+    def graph(self) -> Graph:
+        """What the first member runs."""
+        return self.sharded.members[0]
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The first device of each group."""
+        return column(crowded(self._used), self.tensor.groups, 0)
+
+    @cached_property
+    def sharded(self) -> Sharded:
+        """What all members run."""
+        return sharded(self.whole, self.tensor.axes, self.tensor.shares)
+
+    @cached_property
+    def _used(self) -> Cluster:
+        """The devices that are in a group: others stand still, and slow nobody."""
+        return only(self.all_devices, [name for group in self.tensor.groups for name in group])
+
+    def estimated(self, rows: int) -> Costs:
+        """Estimate the first member's graph at so many rows."""
+        return self._costs(rows)[0]
+
+    def _costs(self, rows: int) -> tuple[Costs, ...]:
+        if rows not in self._known:
+            concrete = [graph.at(rows) for graph in self.sharded.members]
+            about = self.tensor, self._used, self.source, self.options.estimator
+            self._known[rows] = column_costs(concrete, *about)
+        return self._known[rows]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Costs, ...]]:
+        return {}
+
+    def placed(
+        self, options: Options, micro_batches: int, placement: Placement, costs: Costs
+    ) -> Plan:
+        """Cut every member's graph as the first one's is placed; order and simulate."""
+        rows, groups = self.whole.batch // micro_batches, self.tensor.groups
+        members = self.sharded.members
+        columns = cut_columns(members, groups, placement, rows)
+        with_backward = trained(members[0], columns[0].stages)
+        schedule = options.schedule or ("1f1b" if columns[0].is_chain else "list")
+        concrete = members[0].at(rows)
+        each = stage_costs(concrete, columns[0], costs)
+        about = concrete, columns[0], micro_batches, each, with_backward, costs.cluster
+        programs, _ = scheduled(Step(*about), schedule, options.in_flight)
         stages = joined_columns(columns)
         count = len(columns[0].stages)
         plan = Plan(
-            self.graph,
-            self.cluster,
+            self.whole,
+            self.all_devices,
             self.source,
-            label(self.options.partitioner),
-            self.options.estimator,
+            label(options.partitioner),
+            options.estimator,
             schedule,
             micro_batches,
             rows,
-            self.options.seed,
-            replace(placement, tensor=self.tensor),
+            options.seed,
+            replace(placement, tensor=self.tensor, reason=_of_groups(placement.reason)),
             stages,
             tuple(sorted(s + m * count for m in range(len(columns)) for s in with_backward)),
             tuple(
@@ -117,44 +150,67 @@ class _Work:
                 for program in moved_programs(programs, columns[0], own)
             ),
             Forecast(0.0, ()),
-            in_flight=self.options.in_flight,
+            in_flight=options.in_flight,
         )
-        plan.__dict__["sharded"] = self.sharded
+        plan = self._known_sharded(plan)
         if self.source.clip_norm is not None:
-            plan = with_norms(plan)
-            plan.__dict__["sharded"] = self.sharded
-        forecast = tensor_forecast(plan, costs)
-        require_fits(forecast, self.cluster)
-        plan = replace(plan, forecast=forecast)
+            plan = self._known_sharded(with_norms(plan))
+        forecast = tensor_forecast(plan, self._costs(rows))
+        require_fits(forecast, self.all_devices)
+        return self._known_sharded(replace(plan, forecast=forecast))
+
+    def _known_sharded(self, plan: Plan) -> Plan:
+        """Spare a plan to work out the members' graphs again."""
         plan.__dict__["sharded"] = self.sharded
         return plan
 
-    def _placement(self, micro_batches: int, costs: Costs) -> Placement:
-        """Place the first member's ops on the first device of each group."""
-        graph, options = self.sharded.members[0], self.options
-        own = column(self.cluster, self.tensor.groups, 0)
-        return placement_of(graph, own, options, micro_batches, costs)
+
+def _of_groups(reason: str) -> str:
+    return reason and f"each group by its first device: {reason}"
 
 
 def tensor_costs(plan: Plan) -> tuple[Costs, ...]:
     """Estimate the ops of each member of a plan's groups again."""
     assert plan.placement.tensor is not None
+    tensor = plan.placement.tensor
     concrete = [graph.at(plan.rows) for graph in plan.sharded.members]
-    groups = plan.placement.tensor.groups
-    return column_costs(concrete, groups, plan.cluster, plan.source, plan.estimator)
+    used = only(plan.cluster, [name for group in tensor.groups for name in group])
+    return column_costs(concrete, tensor, used, plan.source, plan.estimator)
 
 
 def tensor_forecast(
     plan: Plan, costs: Sequence[Costs] | None = None, *, timeline: bool = False
 ) -> Forecast:
-    """Simulate each column by itself: in the costs members wait for each other already."""
+    """Simulate each column by itself: in the costs members wait for each other already.
+
+    Columns that are alike but for names are simulated once.
+    """
+    assert plan.placement.tensor is not None
     costs = costs or tensor_costs(plan)
-    found = [_column_forecast(plan, member, own, timeline) for member, own in enumerate(costs)]
+    known: dict[object, tuple[Cluster, Forecast]] = {}
+    found = []
+    for member, twin in enumerate(twins(plan.placement.tensor)):
+        own = costs[member].cluster
+        key = twin, likeness(own)
+        if key not in known:
+            known[key] = own, _column_forecast(plan, member, costs[member], timeline)
+        found.append(_renamed(known[key][1], known[key][0], own))
     step_s = max(forecast.step_s for forecast in found)
     return Forecast(
         step_s,
         tuple(_waiting(e, step_s - own.step_s) for own in found for e in own.devices),
         tuple(bar for forecast in found for bar in forecast.timeline),
+    )
+
+
+def _renamed(forecast: Forecast, of: Cluster, to: Cluster) -> Forecast:
+    """Return one column's forecast with the devices of another."""
+    pairs = [(a.name, b.name) for a, b in zip(of.devices, to.devices, strict=True)]
+    names = dict(pairs) | {f"{a}->{c}": f"{b}->{d}" for a, b in pairs for c, d in pairs}
+    return replace(
+        forecast,
+        devices=tuple(replace(entry, device=names[entry.device]) for entry in forecast.devices),
+        timeline=tuple(replace(bar, device=names[bar.device]) for bar in forecast.timeline),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bigbrain_fx.core import Axis, TensorParallel
+from bigbrain_fx.core import TensorParallel
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.choices import alike
 from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, exchange_s
 from bigbrain_fx.plan.tensor.messages import is_sent, part_channels
 
@@ -29,10 +29,7 @@ def tensor_text(plan: Plan) -> str:
 
 def _axes(tensor: TensorParallel) -> Iterator[str]:
     """Yield a line for axes that are alike but for the numbers of their layers."""
-    alike: dict[tuple[str, int], list[Axis]] = {}
-    for axis in tensor.axes:
-        alike.setdefault((re.sub(r"\d+", "*", axis.name), axis.size), []).append(axis)
-    for (name, size), same in alike.items():
+    for (name, size), same in alike(tensor.axes).items():
         parts = "+".join(map(str, lengths(size, tensor.shares)))
         times = f" x{len(same)}" if len(same) > 1 else ""
         yield f"{name}{times} ({size} as {parts})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Send, Shown
 from bigbrain_fx.errors import InputError, VerificationError
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, part_channels
 from bigbrain_fx.verification.comparison.agreement import Agreement
 
 
@@ -67,7 +67,9 @@ class Contender:
         if self.plan is None:
             return None
         orders = (program.instructions for program in self.plan.programs)
-        return sum(i.edge.nbytes for order in orders for i in order if isinstance(i, Send))
+        parts = sum(channel.nbytes for channel in part_channels(self.plan))
+        sends = (i.edge.nbytes for order in orders for i in order if isinstance(i, Send))
+        return parts + sum(sends)
 
     def _rows_per_s(self, step_s: float | None) -> float | None:
         if self.plan is None or not step_s:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,13 @@ from bigbrain_fx.bundles import (
     checked,
     require_optimizer,
     run,
+    with_tried_rules,
 )
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
-from bigbrain_fx.plan import Options, make_plan
+from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.planning import label, preset
 from bigbrain_fx.verification.comparison.contender import Comparison, Contender
 from bigbrain_fx.verification.comparison.turns import Runner, Turns, in_turns
@@ -173,13 +175,18 @@ def _planned(
     fresh = replace(found.graph)
     begun_s = time.perf_counter()
     try:
-        plan = make_plan(fresh, cluster, found.source, options)
+        make = partial(_fresh, fresh, cluster, found)
+        plan, _ = with_tried_rules(found, options, make)
     except Exception as error:  # a third party's partitioner raises anything
         took_s = time.perf_counter() - begun_s
         blank = Contender(name, label(options.partitioner), options.estimator, took_s)
         return _failed(blank, error)
     took_s = time.perf_counter() - begun_s
     return Contender(name, label(options.partitioner), plan.estimator, took_s, plan)
+
+
+def _fresh(graph: Graph, cluster: Cluster, found: FoundModel, options: Options) -> Plan:
+    return make_plan(graph, cluster, found.source, options)
 
 
 def _failed(contender: Contender, error: Exception) -> Contender:

@@ -1,0 +1,88 @@
+"""A plan with groups -> each axis that it divides, what that sends, and the step without it.
+
+Axes of alike layers are one choice: `blocks.*:hidden`. Cuts, order and groups stay; only what is
+divided changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.nouns import Options, Plan
+from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.make import GroupMaker
+
+
+@dataclass(frozen=True)
+class AxisChoice:
+    """Axes of alike layers that a plan divides.
+
+    Attributes:
+        name: with `*` for the numbers of layers.
+        axes: with their numbers.
+        size: of each, in parts.
+        parts: of it, by member.
+        sent_bytes: that each member sends each other one in a step, for these axes alone.
+        whole_s: forecast step with them whole; None where that does not fit.
+        reason: why not.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    size: int
+    parts: tuple[int, ...]
+    sent_bytes: int
+    whole_s: float | None
+    reason: str = ""
+
+
+def alike(axes: Iterable[Axis]) -> dict[tuple[str, int], list[Axis]]:
+    """Gather axes that differ in the numbers of their layers only."""
+    found: dict[tuple[str, int], list[Axis]] = {}
+    for axis in axes:
+        found.setdefault((re.sub(r"\d+", "*", axis.name), axis.size), []).append(axis)
+    return found
+
+
+def axis_choices(plan: Plan) -> tuple[AxisChoice, ...]:
+    """Return what a plan with groups divides, and what else it could; nothing without groups."""
+    tensor = plan.placement.tensor
+    return tuple(_choices(plan, tensor)) if tensor is not None else ()
+
+
+def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
+    for (name, size), axes in alike(tensor.axes).items():
+        rest = tuple(axis for axis in tensor.axes if axis not in axes)
+        parts = lengths(size, tensor.shares)
+        sent = sum(axis.sent_bytes(backward=way) for axis in axes for way in (False, True))
+        about = name, tuple(axis.name for axis in axes), size, parts, sent
+        try:
+            yield AxisChoice(*about, _without(plan, replace(tensor, axes=rest)))
+        except (NoPlanError, InputError) as error:
+            yield AxisChoice(*about, None, error.what)
+
+
+def _without(plan: Plan, tensor: TensorParallel) -> float:
+    """Return the forecast step of a plan that divides less."""
+    options = Options(
+        plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
+    )
+    maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
+    placement = Placement(_homes(maker.graph, plan), breaks=plan.placement.breaks)
+    given = replace(options, in_flight=plan.in_flight)
+    made = maker.placed(given, plan.micro_batches, placement, maker.estimated(plan.rows))
+    return made.forecast.step_s
+
+
+def _homes(graph: Graph, plan: Plan) -> dict[str, str]:
+    """Place the ops as the plan does; an exchange that it lacks goes where its value is made."""
+    known, any_home = plan.placement.device_of, next(iter(plan.placement.device_of.values()))
+    homes: dict[str, str] = {}
+    for op in graph.ops:
+        made = (homes[ref] for ref in op.refs if ref in homes)
+        homes[op.name] = known.get(op.name) or next(made, any_home)
+    return homes

@@ -1,0 +1,127 @@
+"""Cluster, speeds -> ways to group its devices that are worth a try, with the members' shares.
+
+    4 4 2 2     alike      [4 4] [2 2]    1:1, each group of devices of one kind
+                dealt      [4 2] [4 2]    2:1, each group with as many of the fast and the slow
+                fastest    [4 4 2]        2:2:1, one group, the others left out
+
+Members are on one host and have as many threads, so that what is not divided rounds alike on each.
+This file knows devices and their speeds; it knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bigbrain_fx.core import Cluster, Device
+from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.groups import Groups
+
+_NEAR, _MOST = 0.02, 12
+"""How near shares come to speeds, and the parts a member that may be needed for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Groups of as many devices each, and how the members of each share what is divided."""
+
+    groups: Groups
+    shares: tuple[int, ...]
+
+    @property
+    def members(self) -> int:
+        """How many devices a group has."""
+        return len(self.shares)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """All that are in a group."""
+        return frozenset(name for group in self.groups for name in group)
+
+    def __str__(self) -> str:
+        shares = (
+            f" in shares {':'.join(map(str, self.shares))}" if len(set(self.shares)) > 1 else ""
+        )
+        count = len(self.groups)
+        return f"{count} tensor group{'s' * (count > 1)} of {self.members} devices{shares}"
+
+
+def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple[Grouping, ...]:
+    """Return every grouping worth a try, each once.
+
+    Args:
+        cluster: its devices.
+        speeds: of the model, by device.
+        most: members that a group can have.
+    """
+    pools = [pool for pool in _pools(cluster, speeds) if len(pool) > 1]
+    found: dict[Grouping, None] = {}
+    for members in range(2, min(most, max(map(len, pools), default=1)) + 1):
+        wide = [pool for pool in pools if len(pool) >= members]
+        for groups in (_alike(wide, members), _dealt(wide, members), _fastest(wide, members)):
+            if groups:
+                found[_shared(groups, speeds)] = None
+    return tuple(found)
+
+
+def _pools(cluster: Cluster, speeds: Mapping[str, float]) -> Iterator[list[Device]]:
+    """Yield devices that may be one group, the fastest first."""
+    pools: dict[tuple[str, int], list[Device]] = {}
+    for device in cluster.devices:
+        pools.setdefault((device.host, device.threads), []).append(device)
+    for pool in pools.values():
+        yield sorted(pool, key=lambda device: -speeds[device.name])
+
+
+def _alike(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+    """Group devices of one kind where they divide; of kinds that do not, nobody."""
+    kinds: dict[tuple[str, Device], list[str]] = {}
+    for pool in pools:
+        for device in pool:
+            kind = replace(device, name="", host="")
+            kinds.setdefault((device.host, kind), []).append(device.name)
+    return [
+        tuple(names[i : i + members])
+        for names in kinds.values()
+        if len(names) % members == 0
+        for i in range(0, len(names), members)
+    ]
+
+
+def _dealt(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+    """Group so that each group has as fast a first member, second member, and so on."""
+    if all(_is_of_one_kind(pool) for pool in pools):
+        return []  # these are `_alike`
+    found = []
+    for pool in pools:
+        count = len(pool) // members
+        if not (_is_of_one_kind(pool) and len(pool) % members):
+            found += [tuple(pool[m * count + i].name for m in range(members)) for i in range(count)]
+    return found
+
+
+def _fastest(pools: Sequence[Sequence[Device]], members: int) -> list[tuple[str, ...]]:
+    """Make one group of the fastest devices of each host that has unlike ones."""
+    unlike = [pool for pool in pools if not _is_of_one_kind(pool)]
+    return [tuple(device.name for device in pool[:members]) for pool in unlike]
+
+
+def _is_of_one_kind(pool: Sequence[Device]) -> bool:
+    return len({replace(device, name="") for device in pool}) == 1
+
+
+def _shared(groups: Sequence[Sequence[str]], speeds: Mapping[str, float]) -> Grouping:
+    """Return a grouping with shares by the speeds of first members, second members, and so on."""
+    columns = list(zip(*groups, strict=True))
+    every = [sum(speeds[name] for name in column) for column in columns]
+    return Grouping(tuple(map(tuple, groups)), shares_of(every))
+
+
+def shares_of(speeds: Sequence[float]) -> tuple[int, ...]:
+    """Return the smallest whole numbers that are as speeds are, each within `_NEAR` of it."""
+    whole = sum(speeds)
+    for total in range(len(speeds), _MOST * len(speeds) + 1):
+        parts = lengths(total, speeds)
+        if all(abs(p / total * whole / s - 1) <= _NEAR for p, s in zip(parts, speeds, strict=True)):
+            break
+    return parts

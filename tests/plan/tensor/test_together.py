@@ -1,0 +1,241 @@
+"""Pipelines, replicas and tensor groups planned together: the best of all, and in words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, permutations, product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.bundles import FoundModel, with_tried_rules
+from bigbrain_fx.core import Axis, Cluster, Graph, Link, Placement, RuleTrial, TensorParallel
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import (
+    Options,
+    Plan,
+    Source,
+    axes,
+    explain,
+    make_plan,
+    plan_placed,
+    priced_axes,
+)
+from bigbrain_fx.plan.replicas import numbers
+from bigbrain_fx.plan.tensor import GroupMaker
+from bigbrain_fx.plan.tensor.groupings import groupings, shares_of
+from bigbrain_fx.planning import units
+from tests.support.synthetic import GIB, device
+
+SOURCE = Source("model.py")
+FAST = Link(1e-6, 1e10)
+
+
+class Layers(nn.Module):
+    """Two layers that a hidden axis divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x))).pow(2).mean()
+
+
+@cache
+def graph() -> Graph:
+    return capture(Layers(), {"x": torch.randn(4, 32)}).graph
+
+
+def cluster(*speeds: float, link: Link = FAST, memory_bytes: int = GIB) -> Cluster:
+    return Cluster(tuple(device(f"d{i}", s, memory_bytes) for i, s in enumerate(speeds)), link)
+
+
+def drawn(seed: int) -> tuple[Graph, Cluster]:
+    """Draw what the ops cost, how fast two or three devices are, and how fast their links."""
+    dice = random.Random(seed)
+    ops = tuple(replace(op, flops=dice.choice((0, 10**6, 10**7, 4 * 10**7))) for op in graph().ops)
+    speeds = [dice.choice((1, 1, 2, 3)) for _ in range(dice.choice((2, 2, 3)))]
+    link = Link(dice.choice((1e-6, 1e-4)), dice.choice((1e6, 1e8, 1e10)))
+    return replace(graph(), ops=ops), cluster(*speeds, link=link)
+
+
+def planned(found: Graph, where: Cluster, **choices: Any) -> Plan:
+    return make_plan(
+        found, where, SOURCE, Options(**{"partitioner": "auto", "effort": "fast", **choices})
+    )
+
+
+# --------------------------------------------------------------------------- against all there is
+
+
+def every_step_s(found: Graph, where: Cluster, micro: int) -> Iterator[float]:
+    """Yield the step of every pipeline, of every grouping with every axes, of every replicas."""
+    options = Options("naive", micro_batches=micro, tensor=1)
+    for placement in every_placement(found, list(where.device)):
+        for schedule in (None, "list"):
+            yield plan_placed(
+                found, where, SOURCE, replace(options, schedule=schedule), placement
+            ).forecast.step_s
+    for tensor in every_tensor(found, where):
+        maker = GroupMaker(found, where, SOURCE, options, tensor)
+        costs = maker.estimated(found.batch // micro)
+        for placement in every_placement(maker.graph, list(maker.cluster.device)):
+            for schedule in (None, "list"):
+                chosen = replace(options, schedule=schedule)
+                yield maker.placed(chosen, micro, placement, costs).forecast.step_s
+    for count in numbers(where)[1:]:
+        if count <= micro:
+            one = Options("auto", micro_batches=micro, tensor=1, replicas=count)
+            yield make_plan(found, where, SOURCE, one).forecast.step_s
+
+
+def every_placement(found: Graph, names: list[str]) -> Iterator[Placement]:
+    together = units(found.at(found.batch)).groups
+    rest = {op.name: names[0] for op in found.ops}
+    for homes in product(names, repeat=len(together)):
+        pairs = zip(together, homes, strict=True)
+        yield Placement(rest | {op: home for group, home in pairs for op in group})
+
+
+def every_tensor(found: Graph, where: Cluster) -> Iterator[TensorParallel]:
+    """Yield every group of two or more devices in any order, in the shares of their speeds."""
+    usable = priced_axes(found, (a for a in axes(found) if a.flops and a.params))
+    speed = {d.name: d.flops_per_s for d in where.devices}
+    for count in range(2, len(where.devices) + 1):
+        for group in permutations(where.device, count):
+            shares = shares_of([speed[name] for name in group])
+            for some in subsets(axis for axis in usable if axis.size >= count):
+                yield TensorParallel((group,), shares, some)
+
+
+def subsets(every: Iterator[Axis]) -> Iterator[tuple[Axis, ...]]:
+    known = tuple(every)
+    for size in range(1, len(known) + 1):
+        for some in combinations(known, size):
+            names = [place.name for axis in some for place in (*axis.params, *axis.values)]
+            if len(set(names)) == len(names):
+                yield some
+
+
+@pytest.mark.parametrize("seed", [4])
+def test_nothing_is_faster_than_what_is_planned_together(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bigbrain_fx.plan.apart.CPU", 0.0)
+    found, where = drawn(seed)
+    micro = (1, 2)[seed % 2]
+    best_s = min(every_step_s(found, where, micro))
+    plan = planned(found, where, micro_batches=micro, tensor=0, replicas=0)
+    assert plan.forecast.step_s <= best_s * (1 + 1e-9)
+
+
+# ------------------------------------------------------------------------- what is chosen, and said
+
+
+@pytest.mark.parametrize("partitioner", ["naive", "auto"])
+def test_it_is_never_slower_than_pipelines_alone(partitioner: str) -> None:
+    where = cluster(2, 1)
+    alone = planned(graph(), where, partitioner=partitioner, tensor=1)
+    plan = planned(graph(), where, partitioner=partitioner, tensor=0)
+    assert plan.forecast.step_s <= alone.forecast.step_s
+    assert {each.why for each in plan.compared if each.step_s == plan.forecast.step_s} == {"chosen"}
+
+
+def work(found: Graph) -> Graph:
+    ops = tuple(replace(op, flops=10**7 if "linear" in op.target else 0) for op in found.ops)
+    return replace(found, ops=ops)
+
+
+def test_groups_are_what_auto_takes_where_one_micro_batch_has_much_work() -> None:
+    plan = planned(work(graph()), cluster(1, 1), micro_batches=1)
+    assert plan.stages.members == 2
+    said = str(explain(plan))
+    assert "one pipeline" in said
+    assert "a step to each other member; whole: " in said
+    assert plan.search is not None
+    assert "of these tensor groups and axes" in plan.search.bounds[0].covers
+    for without in ({"tensor": 1}, {"replicas": 2, "micro_batches": 2}):
+        assert planned(work(graph()), cluster(1, 1), **without).stages.members == 1
+
+
+def test_an_op_whose_rule_fails_stays_whole() -> None:
+    found = FoundModel(work(graph()), SOURCE, None, (), 0)  # type: ignore[arg-type]  # no weights
+    tried = []
+
+    def one_fails(trials: list[RuleTrial]) -> list[str | None]:
+        tried.append(len(trials))
+        return ["not equal" if "gelu" in t.ops[0][1] and len(tried) == 1 else None for t in trials]
+
+    object.__setattr__(found, "try_rules", one_fails)
+    given = Options("naive", micro_batches=1, tensor=2)
+    plan, _ = with_tried_rules(
+        found, given, lambda options: make_plan(found.graph, cluster(1, 1), SOURCE, options)
+    )
+    assert plan.placement.tensor is not None
+    for axis in plan.placement.tensor.axes:
+        assert axis.name != "hidden" or "gelu" in axis.whole
+    assert len(tried) == 2
+
+
+def test_what_does_not_go_with_groups_is_said_where_they_were_left_open() -> None:
+    plan = planned(graph(), cluster(1, 1), tensor=0, schedule="zb-h1", partitioner="naive")
+    assert plan.stages.members == 1
+    assert "--schedule zb-h1" in plan.compared[-1].why
+    with pytest.raises(InputError, match="finds shares by speed"):
+        planned(graph(), cluster(1, 1), tensor=0, tensor_shares=(2, 1))
+
+
+def test_groups_hold_a_model_that_no_pipeline_does() -> None:
+    large = capture(Large(), {"x": torch.randn(2, 8)}).graph
+    where = cluster(1, 1, memory_bytes=80 << 20)
+    with pytest.raises(NoPlanError):
+        planned(large, where, tensor=1, micro_batches=1)
+    assert planned(large, where, micro_batches=1).stages.members == 2
+
+
+class Large(nn.Module):
+    """One layer of 9 MiB, which a pipeline cannot divide: with AdamW it needs four times that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 1 << 18)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x).pow(2).mean()
+
+
+# --------------------------------------------------------------------------- groupings
+
+
+def test_groupings_are_of_devices_alike_first_and_else_in_shares_of_their_speeds() -> None:
+    where = cluster(2, 2, 1, 1)
+    found = groupings(where, {"d0": 2.0, "d1": 2.0, "d2": 1.0, "d3": 1.0}, most=8)
+    assert [(each.groups, each.shares) for each in found] == [
+        ((("d0", "d1"), ("d2", "d3")), (1, 1)),
+        ((("d0", "d2"), ("d1", "d3")), (2, 1)),
+        ((("d0", "d1"),), (1, 1)),
+        ((("d0", "d1", "d2"),), (2, 2, 1)),
+        ((("d0", "d1", "d2", "d3"),), (2, 2, 1, 1)),
+    ]
+    assert shares_of([4.0, 2.0, 1.0]) == (4, 2, 1)
+    assert shares_of([1.01, 0.99]) == (1, 1)
+
+
+def test_groups_are_of_one_host_and_number_of_threads() -> None:
+    one, two = cluster(1, 1).devices, cluster(1, 1).devices
+    other = tuple(replace(d, name=f"e{i}", host="other") for i, d in enumerate(two))
+    where = Cluster((*one, *other), FAST)
+    speeds = dict.fromkeys(where.device, 1.0)
+    (found,) = groupings(where, speeds, most=4)
+    assert found.groups == (("d0", "d1"), ("e0", "e1"))
+    unlike = replace(where, devices=(one[0], replace(one[1], threads=4)))
+    assert groupings(unlike, speeds, most=4) == ()

@@ -117,7 +117,7 @@ def test_replicas_are_a_number_or_auto(text: str | None, found: int | None) -> N
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
 def test_other_replicas_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="expected a number of replicas or auto"):
+    with pytest.raises(InputError, match="expected a number or auto"):
         read_number(text, "--replicas")
 
 

@@ -93,6 +93,12 @@ if TYPE_CHECKING:
         parameter as parameter,
         reseed as reseed,
     )
+    from .named_facts import (
+        UnlikeFactsError as UnlikeFactsError,
+        joined_facts as joined_facts,
+        parameter_of as parameter_of,
+        part_of_facts as part_of_facts,
+    )
     from .network import NetworkTransport as NetworkTransport
     from .optimizer_state import (
         StateError as StateError,
@@ -133,6 +139,7 @@ _HOMES = {
     "local": "Hub LocalTransport",
     "malloc": "keep_freed_memory",
     "modules": "Region Stage Tensors buffer parameter reseed",
+    "named_facts": "UnlikeFactsError joined_facts parameter_of part_of_facts",
     "network": "NetworkTransport",
     "optimizer_state": "StateError optimizer_facts optimizer_tensors restore_optimizer",
     "records": "read_records",

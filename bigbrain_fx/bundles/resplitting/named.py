@@ -5,7 +5,6 @@ Where several devices hold one tensor (a tied parameter, a table) their copies m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,13 @@ from bigbrain_fx.runtime import (
     Loaded,
     Record,
     TensorEntry,
+    UnlikeFactsError,
     committed,
     first_loadable,
+    joined_facts,
     load_shard,
+    parameter_of,
+    part_of_facts,
     warn_of_others,
 )
 
@@ -72,24 +75,11 @@ class Named:
 
     def facts_of(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the facts of a device that holds these parameters and buffers."""
-        if self.optimizer is None:
-            return {**self.facts, "optimizer": None}
-        whole = self.optimizer
-        trained = {name for name in names if name in whole["of"]}
-        mine = {name for name in self.tensors if _parameter(name) in trained}
-        kept = {
-            "class": whole["class"],
-            "hyper": whole["hyper"],
-            "of": {name: n for name, n in whole["of"].items() if name in trained},
-            "scalars": {name: s for name, s in whole["scalars"].items() if name in trained},
-            "strides": {name: s for name, s in whole["strides"].items() if name in mine},
-            "on_cpu": [name for name in whole["on_cpu"] if name in mine],
-        }
-        return {**self.facts, "optimizer": kept if trained else None}
+        return {**self.facts, "optimizer": part_of_facts(self.optimizer, names)}
 
     def tensors_of(self, names: Iterable[str], updated: Collection[str]) -> dict[str, TensorPlace]:
         """Return the tensors of such a device; the optimizer's of what it updates."""
-        found = {name: p for name, p in self.tensors.items() if _parameter(name) in updated}
+        found = {name: p for name, p in self.tensors.items() if parameter_of(name) in updated}
         for name in names:
             full = self.find(name)
             if full is not None:
@@ -152,46 +142,11 @@ def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named
                 raise _differs(name, device, folder / record.folder)
     files = {name: folder / record.folder / f"{name}.safetensors" for name in loaded}
     optimizers = [found.layout.facts["optimizer"] for found in loaded.values()]
-    return Named(record.step, files, tensors, facts, _merged(optimizers, folder / record.folder))
-
-
-def _merged(found: Sequence[Mapping[str, Any] | None], where: Path) -> dict[str, Any] | None:
-    """Join what devices say of their optimizers; equal hyperparameters become one entry."""
-    parts = [part for part in found if part is not None]
-    if not parts:
-        return None
-    whole: dict[str, Any] = {"class": parts[0]["class"], "hyper": [], "on_cpu": []}
-    places: dict[str, int] = {}
-    for key in ("of", "scalars", "strides"):
-        whole[key] = {}
-    for part in parts:
-        if part["class"] != whole["class"]:
-            raise _differs("the optimizer's class", str(part["class"]), where)
-        numbers = [_number(entry, whole["hyper"], places) for entry in part["hyper"]]
-        of = {name: numbers[n] for name, n in part["of"].items()}
-        for key, entries in (
-            ("of", of),
-            ("scalars", part["scalars"]),
-            ("strides", part["strides"]),
-        ):
-            for name, value in entries.items():
-                if whole[key].setdefault(name, value) != value:
-                    raise _differs(f"the optimizer's {key} of {name}", "a device", where)
-        whole["on_cpu"] += [name for name in part["on_cpu"] if name not in whole["on_cpu"]]
-    return whole
-
-
-def _number(entry: object, table: list[object], places: dict[str, int]) -> int:
-    key = json.dumps(entry, sort_keys=True)
-    if key not in places:
-        places[key] = len(table)
-        table.append(entry)
-    return places[key]
-
-
-def _parameter(name: str) -> str | None:
-    """Return whose state a tensor of the optimizer is."""
-    return name.split(":", 2)[2] if name.startswith("optimizer:") else None
+    try:
+        optimizer = joined_facts(optimizers)
+    except UnlikeFactsError as error:
+        raise _differs(str(error), "a device", folder / record.folder) from error
+    return Named(record.step, files, tensors, facts, optimizer)
 
 
 def _differs(what: str, device: str, where: Path) -> InputError:

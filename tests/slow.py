@@ -13,6 +13,12 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
+    "tests/supervisor/test_peer_states.py": (
+        "test_states_come",
+        "test_another_gives",
+        "test_all_begin_again",
+        "test_no_place",
+    ),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),
     "tests/bundles/launch/test_scripts.py": (
         "test_a_script_trains",

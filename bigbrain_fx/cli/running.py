@@ -197,7 +197,7 @@ def run(
     if not no_replay and can_supervise(plan) and not is_lean(bundle):
         choices["spares"] = 1 if choices["spares"] is None else choices["spares"]
     if mtbf is not None:
-        choices |= intervals(plan, mtbf, choices)
+        choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
         if elastic:
@@ -289,7 +289,10 @@ def intervals(plan: Plan, mtbf: str, choices: dict[str, Any]) -> dict[str, Any]:
         raise InputError("--mtbf is for training", help="inference has no state to recover")
     found = choose(plan, Assumptions(read_duration(mtbf, "--mtbf")))
     commit_every = found.commit_every if choices["commits"] is not None else None
-    wanted = {"snapshot_every": found.devices[0].snapshot_every, "commit_every": commit_every}
+    # of a dead device's state a peer has a copy: no snapshots, unless the run may leave one behind
+    copies = plan.stages.have_peers and not choices.get("elastic")
+    every = None if copies else found.devices[0].snapshot_every
+    wanted = {"snapshot_every": every, "commit_every": commit_every}
     return {name: value for name, value in wanted.items() if choices[name] is None}
 
 

@@ -283,6 +283,11 @@ class Stages:
         return len(self.devices) == len(self.stages)
 
     @property
+    def have_peers(self) -> bool:
+        """Whether each replica has all of every parameter, and of what the optimizer keeps."""
+        return bool(self.micros) and not self.zero_stage
+
+    @property
     def recompute(self) -> tuple[int, ...]:
         """Numbers of the stages that run their forward again before each backward."""
         return tuple(stage.index for stage in self.stages if stage.runs_again)

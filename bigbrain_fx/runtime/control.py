@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .peers import PEER_LOST, PeerLostError
@@ -49,6 +50,7 @@ class Duty:
         epoch: the step to go on from, whose snapshot is in one of the slots; -1: from the start.
         slots: the step of the snapshot in each slot, -1 where there is none.
         files: the slots' file descriptors.
+        again: all devices begin again, from the newest commit or, without one, from the start.
     """
 
     device: str | None
@@ -57,6 +59,7 @@ class Duty:
     epoch: int = -1
     slots: tuple[int, ...] = ()
     files: tuple[int, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,13 @@ class Meeting:
         generation: its number.
         expected: channel's tag -> the number of the message that its receiver waits for.
         layouts: tag -> shape and strides of the channel's messages, where somebody knows them.
+        lacking: devices that take their state from peers -> the step that it is of.
     """
 
     generation: int
     expected: Mapping[int, int]
     layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
+    lacking: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class Control:
         self.stop_at: int | None = None
         self.log_bytes = log_limit()
         self.ended = False
+        self.peers = False  # a dead device's state comes from its peers, not from a snapshot
         self.fed = False  # the caller's process sends the batches, see `feeding`
         self.batch: FedBatch | None = None
         self.batch_bytes = 0  # of the newest
@@ -193,14 +199,21 @@ class Control:
             return self.generation
 
     def meet(
-        self, generation: int, expected: Mapping[int, int], layouts: Mapping[str, object]
+        self,
+        generation: int,
+        expected: Mapping[int, int],
+        layouts: Mapping[str, object],
+        lacks: int | None = None,
     ) -> Meeting | None:
         """Tell the others which messages this device waits for, and wait until all have told.
+
+        `lacks`: the step whose beginning it has to take from its peers.
 
         Returns:
             None when the generation has been given up meanwhile.
         """
-        self.say("ready", generation=generation, expected=expected, layouts=layouts)
+        more = {} if lacks is None else {"lacks": lacks}
+        self.say("ready", generation=generation, expected=expected, layouts=layouts, **more)
         with self.changed:
             self.changed.wait_for(
                 lambda: (
@@ -380,6 +393,7 @@ class Control:
         self.every = rest.pop("every", None)
         self.stop_at = rest.pop("stop_at", None)
         self.fed = rest.pop("fed", False)
+        self.peers = rest.pop("peers", False)
         self.duties.append(Duty(device, files=files, **rest))
 
     def _do_generation(self, files: tuple[int, ...], number: int) -> None:
@@ -393,11 +407,15 @@ class Control:
         generation: int,
         expected: dict[str, int],
         layouts: dict[str, tuple[list[int], list[int]]],
+        peers: bool = False,
+        lacking: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        self.peers = peers
         self.meeting = Meeting(
             generation,
             {int(tag): number for tag, number in expected.items()},
             {int(tag): (tuple(a), tuple(b)) for tag, (a, b) in layouts.items()},
+            lacking,
         )
 
     def _do_value(self, files: tuple[int, ...], key: str, value: str) -> None:
@@ -415,6 +433,8 @@ class Control:
 
     def _do_voted(self, files: tuple[int, ...], step: int, yes: bool) -> None:
         self.voted[step] = yes
+        if self.peers:
+            self.epoch = step + 1  # nobody wants a message of this step again
 
     def _do_epoch(self, files: tuple[int, ...], step: int) -> None:
         self.epoch = step

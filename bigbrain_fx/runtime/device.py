@@ -115,6 +115,7 @@ class Device:
         self.device = device
         self.hooks = Hooks()
         self.on_nan = "stop"  # or another of `finite.POLICIES`
+        self.updates_together = False  # not before all have all of a step's messages
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
             self.modules[number] = stage.empty(device).train()
@@ -256,6 +257,10 @@ class Device:
         self.finished = step + 1
         for at_end in self.hooks.on_step_end:
             at_end(self, step)
+        return self.loss_now()
+
+    def loss_now(self) -> Tensor | None:
+        """Return this step's loss, as far as it is computed, where it is reported."""
         losses = self._now.losses
         if not losses or not self._reports():
             return None
@@ -523,6 +528,8 @@ class Device:
         """
         if self._may_update() and self.optimizer is not None:
             self._update(self.optimizer)
+        if self.statistics is not None:
+            self.statistics.end()
         self._now.gradients.clear()
         self._now.unscaled = None
         self.rates.advance()
@@ -543,11 +550,13 @@ class Device:
         """Whether all numbers of this step are finite, or nobody minds."""
         if self.loss_scale is not None:
             return self._may_update_scaled(self.loss_scale)
+        fine = True
         if self.on_nan == "skip":
             fine = self._not_finite(self._now.gradients) is None
-            return self.transport.vote(self.step, self.name, fine, self.names)
-        if self.on_nan == "stop":
+        elif self.on_nan == "stop":
             self._require_finite(self._now.gradients)
+        if self.on_nan == "skip" or self.updates_together:
+            return self.transport.vote(self.step, self.name, fine, self.names)
         return True
 
     def _may_update_scaled(self, scale: LossScale) -> bool:

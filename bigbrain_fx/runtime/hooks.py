@@ -20,7 +20,9 @@ AtMessage = Callable[["Device", "Channel", Tensor], None]
 class Hooks:
     """Functions to call, in their order, in every process.
 
-    A device that starts again after a death calls them again for the steps that it repeats.
+    A device that starts again after a death calls them again for the steps that it repeats. One
+    that takes its state from a peer goes on after the peer's last `on_step_end`, and calls none for
+    that step; with a function in `on_step_begin` snapshots are kept instead.
 
     Attributes:
         on_step_begin: with the device and the step, before anything of the step.

@@ -28,11 +28,13 @@ from .device import Device
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
+from .peer_states import PeerStates, can_take_from_peers
 from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
 from .snapshots import OwnSnapshots
+from .state import StateError
 from .supervised_commits import SupervisedCommitter
 
 
@@ -44,7 +46,8 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=["forget", "part"])
+    knows = ["forget", "part", *(["peers"] if can_take_from_peers(bundle) else [])]
+    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows)
     try:
         duty = control.next_duty()
         if duty.device is None:
@@ -131,16 +134,19 @@ def _train(
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
     snapshots = OwnSnapshots(transport, control, duty)
+    _take_state(bundle, device, snapshots, duty.epoch)
     first, committer = max(duty.epoch, 0), None
-    if duty.epoch >= 0:
-        snapshots.restore(device, duty.epoch)
     if commits is not None:
         committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
-        first = committer.join(device, resume=commits.resume, epoch=duty.epoch)
+        resume = commits.resume or (duty.again and committer.has_commits())
+        first = committer.join(device, resume=resume, epoch=duty.epoch)
+    if duty.again:
+        control.say("begins", step=first)
     if duty.epoch < 0:
         transport.start(first, {})
     if transport.inner is None:
         transport.form()
+    device.updates_together = control.peers
     has_ended = _run(device, snapshots, committer, options, first)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
@@ -149,6 +155,24 @@ def _train(
     if options.report:
         write_report(device.name, Path(options.report))
     transport.linger()
+
+
+def _take_state(bundle: Bundle, device: Device, snapshots: OwnSnapshots, epoch: int) -> None:
+    """Put a device that takes over where all begin `epoch`: by a snapshot, or by its peers."""
+    transport, control = snapshots.transport, snapshots.control
+    by_peers = epoch >= 0 and control.peers
+    if control.peers and not can_take_from_peers(bundle):
+        raise StateError(
+            "the other processes take states from peers, and this one has functions in "
+            "`on_step_begin`: give all of them the same hooks, or --snapshot-every N"
+        )
+    if can_take_from_peers(bundle):
+        transport.peers = PeerStates(bundle, device, control, epoch if by_peers else None)
+    if by_peers:
+        transport.start(epoch, {})
+        transport.form()
+    elif epoch >= 0:
+        snapshots.restore(device, epoch)
 
 
 def _run(
@@ -166,13 +190,16 @@ def _run(
         if not control.begin(step):
             return False
         start = time.perf_counter()
+        if snapshots.transport.peers is not None:
+            snapshots.transport.peers.began = start
         loss = device.run_step(step)
         value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
         step_s = time.perf_counter() - start
         if options.first_gradients:
             save_first_gradients(Path(options.first_gradients), device, step)
         control.say("step", step=step, loss=value, step_s=round(step_s, 6))
-        snapshots.after_step(device, step, step_s)
+        if not control.peers:
+            snapshots.after_step(device, step, step_s)
         if committer is not None:
             committer.after_step(device, step)
     return True

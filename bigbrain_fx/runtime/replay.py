@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from .control import Control, Meeting, said
 from .data import require_same
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError
+
+if TYPE_CHECKING:
+    from .peer_states import PeerStates
 
 Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
 
@@ -103,6 +107,7 @@ class ReplayTransport:
         self.epoch = -1  # the log has been dropped up to this step
         self.held_bytes = 0  # by the log
         self.asked: deque[tuple[str, str]] = deque()  # what the supervisor was told; not compared
+        self.peers: PeerStates | None = None  # instead of snapshots
         for channel in channels:
             per_step = channel.messages(micro_batches)
             if channel.is_local:
@@ -189,8 +194,12 @@ class ReplayTransport:
         self.asked.append((what, mine))
 
     def vote(self, step: int, device: str, yes: bool, names: tuple[str, ...]) -> bool:
-        """Tell the supervisor, who keeps it, what this device says; return whether all say yes."""
-        self.control.say("vote", step=step, yes=yes)
+        """Tell the supervisor, who keeps it, what this device says; return whether all say yes.
+
+        Where states come from peers, a vote also says that all of the step's messages are here.
+        """
+        about = {} if self.peers is None else self.peers.so_far()
+        self.control.say("vote", step=step, yes=yes, **about)
         while (all_say := self.control.wait_vote(step, self.generation)) is None:
             self.form()
         return all_say
@@ -198,6 +207,8 @@ class ReplayTransport:
     def finish(self) -> None:
         """Wait until everything sent has been received; see `agree` for what it raises."""
         self._compare()
+        if self.control.peers:
+            return  # all devices have voted, and so have all of it
         while True:
             try:
                 inner = self._living()
@@ -237,7 +248,10 @@ class ReplayTransport:
                 alive = isinstance(error, SpoiledError)
                 self.control.say("lost", generation=self.generation, text=said(error), alive=alive)
             self._let_go()
-            self.generation = self.control.wait_generation(self.generation)
+            newest = self.control.wait_generation(self.generation)
+            if self.control.peers and self.peers is not None and self.peers.must_end_step:
+                return  # its next message finds no connection
+            self.generation = newest
             try:
                 if self._meet(self.generation):
                     return
@@ -253,13 +267,16 @@ class ReplayTransport:
 
     def _meet(self, generation: int) -> bool:
         expected = {tag: received.next for tag, received in self.received.items()}
-        meeting = self.control.meet(generation, expected, self.known_layouts())
+        lacks = self.peers.lacks if self.peers is not None else None
+        meeting = self.control.meet(generation, expected, self.known_layouts(), lacks)
         if meeting is None:
             return False
         self.inner = inner = self.connect(generation)
         for tag, sent in self.sent.items():
             sent.peer_next = meeting.expected.get(tag, 0)
         self._learn_layouts(meeting)
+        if self.peers is not None and meeting.lacking:
+            self.peers.exchange(inner, meeting.lacking)
         rest = [(r.channel, r.due - r.next) for r in self.received.values()]
         inner.begin_step(tuple((channel, count) for channel, count in rest if count))
         for sent in self.sent.values():

@@ -103,6 +103,9 @@ class Statistics:
         micros: of each replica, the numbers of its micro-batches.
         replica: this device's.
         transport: to the other devices.
+
+    Attributes:
+        began: until the step's update, what each buffer was at its beginning, by the buffer's id.
     """
 
     def __init__(
@@ -116,10 +119,18 @@ class Statistics:
         self._stages = frozenset(group.stage for group in groups)
         self._notes: dict[tuple[int, int], dict[int, deque[Note]]] = {}
         self._told: list[dict[int, list[Note]]] = []
+        self._written = [t for g in groups for pair in (*g.pairs, *g.counters) for t in pair
+                         if isinstance(t, Tensor)]  # fmt: skip
+        self.began: dict[int, Tensor] = {}
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Forget the step before; keep what this one may write."""
         self._notes = {}
+        self.began = {id(tensor): tensor.clone() for tensor in self._written}
+
+    def end(self) -> None:
+        """Hear that the step's update is made: what was written counts."""
+        self.began = {}
 
     def has(self, stage: int) -> bool:
         """Whether a stage writes what other replicas write, too."""

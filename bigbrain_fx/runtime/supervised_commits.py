@@ -107,6 +107,10 @@ class SupervisedCommitter(Committer):
         self._commit(device)
         return 0
 
+    def has_commits(self) -> bool:
+        """Whether there is a commit to go on from."""
+        return self._newest() >= 0
+
     def _newest(self) -> int:
         """Return the step of the newest commit, -1 if there is none, or none can be seen now."""
         with suppress(OSError, CommitError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,13 @@ class CatchUp:
             now: when.
         """
         before = self.ways.get(device)
-        goal = max(done + 1, before.goal if before else 0)
+        goal = max(done + 1, start, before.goal if before else 0)
         self.ways[device] = _Lag(start, goal, before.since if before else now)
+
+    def begin(self, device: str, start: int) -> None:
+        """Hear from which step a device goes on: not from the one that was said of its death."""
+        if device in self.ways:
+            self.ways[device] = replace(self.ways[device], start=start)
 
     def reach(self, device: str, step: int, now: float) -> CaughtUp | None:
         """Hear that a device is before `step`; None: it still is behind, or never was."""

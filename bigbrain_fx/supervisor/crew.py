@@ -241,6 +241,13 @@ class Crew:
             if not end_now(member.process):
                 self.report("left", device=member.device or member.name, pid=member.process.pid)
 
+    def recall(self) -> None:
+        """End the processes of all devices, so that others begin as them."""
+        for member in self.at_work():
+            if not member.recalled and member.process.poll() is None:
+                member.recalled = True
+                member.kill()
+
     def close(self) -> None:
         """End every process and give back what was used to hear of it."""
         self.end_now()

@@ -25,7 +25,10 @@ class EventLog:
 
         started, spare_ready        device or spare, pid
         died                        device, pid, step, how, silent_s
-        assigned                    device, pid, warm, step that it starts from
+        took_state                  device, step, peers that it came from, bytes
+        state_lost                  text: nobody has a device's state; all begin again
+        assigned                    device, pid, warm, step that it starts from; -1: `rolled_back`
+                                    says it
         formed                      after_s since the first death, or since the start
         caught_up                   device, step, after_s since its death, steps replayed
         hang, slow                  device, seconds in one instruction or silent
@@ -105,6 +108,9 @@ def status(entry: Event) -> str | None:
     words = {
         "died": "{device} {how} {where}",
         "assigned": "{device} goes on as process {pid} from step {step}",
+        "took_state": "{device} has its state of step {step} from {peers}",
+        "state_lost": "WARNING: {text}: all devices begin again, from the newest commit, or "
+        "from the start where there is none",
         "formed": "all devices are connected, {after_s:.2f} s later",
         "caught_up": "{device} has caught up at step {step}: {after_s:.2f} s, {steps} steps again",
         "hang": "{device} hangs: no progress for {seconds:.0f} s; ending it",
@@ -129,6 +135,8 @@ def status(entry: Event) -> str | None:
         "moved": "going on from step {step} on {devices}: {bundle}",
     }
     text = words.get(entry["event"])
+    if entry["event"] == "assigned" and entry.get("step", 0) < 0:
+        text = "{device} goes on as process {pid}"
     if text is None or (entry["event"] in ("formed", "assigned") and entry["generation"] == 0):
         return None
     if entry["event"] in ("missed", "rescued") and entry["row"] > 1:  # one line for all in a row

@@ -22,6 +22,7 @@ from .interval import SnapshotCost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
 from .log_loss import LogLoss
+from .peering import Peering
 from .pipe import PARTS, Said
 from .processes import Member, Start, popen
 from .rendezvous import Rendezvous
@@ -61,12 +62,15 @@ class Supervisor:
         self.rescue = rescue
         self.snapshots = Snapshots(job.devices, job.every)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
-        self.rendezvous = Rendezvous(self.crew)
         self.watch = Watch(self.crew)
         self.spares = Spares(self.crew)
         self.votes = Votes(frozenset(job.devices))
         self.log_loss = LogLoss()
         self.catch_up = CatchUp()
+        parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
+        self.peering = Peering(*parts, self._tell_step)
+        wants_snapshots = feed is not None or rescue is not None or job.every is not None
+        self.rendezvous = Rendezvous(self.crew, None if wants_snapshots else self.peering)
         self.stopping = Stopping()
         self.judge = Judge(job.restarts, job.window_s)
         self.feeding = Feeding(self.crew, feed, self.ask_to_stop) if feed else None
@@ -90,6 +94,9 @@ class Supervisor:
             "post": self._hear_post,
             "vote": self._hear_vote,
             "step": self._hear_step,
+            "took": self.peering.hear_took,
+            "orphaned": self.peering.hear_orphaned,
+            "begins": self.peering.hear_begins,
             "cost": self._hear_cost,
             "snapshot": self._hear_snapshot,
             "log_dropped": self._hear_log_dropped,
@@ -184,10 +191,10 @@ class Supervisor:
 
     def _take_all_back(self) -> None:
         """End all processes: what they would have to send again was dropped."""
-        at_work = self.crew.at_work()
-        for member in [m for m in at_work if not m.recalled and m.process.poll() is None]:
-            member.recalled = True
-            member.kill()
+        if self.peering.is_on:
+            self.peering.begin_again("messages that a replacement would want were dropped")
+            return
+        self.crew.recall()
         self.crew.report("rolled_back", step=self.snapshots.start)
 
     # ------------------------------------------------------------------ processes come and go
@@ -221,6 +228,7 @@ class Supervisor:
             slots=slots.steps,
             files=slots.files,
             **({"fed": True} if self.feeding else {}),
+            **self.peering.orders(),
         )
         self.crew.order(member, "generation", number=self.crew.generation)
 
@@ -246,6 +254,7 @@ class Supervisor:
         if stop is not None:
             raise FailedError(death, stop.reason, moves=stop.moves)
         self.restarts += 1
+        self.peering.take_over(device)
         self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
         self.stopping.move(now)
         self._next_generation()
@@ -260,7 +269,7 @@ class Supervisor:
             device=device,
             pid=chosen.process.pid,
             warm=chosen.is_warm,
-            step=self.snapshots.start,
+            step=-1 if self.peering.begins_again else self.snapshots.start,
         )
 
     def _report_death(self, dead: Member, death: Death, now: float) -> None:
@@ -321,6 +330,8 @@ class Supervisor:
 
     def _hear_post(self, member: Member, key: str, text: str) -> None:
         self.stopping.move(self.crew.clock.now())
+        if member.recalled and self.peering.begins_again:  # of commits that are no more under way
+            return
         dropped = self.votes.board.post(key, text)
         if key.startswith("event/"):
             self.crew.report(key.rpartition("-")[2], device=member.device, **json.loads(text))
@@ -330,13 +341,17 @@ class Supervisor:
             if "forget" in other.knows:
                 self.crew.order(other, "forget", keys=dropped)
 
-    def _hear_vote(self, member: Member, step: int, yes: bool) -> None:
+    def _hear_vote(
+        self, member: Member, step: int, yes: bool, loss: float | None = None, step_s: float = 0.0
+    ) -> None:
+        self.peering.hear_loss(step, loss, step_s)
         decision = self.votes.vote(str(member.device), step, yes)
         if decision is None:
             return
         self.crew.tell("voted", step=step, yes=not decision.against)
         if decision.against and decision.is_new:
             self.crew.report("skipped", step=step, devices=", ".join(decision.against))
+        self.peering.end_step(step)
 
     def _hear_step(self, member: Member, step: int, loss: float | None, step_s: float) -> None:
         assert member.device is not None
@@ -348,7 +363,12 @@ class Supervisor:
         if found is not None:
             self._caught_up(found)
             self._fill_spares()
-        if loss is not None and step > self.reported:
+        if loss is not None:
+            self._tell_step(step, loss, step_s)
+
+    def _tell_step(self, step: int, loss: float, step_s: float) -> None:
+        """Tell of a step, once."""
+        if step > self.reported:
             self.reported = step
             if self.on_step is not None:
                 self.on_step(step, loss, step_s)

@@ -169,6 +169,7 @@ class Member:
         greeted: it has imported its program.
         device: what it is; None for a spare.
         ready: for which generation it has said what it waits for, and what that is.
+        lacks: the step whose beginning it has to take from its peers; None: it has its state.
         formed: the newest generation in which it was connected.
         step, done: the step that it was last in, and the last one that it has finished.
         failure: the error that it told, and its exit code.
@@ -191,6 +192,7 @@ class Member:
     rank: int = -1
     is_warm: bool = False
     ready: tuple[int, Mapping[str, Any]] = field(default_factory=lambda: (-1, {}))
+    lacks: int | None = None
     formed: int = -1
     step: int = -1
     done: int = -1

@@ -12,6 +12,7 @@ from typing import Any
 from .crew import Crew
 from .job import FailedError
 from .judging import Death, Judge
+from .peering import Peering
 from .processes import Member
 
 LINKS_S = 0.5  # connections that were lost without a death are made anew after this
@@ -20,13 +21,17 @@ LINKS_S = 0.5  # connections that were lost without a death are made anew after 
 class Rendezvous:
     """Lead the processes of a crew through their generations.
 
+    Args:
+        peering: to be on, where the program of all processes can; None: snapshots are wanted.
+
     Attributes:
         broken_since: when the first thing broke after which not all are connected again yet.
         lost: when connections were lost, in the newest generation, and what was said of it.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, peering: Peering | None = None) -> None:
         self.crew = crew
+        self.peering = peering
         self.relinks = Judge(crew.job.restarts, crew.job.window_s)
         self.broken_since: float | None = None
         self.lost: tuple[float, str] | None = None
@@ -48,16 +53,27 @@ class Rendezvous:
     # ------------------------------------------------------------------ what processes say
 
     def hear_ready(
-        self, member: Member, generation: int, expected: dict[str, int], layouts: dict[str, Any]
+        self,
+        member: Member,
+        generation: int,
+        expected: dict[str, int],
+        layouts: dict[str, Any],
+        lacks: int | None = None,
     ) -> None:
         """Hear what a device waits for; tell all of all once the last has said so."""
         member.ready = generation, {"expected": expected, "layouts": layouts}
+        member.lacks = lacks
         if not self.crew.all_are(lambda m: m.ready[0]):
             return
-        told: dict[str, dict[str, Any]] = {"expected": {}, "layouts": {}}
+        told: dict[str, Any] = {"expected": {}, "layouts": {}}
         for other in self.crew.at_work():
             for kind, found in other.ready[1].items():
                 told[kind] |= found
+        at_work = self.crew.at_work()
+        if self.peering is not None and all("peers" in other.knows for other in at_work):
+            self.peering.is_on = True
+            lacking = {m.device: m.lacks for m in at_work if m.lacks is not None}
+            told |= {"peers": True, "lacking": lacking}
         self.crew.tell("go", generation=self.crew.generation, **told)
 
     def hear_put(self, member: Member, key: str, value: str) -> None:

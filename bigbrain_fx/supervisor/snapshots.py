@@ -1,4 +1,7 @@
-"""The snapshots of all devices in memory: which all have, and how often one is made."""
+"""The snapshots of all devices in memory: which all have, and how often one is made.
+
+Where a device's state comes from its peers in other replicas, none is made.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ class Snapshots:
         every: steps from one snapshot to the next; None: found when all have measured their costs.
 
     Attributes:
-        epoch: the newest step of which every device has a snapshot; -1: there is none.
+        epoch: the newest step of which every device has a snapshot, or a peer that keeps its
+            beginning; -1: there is none.
 
     Raises:
         OSError: this host has no memory, or no files, for them.
@@ -51,6 +55,14 @@ class Snapshots:
             return False
         self.epoch = newest
         return True
+
+    def keep_beginning(self, step: int) -> None:
+        """Hear that all devices have the beginning of a step until all have all of it."""
+        self.epoch = step
+
+    def lose(self) -> None:
+        """Hear that nobody has a device's state any more."""
+        self.epoch = -1
 
     def measure(self, device: str, cost: SnapshotCost) -> bool:
         """Hear what snapshots cost a device; return whether `every` is now known by that."""

@@ -52,6 +52,15 @@ class Votes:
             return None
         return Decision(tuple(sorted(name for name, says in votes.items() if not says)), is_new)
 
+    def forget(self) -> None:
+        """Forget all, for devices that begin again."""
+        self.firsts, self.board, self.votes = {}, Notes(), {}
+
+    def withdraw(self, device: str) -> None:
+        """Forget the votes of a device that begins its step again."""
+        for votes in self.votes.values():
+            votes.pop(device, None)
+
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}

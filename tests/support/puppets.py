@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,13 @@ class Puppet:
 class Stage:
     """A supervisor that is turned by hand, and its puppets, by the number of their start."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, knows: Sequence[str] = (), **options: Any) -> None:
         given = {"devices": ("d0", "d1"), "spares": 0, "hang_s": 0.4, **options}
         job = Job(words=("x",), folder=folder, environment={}, logs=folder, **given)
         self.events: list[Event] = []
         self.steps: list[int] = []
         self.puppets: list[Puppet] = []
+        self.knows = ["forget", "part", *knows]  # the orders that their program takes
         self.fail_starts: list[OSError] = []  # of the next ones
         log = EventLog(None, self.events.append)
         self.supervisor = Supervisor(
@@ -87,7 +88,7 @@ class Stage:
         generation = self.supervisor.crew.generation
         living = [p for p in self.puppets if p.process.poll() is None]
         for puppet in living:
-            puppet.say("hello", pid=1, plan="a", knows=["forget", "part"])
+            puppet.say("hello", pid=1, plan="a", knows=self.knows)
             puppet.say("ready", generation=generation, expected={}, layouts={})
         self.turn_until(lambda: all("go" in p.hear() for p in living))
         for puppet in living:

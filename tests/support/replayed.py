@@ -33,6 +33,7 @@ from types import SimpleNamespace
 
 from runtime import member
 from runtime.device import Device
+from runtime.peer_states import PeerStates
 from runtime.rendezvous import PassedOn
 from runtime.state import state_of
 
@@ -40,7 +41,7 @@ FOLDER = Path(__file__).resolve().parent / "faults"
 PLANNED = json.loads((FOLDER / "planned.json").read_text())
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 INSTRUCTIONS = ("forward", "backward", "send", "recv", "send_tied", "recv_tied", "send_norms",
-                "recv_norms", "optimizer_step")
+                "recv_norms", "reduce_gradients", "sum_gradients", "optimizer_step")
 count, forwards, steps, logged = 0, 0, [], []
 
 
@@ -90,9 +91,13 @@ if (FOLDER.parent / "runtime" / "deferred.py").exists():
     DeferringDevice.backward_weight = counted(DeferringDevice.backward_weight, "backward_weight")
 
 
-def at_begin(device, step):
+def run_step(device, step):
     global count
     count = 0
+    return run(device, step)
+
+
+run, Device.run_step = Device.run_step, run_step
 
 
 def at_end(device, step):
@@ -130,6 +135,13 @@ def put(store, key, value):
     forming("addressed", store, store.rank)
 
 
+def give(self, inner, taker, names, step):
+    own = self.device
+    strike(SimpleNamespace(name=own.name, step=own.transport.generation), "giving")
+    return given(self, inner, taker, names, step)
+
+
+given, PeerStates._give = PeerStates._give, give
 form_mesh, member.form_mesh = member.form_mesh, mesh
 tell, PassedOn.set = PassedOn.set, put
 names = []
@@ -137,7 +149,6 @@ names = []
 
 def install(bundle):
     names.extend(cls.name for cls in bundle.devices)
-    bundle.hooks.on_step_begin.append(at_begin)
     bundle.hooks.on_step_end.append(at_end)
 '''
 
@@ -148,7 +159,8 @@ class Fault:
 
     `at` may also be "updated" (after the optimizer's step) or "end" (of the step); or, with the
     generation for the step, "ready" or "addressed" (before and after a device tells the others
-    where to connect to). `what` is kill, stop, raise, links or sleep.
+    where to connect to) or "giving" (its state to another device).
+    `what` is kill, stop, raise, links or sleep.
     """
 
     device: str

@@ -110,10 +110,10 @@ class Fault:
     """What happens, and where: before the `nth` call of an instruction in a step of a device.
 
     Attributes:
-        device, step: whose, and in which step; for "ready" and "addressed" the generation, for
-            "commit" and "before_record" the step of the commit.
+        device, step: whose, and in which step; for "ready", "addressed" and "giving" the
+            generation, for "commit" and "before_record" the step of the commit.
         at: an instruction (forward, backward, send, recv, ...), or "any" of them; or begin, end,
-            in_update, updated, snapshot, commit, before_record, ready, addressed.
+            in_update, updated, snapshot, commit, before_record, ready, addressed, giving.
         what: kill, stop, stop_others, kill_parent, end_run (SIGTERM to the supervisor), raise,
             sleep, run, corrupt, nan, or mark (it is only noted).
         generation: not in an older one.
@@ -138,8 +138,13 @@ class Fault:
     words: tuple[str, ...] = ()
 
 
-def make_bundle(folder: Path, size: Size = SMALL, devices: int = 4) -> Path:
-    """Write the model and split it into `folder/bundle`, a pipeline of equal devices."""
+PIPELINE = Options("naive", schedule="1f1b", micro_batches=4)
+
+
+def make_bundle(
+    folder: Path, size: Size = SMALL, devices: int = 4, options: Options = PIPELINE
+) -> Path:
+    """Write the model and split it into `folder/bundle`, by itself a pipeline of equal devices."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpt.py").write_text(MODEL.format(**asdict(size)))
     memory_bytes = 4 * 2**30
@@ -149,7 +154,6 @@ def make_bundle(folder: Path, size: Size = SMALL, devices: int = 4) -> Path:
         ),
         Link(5e-5, 1e9),
     )
-    options = Options("naive", schedule="1f1b", micro_batches=4)
     return bigbrain_fx.split(folder / "gpt.py", made, folder / "bundle", options).bundle
 
 

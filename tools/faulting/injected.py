@@ -22,6 +22,7 @@ from runtime import committing, member, snapshots
 from runtime.device import Device
 from runtime.disk import Disk
 from runtime.network import NetworkTransport
+from runtime.peer_states import PeerStates
 from runtime.rendezvous import PassedOn
 from runtime.state import state_of
 
@@ -37,6 +38,7 @@ INSTRUCTIONS = (
     "recv_tied",
     "send_norms",
     "recv_norms",
+    "sum_gradients",
     "optimizer_step",
 )
 KINDS = {"parameter": "parameters", "optimizer": "optimizer"}  # the rest: buffers and facts
@@ -342,6 +344,21 @@ def put(store, key, value):
     strike(store.name, store.generation, "addressed")
 
 
+def give(self, *args):
+    """A device gives its state to another; the generation is the fault's step."""
+    device = self.device
+    strike(device.name, device.transport.generation, "giving", 0, device.transport.generation)
+    return give_whole(self, *args)
+
+
+def run_step(self, step):
+    """A step, before which this is no hook: those might write into a device."""
+    at_begin(self, step)
+    return run_whole(self, step)
+
+
+give_whole, PeerStates._give = PeerStates._give, give
+run_whole, Device.run_step = Device.run_step, run_step
 send_whole, NetworkTransport._start_send = NetworkTransport._start_send, start_send
 form_mesh, member.form_mesh = member.form_mesh, mesh
 tell, PassedOn.set = PassedOn.set, put
@@ -353,6 +370,5 @@ for _name in INSTRUCTIONS:
 def install(bundle):
     """Strike in the runs of a bundle; train.py calls this."""
     names.extend(cls.name for cls in bundle.devices)
-    bundle.hooks.on_step_begin.append(at_begin)
     bundle.hooks.on_step_end.append(at_end)
     print(f"faults installed: {len(FAULTS)}", file=sys.stderr)

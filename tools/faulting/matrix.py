@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.faulting import rows_calls, rows_disks, rows_ends, rows_processes, rows_runs
+from tools.faulting import (
+    rows_calls,
+    rows_disks,
+    rows_ends,
+    rows_processes,
+    rows_replicas,
+    rows_runs,
+)
 from tools.faulting.verdicts import BROKEN, SKIPPED, Ground, Verdict
 
 
@@ -77,6 +84,8 @@ ROWS = (
         30, "supervisor stopped, then SIGCONT", "start; forward", "-", rows_ends.supervisor_stopped
     ),
     Row(31, "each call of a device fails", "start; whole run", "-", rows_calls.every_call),
+    Row(32, "SIGKILL, in any replica", "whole step", "1 s", rows_replicas.of_any_replica),
+    Row(33, "SIGKILL, and its only peer", "as it gives its state", "-", rows_replicas.while_giving),
 )
 
 

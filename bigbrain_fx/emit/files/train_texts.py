@@ -175,6 +175,19 @@ def _joining(hosts: Sequence[str]) -> list[str]:
     ]
 
 
+def _replacing(plan: Plan) -> list[str]:
+    """Say what becomes of a process that dies."""
+    if plan.stages.have_peers:
+        return [
+            "A process that dies is replaced by a spare. It takes the device's state from a peer",
+            "in another replica, and begins its step again; the result is the same.",
+        ]
+    return [
+        "A process that dies is replaced by a spare, which takes over the device's last snapshot",
+        "and computes again what came after it; the others wait, and the result is the same.",
+    ]
+
+
 def launch_text(plan: Plan) -> str:
     """Return launch.py."""
     hosts = tuple(plan.cluster.device[name].host for name in plan.stages.devices)
@@ -186,8 +199,7 @@ def launch_text(plan: Plan) -> str:
         "    python launch.py --steps 100 --spares 1",
         *(_joining(hosts) if several else []),
         "",
-        "A process that dies is replaced by a spare, which takes over the device's last snapshot",
-        "and computes again what came after it; the others wait, and the result is the same.",
+        *_replacing(plan),
         '"""',
         "",
         "from pathlib import Path",

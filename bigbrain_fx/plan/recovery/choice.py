@@ -75,6 +75,8 @@ class Recovery:
         commit_every: steps between two commits to disk; None where no MTBF was given.
         commit_s: to write one, on the host that has the most to write.
         overhead: share that snapshots add to a step.
+        by_peers: none are taken: a peer in another replica has each device's state, and replays
+            are of one step; the word to the supervisor that this costs in each is not counted.
     """
 
     devices: tuple[DeviceRecovery, ...]
@@ -83,17 +85,28 @@ class Recovery:
     commit_s: float
     overhead: float
     assumptions: Assumptions
+    by_peers: bool = False
 
     def __str__(self) -> str:
         """Show it as plain text, a line per device."""
         lines = [
-            f"  {d.device}: snapshot of {d.state_bytes / 2**20:.1f} MiB every {d.snapshot_every} "
-            f"steps in {d.snapshot_s * 1e3:.1f} ms; its senders keep up to "
+            f"  {d.device}: {self._source(d)}; its senders keep up to "
             f"{d.log_bytes / 2**20:.1f} MiB; replays at most {d.replay_s:.2f} s"
             for d in self.devices
         ]
         commit = f"commit every {self.commit_every} steps; " if self.commit_every else ""
-        return "\n".join([f"{commit}snapshots add {100 * self.overhead:.2f} % to a step", *lines])
+        cost = "no snapshots: peers have all states"
+        if not self.by_peers:
+            cost = f"snapshots add {100 * self.overhead:.2f} % to a step"
+        return "\n".join([f"{commit}{cost}", *lines])
+
+    def _source(self, device: DeviceRecovery) -> str:
+        mib = device.state_bytes / 2**20
+        if self.by_peers:
+            return f"state of {mib:.1f} MiB from a peer"
+        copied_s = device.snapshot_s
+        every = device.snapshot_every
+        return f"snapshot of {mib:.1f} MiB every {every} steps in {copied_s * 1e3:.1f} ms"
 
 
 def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
@@ -108,7 +121,9 @@ def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
     assumptions = assumptions or Assumptions()
     step_s, names = plan.forecast.step_s, plan.stages.devices
     there = crowded(plan.cluster).device  # all devices copy at once
+    by_peers = plan.stages.have_peers
     copies_s = {n: _state(plan, n) / copy_bytes_per_s(there[n]) for n in names}
+    copies_s = dict.fromkeys(names, 0.0) if by_peers else copies_s
     longest_s = max(copies_s.values())
     replayed_s = max(plan.forecast.of(name).busy_s for name in names)
     rare = _rare(longest_s, step_s, replayed_s, assumptions)
@@ -123,6 +138,7 @@ def choose(plan: Plan, assumptions: Assumptions | None = None) -> Recovery:
         commit_s,
         overhead,
         assumptions,
+        by_peers,
     )
 
 

@@ -53,6 +53,21 @@ def test_copying_takes_at_most_its_share_of_a_step() -> None:
     assert interval(0.1, 0.5, 10**6) == 20
 
 
+def test_no_snapshot_is_taken_of_what_a_peer_has(plan: Plan) -> None:
+    stages = dataclasses.replace(plan.stages, micros=((0, 1), (2, 3)))
+    copies = dataclasses.replace(plan, stages=stages)
+    found = choose(copies, Assumptions(mtbf_s=3600.0))
+    assert found.overhead == 0.0
+    assert {device.snapshot_every for device in found.devices} == {1}
+    assert "MiB from a peer" in str(found)
+    asked = {"snapshot_every": None, "commit_every": None, "commits": None}
+    assert intervals(copies, "1h", asked)["snapshot_every"] is None
+    elastic = intervals(copies, "1h", {**asked, "elastic": True})
+    assert elastic["snapshot_every"] == 1
+    zero = dataclasses.replace(plan, stages=dataclasses.replace(stages, zero_stage=1))
+    assert choose(zero).overhead == choose(plan).overhead > 0
+
+
 def test_rare_failures_ask_for_fewer_copies(plan: Plan) -> None:
     often, rare = (choose(plan, Assumptions(mtbf_s=mtbf_s)) for mtbf_s in (0.01, 1e9))
     assert often.devices[0].snapshot_every == choose(plan).devices[0].snapshot_every

@@ -1,0 +1,96 @@
+"""A run without snapshots: the state of a dead device comes from its peers in other replicas.
+
+All devices vote on every step, when they have all of its messages, and update when all have voted:
+until then every device has the beginning of the step, and from then on that of the next. What a
+device alone would have told after its update, the step's loss, it tells with its vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .catch_up import CatchUp
+from .crew import Crew
+from .log_loss import LogLoss
+from .processes import Member
+from .snapshots import Snapshots
+from .votes import Votes
+
+TellStep = Callable[[int, float, float], None]  # step, loss, seconds
+
+
+class Peering:
+    """What follows for the parts of a supervisor; nothing, where a run keeps snapshots.
+
+    Attributes:
+        is_on: states come from peers; known when all devices have first met.
+        begins_again: no step has ended since nobody had the state of a device any more.
+        told: of the newest step of which the loss was told: step, loss, seconds until the vote.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        snapshots: Snapshots,
+        votes: Votes,
+        log_loss: LogLoss,
+        catch_up: CatchUp,
+        tell_step: TellStep,
+    ) -> None:
+        self.crew, self.snapshots, self.votes = crew, snapshots, votes
+        self.log_loss, self.catch_up, self.tell_step = log_loss, catch_up, tell_step
+        self.is_on = self.begins_again = False
+        self.told: tuple[int, float, float] | None = None
+
+    def orders(self) -> dict[str, bool]:
+        """Return what a process is told besides that it is to be a device."""
+        found = {"peers": self.is_on, "again": self.begins_again}
+        return {name: True for name, is_so in found.items() if is_so}  # old bundles know neither
+
+    # ------------------------------------------------------------------ steps, and deaths in them
+
+    def hear_loss(self, step: int, loss: float | None, step_s: float) -> None:
+        """Hear of a loss, with a vote."""
+        if loss is not None:
+            self.told = step, loss, step_s
+
+    def end_step(self, step: int) -> None:
+        """Hear that all devices have voted on a step: nobody wants anything of it again."""
+        if self.is_on:
+            self.begins_again = False
+            self.snapshots.keep_beginning(step + 1)
+            self.votes.forget_steps(before=step + 1)
+            self.log_loss.end_step()
+
+    def take_over(self, device: str) -> None:
+        """Hear that a process has died: no other may update before its replacement votes."""
+        if self.is_on:
+            self.votes.withdraw(device)
+            if self.told is not None and self.snapshots.epoch > self.told[0]:
+                self.tell_step(*self.told)  # it may have died before it told; again means nothing
+
+    def hear_took(self, member: Member, step: int, peers: Sequence[str], bytes: int) -> None:
+        """Hear that a device has its state again."""
+        about = {"step": step, "peers": ", ".join(peers), "bytes": bytes}
+        self.crew.report("took_state", device=member.device, **about)
+
+    # ------------------------------------------------------------------ a state that nobody has
+
+    def hear_orphaned(self, member: Member, text: str) -> None:
+        """Hear that nobody has something of a device's state."""
+        if not member.recalled:
+            self.begin_again(f"nobody has {text} of {member.device}: its peers have died, too")
+
+    def begin_again(self, why: str) -> None:
+        """End all processes; the next ones begin as those of a run that is resumed."""
+        self.crew.report("state_lost", text=why)
+        self.begins_again, self.told = True, None
+        self.snapshots.lose()
+        self.votes.forget()
+        self.crew.recall()
+
+    def hear_begins(self, member: Member, step: int) -> None:
+        """Hear from which step a device goes on then."""
+        if member.device == self.crew.job.devices[0]:
+            self.crew.report("rolled_back", step=step)
+        self.catch_up.begin(str(member.device), step)

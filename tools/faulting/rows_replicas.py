@@ -1,0 +1,61 @@
+"""Rows 32 and 33: deaths in replicas, whose states come from peers; nobody takes a snapshot."""
+
+from __future__ import annotations
+
+from bigbrain_fx.plan import Options
+from tools.faulting.bundle import Fault, devices_of, make_bundle
+from tools.faulting.rows_processes import WARM_S
+from tools.faulting.verdicts import Ground, Verdict, judged, together
+
+# Two replicas of two stages: d0 and d1, d2 and d3.
+REPLICAS = Options("naive", schedule="1f1b", micro_batches=4, replicas=2, sum_order="tree")
+MOST_AGAIN = 1  # steps
+LATE_S = 400.0  # four spares must get warm, one after another
+
+
+def of_any_replica(ground: Ground) -> Verdict:
+    """Row 32: in a forward, after the last gradients have left, before the update, and after it."""
+    here = _replicated(ground)
+    places = (("d0", 3, "forward"), ("d3", 5, "sum_gradients"), ("d1", 7, "optimizer_step"))
+    faults = [Fault(*place, spares=1) for place in (*places, ("d2", 9, "updated"))]
+    run = here.run(faults, spares=1, every=None, deadline_s=LATE_S)
+    took = [event["device"] for event in run.of("took_state")]
+    again = [event["steps"] for event in run.of("caught_up")]
+    checks = {
+        f"states were taken by {took}": took == [fault.device for fault in faults],
+        "snapshots were taken": not run.of("snapshot"),
+        f"steps again: {again}": max(again, default=0) <= MOST_AGAIN,
+    }
+    more = [text for text, holds in checks.items() if not holds]
+    outcome = "the peer's state, no snapshot"
+    return judged(run, here.reference(), faults, outcome, WARM_S, more=more)
+
+
+def while_giving(ground: Ground) -> Verdict:
+    """Row 33: the only peer dies as it gives its state away, with commits and without."""
+    found = [_orphaned(_replicated(ground), commits) for commits in (True, False)]
+    return together(found, "said; all go on from the newest commit, or begin again")
+
+
+def _orphaned(here: Ground, commits: bool) -> Verdict:
+    words = ("--commits", "../commits", "--commit-every", "2") if commits else ()
+    faults = [Fault("d0", 5, "forward", 1, spares=2), Fault("d2", 1, "giving", after=0)]
+    run = here.run(faults, *words, spares=2, every=None, deadline_s=LATE_S)
+    back = [event["step"] for event in run.of("rolled_back")]
+    checks = {
+        "nobody said that a state is lost": len(run.of("state_lost")) == 1,
+        f"all went back to {back}": len(back) == 1
+        and (2 <= back[0] <= 4 if commits else not back[0]),
+    }
+    more = [text for text, holds in checks.items() if not holds]
+    return judged(run, here.reference(), faults, "", None, more=more)
+
+
+def _replicated(ground: Ground) -> Ground:
+    """Return the ground of a bundle with replicas, made once."""
+    folder = ground.folder / "replicas"
+    if not folder.exists():
+        make_bundle(folder / "made", options=REPLICAS)
+    bundle = folder / "made" / "bundle"
+    known = sum(1 for each in folder.iterdir() if each.name.startswith("run-"))
+    return Ground(folder, bundle, devices_of(bundle), count=known)

@@ -137,7 +137,9 @@ class Judge:
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]
-        if plan.stages.deferring:  # the other bounds are of pipelines of whole backwards
+        if (
+            plan.stages.deferring and found.bounds
+        ):  # the other bounds are of pipelines of whole backwards
             found = replace(found, bounds=found.bounds[:1])
         return replace(plan, partitioner=AUTO, search=found)
 

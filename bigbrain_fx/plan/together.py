@@ -62,10 +62,12 @@ def plan_together(
     alone = replace(options, tensor=1) if tensor_is_open(options) else options
     for one in _numbers(graph, cluster, alone):
         found.add(_said(one), partial(make, graph, cluster, source, one))
+        if found.stopped:
+            break
         if found.lacks_memory and (one.replicas or 1) > 1 and not one.zero_stage:
             divided = replace(one, zero_stage=1)
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
-    if tensor_is_open(options):
+    if tensor_is_open(options) and not found.stopped:
         _groups(found, graph, cluster, source, _for_groups(options))
     return found.best(apart(cluster))
 
@@ -121,7 +123,7 @@ def _groups(
     for each in tensor_tries(graph, cluster, source, options, fits=bool(found.plans)):
         if SURE * each.least_s >= found.best_s:
             found.leave(str(each.grouping), f"takes about {each.least_s:.4g} s at the least")
-        elif planned < MOST:
+        elif planned < MOST and not found.stopped:
             planned += 1
             found.add(str(each.grouping), each.plan)
 
@@ -133,12 +135,14 @@ class _Found:
     Attributes:
         failure: of the first that is no plan.
         lacks_memory: whether the last one did not fit.
+        stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
     """
 
     plans: list[tuple[str, Plan]] = field(default_factory=list)
     failed: list[Compared] = field(default_factory=list)
     failure: BigBrainError | None = None
     lacks_memory: bool = False
+    stopped: bool = False
 
     @property
     def best_s(self) -> float:
@@ -149,7 +153,14 @@ class _Found:
         """Plan one, or note why there is none."""
         self.lacks_memory = False
         try:
-            self.plans.append((what, make()))
+            plan = make()
+            self.plans.append((what, plan))
+            self.stopped = plan.search is not None and plan.search.stopped
+        except KeyboardInterrupt:
+            if not self.plans:
+                raise
+            self.stopped = True
+            self.leave(what, "stopped by Ctrl-C")
         except (NoPlanError, InputError) as error:
             self.lacks_memory = isinstance(error, NoPlanError)
             self.failure = self.failure or error

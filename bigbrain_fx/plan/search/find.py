@@ -61,9 +61,7 @@ def find(ask: Ask) -> tuple[Trial, Search]:
     """Run a search: see `bigbrain_fx.plan.search.search`."""
     require_known(ask.objective, ask.effort)
     run = _Run(ask)
-    run.pipelines()
-    run.planners()
-    run.moves()
+    stopped = run.is_stopped()
     chosen = run.ranking.chosen()
     if chosen is None:
         raise run.ranking.first_error or NoPlanError("no plan can be run as asked")
@@ -74,9 +72,10 @@ def find(ask: Ask) -> tuple[Trial, Search]:
         winner,
         others,
         tuple(run.ranking.refused),
-        run.bounds(),
+        () if stopped else run.bounds(),
         run.looked_at,
         run.ranking.simulated,
+        stopped,
     )
     return chosen.trial, found
 
@@ -110,6 +109,22 @@ class _Run:
         self.at = tuple(self._prepared(count) for count in self._counts())
         self._floors: dict[int, float] = {}
         self._chain_floors: dict[int, float] = {}
+
+    def is_stopped(self) -> bool:
+        """Look for plans; return whether Ctrl-C ended that, with a plan at hand.
+
+        Raises:
+            KeyboardInterrupt: there is none yet.
+        """
+        try:
+            self.pipelines()
+            self.planners()
+            self.moves()
+        except KeyboardInterrupt:
+            if self.ranking.best() is None:
+                raise
+            return True
+        return False
 
     def _counts(self) -> tuple[int, ...]:
         """Return the numbers of micro-batches; for `latency` few, or the fewest there are."""

@@ -135,6 +135,7 @@ class Search:
         bounds: lower bounds of the step, for these costs; the first covers every plan.
         looked_at: splits that the dynamic program compared.
         simulated: trials that the simulator ran.
+        stopped: whether Ctrl-C ended it: then this is the best so far, without bounds.
     """
 
     objective: Objective
@@ -145,6 +146,7 @@ class Search:
     bounds: tuple[Bound, ...]
     looked_at: int
     simulated: int
+    stopped: bool = False
 
     @property
     def gaps(self) -> tuple[float, ...]:
@@ -153,6 +155,8 @@ class Search:
         return tuple(step_s / bound.step_s - 1 if bound.step_s else 0.0 for bound in self.bounds)
 
     def __str__(self) -> str:
+        if self.stopped:
+            return "stopped by Ctrl-C: the best so far"
         return "\n".join(
             f"no {bound.covers} is faster than {bound.step_s:.4g} s a step: "
             f"this plan is within {gap:.1%}"

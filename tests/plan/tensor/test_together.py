@@ -28,6 +28,7 @@ from bigbrain_fx.plan import (
     plan_placed,
     priced_axes,
 )
+from bigbrain_fx.plan.one import placed
 from bigbrain_fx.plan.replicas import numbers
 from bigbrain_fx.plan.tensor import GroupMaker
 from bigbrain_fx.plan.tensor.groupings import groupings, shares_of
@@ -211,6 +212,24 @@ class Large(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.up(x).pow(2).mean()
+
+
+@pytest.mark.parametrize("after", [3, 60])
+def test_ctrl_c_gives_the_best_so_far(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, groups are not planned any more; pressed after the search, it changes nothing."""
+    simulated = []
+
+    def impatient(*args: Any) -> Any:
+        simulated.append(args)
+        if len(simulated) == after:
+            raise KeyboardInterrupt
+        return placed(*args)
+
+    monkeypatch.setattr("bigbrain_fx.plan.judge.placed", impatient)
+    plan = planned(work(graph()), cluster(1, 1), micro_batches=1)
+    assert plan.stages.members == 1 + (after > len(simulated))
+    assert len(plan.compared) == 1 + (after > len(simulated))
+    assert (plan.search is not None and plan.search.stopped) == (after == len(simulated))
 
 
 # --------------------------------------------------------------------------- groupings

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from bigbrain_fx.cluster.presets import PRESETS, Preset
+from bigbrain_fx.cluster import BadValueError
+from bigbrain_fx.cluster.presets import PRESETS, Preset, preset_name
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.costs.profiles import Machine
 from bigbrain_fx.measure.ops.machine import processor_name
 from tools.gpu_rows import Rates
 
 Kind = Literal["cuda", "cpu"]
-
-_OTHER_CARDS = {"ti", "super", "nvl", "laptop", "max", "ada", "gh200", "gb200", "mig"}
-"""Words that make another card of a name: "RTX 3090 Ti" is no RTX 3090, a MIG slice no H100."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +49,11 @@ def card(kind: Kind) -> Card:
 
 
 def preset_of(name: str) -> str | None:
-    """Return the preset whose words are all in a card's name; of several the one with most.
-
-    "NVIDIA A100-SXM4-40GB" is `a100-40`, "NVIDIA H100 PCIe" is `h100-pcie`.
-    """
-    words = {word.removesuffix("gb") for word in re.findall(r"[a-z0-9]+", name.lower())}
-    if words & _OTHER_CARDS:
+    """Return the preset of what torch calls a card; None: there is none, or there are several."""
+    try:
+        return preset_name(name)
+    except BadValueError:
         return None
-    found = [preset for preset in PRESETS if set(preset.split("-")) <= words]
-    return max(found, key=lambda preset: len(preset.split("-")), default=None)
 
 
 def rates(device: Device) -> Rates:

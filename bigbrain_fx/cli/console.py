@@ -80,7 +80,7 @@ def show_forecast(plan: Plan) -> None:
     _table((*heads, "messages", "peak", "has"), rows)
     around = spread(plan)
     _say(f"{around}{f' ({around.note})' if around.note else ''}")
-    for text in assumed(plan.cluster, plan.graph.autocast):
+    for text in assumed(plan.cluster, plan.graph):
         _say(text)
     _show_compared(plan.compared)
     if plan.search is not None:
@@ -306,7 +306,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "compared": [dataclasses.asdict(each) for each in plan.compared],
         "measured": measured_share(plan),
         "spread": dataclasses.asdict(spread(plan)),
-        "assumed": assumed(plan.cluster, plan.graph.autocast),
+        "assumed": assumed(plan.cluster, plan.graph),
         "devices": [
             {
                 **dataclasses.asdict(entry),

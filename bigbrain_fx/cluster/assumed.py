@@ -9,19 +9,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from bigbrain_fx.cluster.presets import PRESETS
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, Graph, Link
 
 _FEW = 4
 
 
-def assumed(cluster: Cluster, autocast: str | None = None) -> tuple[str, ...]:
+def assumed(cluster: Cluster, graph: Graph) -> tuple[str, ...]:
     """Return a sentence for each card, each kind of link, and each type that a card lacks."""
     by_card: dict[str, list[Device]] = {}
     for device in cluster.devices:
         if device.preset in PRESETS:
             by_card.setdefault(device.preset, []).append(device)
     found = [_card(name, devices) for name, devices in by_card.items()]
-    found += [_lacking(devices, autocast) for devices in by_card.values() if autocast]
+    types = _types(graph)
+    found += [text for devices in by_card.values() for text in _lacking(devices, types)]
     return tuple(filter(None, (*found, *_wires(cluster, by_card))))
 
 
@@ -39,13 +40,25 @@ def _card(name: str, devices: Sequence[Device]) -> str:
     return f"{_names(devices)}: {name} by its datasheet, of which models reach {said} ({basis})"
 
 
-def _lacking(devices: Sequence[Device], autocast: str | None) -> str:
-    if autocast not in devices[0].lacks:
-        return ""
-    return (
-        f"{_names(devices)}: {devices[0].preset} has no units for {autocast}: its products are "
-        "forecast at the float32 rate"
-    )
+def _types(graph: Graph) -> tuple[str, ...]:
+    """Return the types that a model's products may be computed in."""
+    found = {param.spec.dtype for param in graph.params if param.kind == "parameter"}
+    return tuple(sorted(found | {graph.autocast} - {None}))
+
+
+def _lacking(devices: Sequence[Device], types: Sequence[str]) -> Iterator[str]:
+    device = devices[0]
+    for dtype in types:
+        if dtype in device.lacks:
+            yield (
+                f"{_names(devices)}: {device.preset} has no units for {dtype}: its products are "
+                "forecast at the float32 rate"
+            )
+    if device.matmul_precision != "highest" and not device.tf32_flops_per_s:
+        yield (
+            f"{_names(devices)}: {device.preset} has no TF32, which matmul_precision "
+            f"{device.matmul_precision} asks for: float32 products are forecast as they are"
+        )
 
 
 def _wires(cluster: Cluster, by_card: dict[str, list[Device]]) -> Iterator[str]:

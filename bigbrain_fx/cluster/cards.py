@@ -235,6 +235,12 @@ CARDS: Mapping[str, Preset] = {
     "v100-32-pcie": _card(
         32, 14, 112, 900, f"{_VOLTA}, V100 PCIe 32 GB", PCIE_3, sustained=_V100, lacks=_BF16
     ),
+    "v100s": _card(
+        32, 16.4, 130, 1134, f"{_VOLTA}, V100S PCIe 32 GB", PCIE_3, sustained=_V100, lacks=_BF16
+    ),
+    "titan-v": _card(
+        12, 14.9, 110, 652.8, "NVIDIA TITAN V specifications, 2017", PCIE_3, lacks=_BF16
+    ),
     "titan-rtx": _turing(24, 16.3, 130.5, 672, _TU),
     "rtx-2060": _turing(6, 6.5, 25.8, 336, "NVIDIA GeForce RTX 2060 specifications"),
     "rtx-2070": _turing(8, 7.5, 29.9, 448, _TU),
@@ -318,7 +324,7 @@ CARDS: Mapping[str, Preset] = {
 
 _UNITS = """
 p100-16 56  p100-12 56  p100-16-sxm2 56  p4 20  p40 30  gtx-1080 20  gtx-1080-ti 28
-v100-16 80  v100-32 80  v100-16-pcie 80  v100-32-pcie 80
+v100-16 80  v100-32 80  v100-16-pcie 80  v100-32-pcie 80  v100s 80  titan-v 80
 titan-rtx 72  rtx-2060 30  rtx-2070 36  rtx-2080 46  rtx-2080-ti 68
 quadro-rtx-6000 72  quadro-rtx-8000 72  t4 40
 a100-40 108  a100-80 108  a100-40-pcie 108  a100-80-pcie 108

@@ -126,7 +126,6 @@ def test_common_gpus_have_presets_with_a_source() -> None:
     assert all(card.source.startswith(("NVIDIA", "AMD")) for card in PRESETS.values())
     assert len(PRESETS) >= 12 + 30
     assert all(0 < card.sustained_flops_per_s <= card.flops_per_s for card in PRESETS.values())
-    assert one('"preset": "V100"').memory_bytes == 16 * 10**9  # the smaller one: careful
 
 
 def test_a_field_overrides_its_preset() -> None:
@@ -169,15 +168,6 @@ def test_cards_of_one_host_are_linked_as_their_datasheets_say() -> None:
     assert pcie == link("l4", "l4") != nvlink
     said = link("l4", "l4", links=f', "links": {{"same_host": {{{LINK}}}}}')
     assert said == Link(50e-6, 1e9)
-
-
-def test_what_a_forecast_rests_on_is_said() -> None:
-    two = parse('{"devices": [{"name": "a", "preset": "t4"}, {"name": "b", "preset": "t4"}]}')
-    card, lacks, wire = room.assumed(two, "bfloat16")
-    assert "a, b: t4 by its datasheet" in card
-    assert "t4 has no units for bfloat16" in lacks
-    assert "PCIe 3.0" in wire
-    assert room.assumed(parse(f'{{"devices": [{{"name": "a", {CPU}}}]}}'), "bfloat16") == ()
 
 
 def test_what_cublas_takes_is_the_presets_or_as_written() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from bigbrain_fx.core import Device, TensorSpec
+from bigbrain_fx.core import BLAS_BYTES_FROM_HOPPER_ON, Device, TensorSpec
 from estimators.calls import PricedCall, number
 from estimators.cuda_rules import (
     ATTENTION_BACKWARD,
@@ -19,6 +19,7 @@ from estimators.cuda_rules import (
     AUTOCAST_LAUNCHES,
     BACKWARD_LAUNCHES,
     CAST_BYTES,
+    COPY_PASSES,
     FITTED,
     FORWARD_LAUNCHES,
     KERNEL_S,
@@ -26,12 +27,15 @@ from estimators.cuda_rules import (
     SPREAD_PASSES,
     SUMS_INSIDE,
     TILE,
+    TURNED_NORMS,
     USUAL_UNITS,
     VIEW_LAUNCHES,
+    WIDE_GROUP,
     Fitted,
     Passes,
     passes_of,
 )
+from estimators.matrices import MatrixShape, copied_numbers, matrix_shape
 from estimators.op_rules import OpRule
 
 HALF = ("float16", "bfloat16")
@@ -81,8 +85,10 @@ class CudaClock:
         if self.call.op.view_of is not None:
             return 0.0
         if self.rule.kind in ("product", "attention"):
-            return self._products_s(1.0, backward=False) + self._casts_s()
-        return self._pass_s(self._norm * self.passes.forward * self._moved_bytes)
+            return self._products_s(1.0, backward=False) + self._casts_s() + self._copies_s()
+        return (
+            self._pass_s(self._norm * self.passes.forward * self._moved_bytes) + self._turning_s()
+        )
 
     def inputs_backward_s(self) -> float:
         """Return the seconds to make the gradients of its inputs."""
@@ -91,14 +97,18 @@ class CudaClock:
         match self.rule.kind:
             case "product":
                 factors = 1 if self.call.trained else self.call.wanted
-                return factors * self._products_s(1.0, backward=True) + self._casts_s()
+                return factors * (self._products_s(1.0, backward=True) + self._copies_s()) + (
+                    self._casts_s()
+                )
             case "attention":
                 return self._products_s(ATTENTION_BACKWARD, backward=True)
             case "view":
                 return self._view_backward_s()
         if not self.passes.backward:
             return 0.0
-        return self._pass_s(self._norm * self.passes.backward * self._moved_bytes)
+        return (
+            self._pass_s(self._norm * self.passes.backward * self._moved_bytes) + self._turning_s()
+        )
 
     def weights_backward_s(self) -> float:
         """Return the seconds to make the gradients of its parameters, and to add them up."""
@@ -141,6 +151,12 @@ class CudaClock:
         half = any(spec.dtype in HALF for _, spec in self.call.values)
         return passes_of(self.name, half=half, training=self.call.scope.graph.training)
 
+    def _turning_s(self) -> float:
+        """Return the seconds to turn what a norm takes in rows of channels, and its result back."""
+        if self.name not in TURNED_NORMS or not self._channels_last:
+            return 0.0
+        return self._pass_s(COPY_PASSES * self.call.result.nbytes)
+
     @property
     def _norm(self) -> float:
         return self.fitted.norms if self.name in NORMS else 1.0
@@ -159,9 +175,27 @@ class CudaClock:
         moved_s = self._pass_s(self.call.moved_bytes)
         if self._depthwise:
             return products * self._depthwise_s(backward)
+        if backward and self._is_wide_group:
+            return products * self._wide_group_s()
         flops = products * self.call.flops * self._needed()
-        compute_s = flops / (self._flops_per_s * self._share(backward))
-        return max(compute_s * self._tail(), moved_s) + self._turned_s()
+        compute_s = flops / (self._flops_per_s * self._share(backward)) * self._tail()
+        if self.rule.kind != "product":
+            return max(compute_s, moved_s) + self._turned_s()
+        unhidden = 0.0
+        if self._dtype in HALF and self._dtype not in self.device.lacks:
+            compute_s *= 1.0 if self._is_convolution else self._slowed(backward)
+            unhidden = self.fitted.unhidden
+        whole_s = max(compute_s, moved_s) + unhidden * min(compute_s, moved_s)
+        return whole_s + self._turned_s()
+
+    def _slowed(self, backward: bool) -> float:
+        """Return how much longer than its flops a matrix's sides make it on tensor cores."""
+        shape = matrix_shape(self.call, self.name)
+        return shape.covered(backward) / self._aligned(shape)
+
+    def _aligned(self, shape: MatrixShape) -> float:
+        fit = self.fitted
+        return {8: 1.0, 4: fit.aligned_4, 2: fit.aligned_2}.get(shape.aligned, fit.aligned_1)
 
     def _tail(self) -> float:
         """Return how much longer it takes as its last wave of tiles fills the device in part."""
@@ -192,7 +226,9 @@ class CudaClock:
     def _share(self, backward: bool) -> float:
         fit = self.fitted
         if self.rule.kind == "attention":
-            return fit.attention_backward if backward else fit.attention
+            share = fit.attention_backward if backward else fit.attention
+            from_hopper_on = self.device.blas_bytes == BLAS_BYTES_FROM_HOPPER_ON
+            return share * (fit.attention_from_hopper_on if from_hopper_on else 1.0)
         if not self._is_convolution:
             return fit.product_backward if backward else 1.0
         if self._dtype in HALF:
@@ -237,6 +273,14 @@ class CudaClock:
         found = (self.call.scope.param(name) for name in self.call.op.params)
         yield from (spec for spec in found if spec is not None)
 
+    def _copies_s(self) -> float:
+        """Return the seconds to copy what a matrix product cannot read as it lies."""
+        if self.rule.kind != "product" or self._is_convolution:
+            return 0.0
+        size = 2 if self._dtype in HALF else 4
+        numbers = copied_numbers(self.call, self.name)
+        return self._pass_s(COPY_PASSES * size * numbers) if numbers else 0.0
+
     # ----------------------------------------------------------------- convolutions
 
     @property
@@ -254,6 +298,18 @@ class CudaClock:
         if weight is None or not self.call.values or self.name in _TRANSPOSED:
             return 1
         return max(1, number(self.call.values[0][1].shape[1]) // weight[1])
+
+    @property
+    def _is_wide_group(self) -> bool:
+        """Whether cuDNN has no kernel of tensor cores for a backward in channels_last."""
+        weight = self._weight
+        if weight is None or self._dtype not in HALF or not self._channels_last:
+            return False
+        return self._groups > 1 and weight[1] > WIDE_GROUP
+
+    def _wide_group_s(self) -> float:
+        rate = self.device.flops_per_s * self.fitted.wide_groups
+        return max(self.call.flops / rate, self._pass_s(self.call.moved_bytes))
 
     @property
     def _depthwise(self) -> bool:

@@ -40,6 +40,13 @@ class Fitted:
         depthwise_passes, depthwise_backward_passes: of its bytes, for a 3 x 3 one.
         depthwise_flops: share of the FP32 rate.
         turned_passes: over a convolution's tensors, in half precision and not channels_last.
+        unhidden: the part of a half-precision product's passes over memory that its arithmetic does
+            not hide, or of its arithmetic that they do not.
+        aligned_4, aligned_2, aligned_1: share of a half-precision product's rate where its rows are
+            whole in 4, 2 or 1 elements and not in 8, as tensor cores read them.
+        attention_from_hopper_on: share of attention there: torch's kernels are written for Ampere.
+        wide_groups: share of the FP32 rate that the backward of a grouped convolution reaches in
+            half precision and channels_last where a group is of more than 32 channels.
     """
 
     product_backward: float = 1.0
@@ -60,6 +67,12 @@ class Fitted:
     depthwise_flops: float = 0.11
     turned_passes: float = 2.7
     channels: float = 16.0
+    unhidden: float = 0.6
+    aligned_4: float = 0.5
+    aligned_2: float = 0.4
+    aligned_1: float = 0.3
+    attention_from_hopper_on: float = 0.65
+    wide_groups: float = 0.09
 
 
 FITTED = Fitted()
@@ -80,13 +93,18 @@ KERNEL_S = 3e-6
 ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward
 CAST_BYTES = 6  # four read and two written, or the other way round
 
-TILE = 128 * 128  # elements of a product that a multiprocessor makes at once
+TILE_SIDE = 128
+TILE = TILE_SIDE * TILE_SIDE  # elements of a product that a multiprocessor makes at once
+COPY_PASSES = 2.6  # a turned tensor is read in pieces: 1.3 for each of read and written
+WIDE_GROUP = 32  # channels of a group up to which cuDNN has kernels for channels_last
 USUAL_UNITS = 80
 ATTENTION_TILE = 64  # rows of queries and keys that a fused kernel takes at once
 SPREAD_PASSES = 3.0
 """Passes over a result to sum the gradient of a parameter that was spread over it: a product with
 the other factor (two read, one written), and its sum."""
 SUMS_INSIDE = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "native_layer_norm")
+TURNED_NORMS = ("group_norm", "native_group_norm")
+"""On a GPU torch copies what is channels_last to rows of channels before, and copies it back."""
 NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 _ONE = Passes()

@@ -5,11 +5,12 @@ This room knows the file; it knows nothing of models or plans, and imports no to
 
 from bigbrain_fx.cluster.assumed import assumed
 from bigbrain_fx.cluster.file import schema
-from bigbrain_fx.cluster.presets import PRESETS, Preset
+from bigbrain_fx.cluster.presets import MEASURED, PRESETS, Preset
 from bigbrain_fx.cluster.quantity import BadValueError, duration_s
 from bigbrain_fx.cluster.resolve import parse_cluster, read_cluster, to_json
 
 __all__ = [
+    "MEASURED",
     "PRESETS",
     "BadValueError",
     "Preset",

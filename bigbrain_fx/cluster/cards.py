@@ -24,7 +24,7 @@ class Sustained:
 
     fp32: float = 0.75
     tf32: float = 0.6
-    half: float = 0.6
+    half: float = 0.65
     memory: float = 0.85
     source: str = "usual"
 
@@ -185,19 +185,19 @@ def _hopper(
 
 # Fitted by `python -m tools.published_gpus.fitting`; where a source says nothing of a rate it is
 # the usual one, and L4's half rate is between T4's, a card of the same power cap, and the usual.
-_V100 = Sustained(0.94, 0.6, 0.5, 0.85, "NeuSight's labels and DeepLearningExamples")
-_A100_40 = Sustained(0.83, 0.6, 0.71, 0.8, "NeuSight's labels and llm-foundry's tables")
-_A100_80 = Sustained(0.83, 0.6, 0.71, 0.8, "llm-foundry's tables and DeepLearningExamples")
-_A100_40_PCIE = Sustained(0.89, 0.6, 0.6, 0.8, "NeuSight's labels")
-_A100_80_PCIE = Sustained(0.73, 0.6, 0.6, 0.8, "NeuSight's labels")
-_H100 = Sustained(0.67, 0.6, 0.51, 0.82, "NeuSight's labels and llm-foundry's tables")
+_V100 = Sustained(0.95, 0.6, 0.63, 0.85, "NeuSight's labels and DeepLearningExamples")
+_A100_40 = Sustained(0.84, 0.6, 0.77, 0.8, "NeuSight's labels and llm-foundry's tables")
+_A100_80 = Sustained(0.84, 0.6, 0.77, 0.8, "llm-foundry's tables and DeepLearningExamples")
+_A100_40_PCIE = Sustained(0.9, 0.6, 0.7, 0.8, "NeuSight's labels")
+_A100_80_PCIE = Sustained(0.74, 0.6, 0.7, 0.8, "NeuSight's labels")
+_H100 = Sustained(0.7, 0.6, 0.63, 0.82, "NeuSight's labels and llm-foundry's tables")
 _P100 = Sustained(0.78, 0.6, 0.6, 0.85, "NeuSight's labels")
-_P4 = Sustained(0.46, 0.6, 0.6, 0.85, "NeuSight's labels")
+_P4 = Sustained(0.47, 0.6, 0.6, 0.85, "NeuSight's labels")
 _P40 = Sustained(0.69, 0.6, 0.6, 0.77, "torchgpipe's benchmarks, pipelines too")
-_T4 = Sustained(0.58, 0.6, 0.34, 0.82, "NeuSight's labels and DeepLearningExamples")
-_L4 = Sustained(0.34, 0.45, 0.45, 0.85, "NeuSight's labels")
-_3090 = Sustained(0.75, 0.75, 0.87, 0.95, "timm's benchmarks")
-_GEFORCE = Sustained(0.75, 0.75, 0.87, 0.9, "timm's benchmarks of the RTX 3090, of the same make")
+_T4 = Sustained(0.6, 0.6, 0.49, 0.82, "NeuSight's labels and DeepLearningExamples")
+_L4 = Sustained(0.36, 0.45, 0.55, 0.85, "NeuSight's labels")
+_3090 = Sustained(0.75, 0.75, 1.0, 0.95, "timm's benchmarks")
+_GEFORCE = Sustained(0.75, 0.75, 0.95, 0.9, "timm's benchmarks of the RTX 3090, of the same make")
 
 _PASCAL = "NVIDIA Tesla P100 datasheet, 2016"
 _VOLTA = "NVIDIA V100 datasheet, Jan 2020"
@@ -342,3 +342,14 @@ UNITS: Mapping[str, int] = {
     name: int(count) for name, count in zip(_UNITS.split()[::2], _UNITS.split()[1::2], strict=True)
 }
 """Multiprocessors (AMD: compute units), from the same datasheets."""
+
+_ROWS = """
+p100-16 fp32  p4 fp32  p40 fp32  v100-16 fp32,half  v100-32 fp32,half  v100-32-pcie fp32
+t4 fp32,half  a100-40 fp32,half  a100-80 tf32,half  a100-40-pcie fp32  a100-80-pcie fp32
+rtx-3090 half  l4 fp32  h100 fp32,half
+"""
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    name: tuple(kinds.split(","))
+    for name, kinds in zip(_ROWS.split()[::2], _ROWS.split()[1::2], strict=True)
+}
+"""Rates of a card that forecasts were held against published rows of; docs/gpu.md."""

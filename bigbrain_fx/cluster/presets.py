@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bigbrain_fx.cluster.cards import CARDS, UNITS as UNITS, Preset as Preset
+from bigbrain_fx.cluster.cards import CARDS, MEASURED as MEASURED, UNITS as UNITS, Preset as Preset
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 
 PRESETS: Mapping[str, Preset] = CARDS

@@ -4,10 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.core import Cluster, Device, Link, Op, OpCost, Param, ParamRef, Ref, TensorSpec
+from bigbrain_fx.core import (
+    BLAS_BYTES_FROM_HOPPER_ON,
+    Cluster,
+    Device,
+    Link,
+    Op,
+    OpCost,
+    Param,
+    ParamRef,
+    Ref,
+    TensorSpec,
+)
 from estimators.analytical import Analytical
 from estimators.compiled import Compiled
-from estimators.cuda_rules import AUTOCAST_LAUNCHES, FORWARD_LAUNCHES
+from estimators.cuda_rules import AUTOCAST_LAUNCHES, FITTED, FORWARD_LAUNCHES
 from tests.support.synthetic import graph_of, op, tensor, weight
 
 GPU = Device(
@@ -82,7 +93,9 @@ def test_a_type_that_a_card_lacks_has_the_float32_rate() -> None:
     first, params = replace(first, outputs=(half,)), (Param("w", half, "w"),)
     fast = cost(last, first, params=params).forward_s
     lacking = replace(GPU, lacks=("bfloat16",))
-    assert cost(last, first, params=params, device=lacking).forward_s == pytest.approx(8 * fast)
+    assert cost(last, first, params=params, device=lacking).forward_s == pytest.approx(
+        8 * fast, 1e-3
+    )
 
 
 def test_autocast_casts_what_it_reads_in_float32() -> None:
@@ -136,3 +149,36 @@ def test_fewer_flops_are_needed_for_a_3x3_in_float32() -> None:
 
     assert taken_s(3) < taken_s(5)
     assert taken_s(3) < taken_s(3, None, (2, 2))
+
+
+def test_half_precision_products_are_slower_where_tensor_cores_read_no_whole_words() -> None:
+    def of(columns: int, dtype: str = "float16") -> float:
+        out = tensor(1024, columns, dtype=dtype)
+        first, last = product(out, flops=2 * 1024 * 1024 * columns * 1000)
+        params = (Param("w", tensor(columns, 1024, dtype=dtype), "w"),)
+        return cost(replace(last, outputs=(out,)), first, params=params).forward_s / columns
+
+    assert 3 < of(50257) / of(50304) < 3.5  # GPT-2's vocabulary, and what it is padded to
+    assert of(50300) / of(50304) == pytest.approx(2.0, 0.01)
+    assert of(50257, "float32") / of(50304, "float32") == pytest.approx(1.0, 0.01)
+
+
+def test_kernels_of_attention_are_amperes_on_later_cards() -> None:
+    q = tensor(1, 1, 64, 64, dtype="float16")
+    first = op("a", "aten.neg.default", out=q)
+    args = Ref("a"), Ref("a"), Ref("a")
+    last = op("v", "aten.scaled_dot_product_attention.default", *args, out=q, flops=10**12)
+    later = replace(GPU, blas_bytes=BLAS_BYTES_FROM_HOPPER_ON)
+    slower = cost(last, first, device=later).forward_s / cost(last, first).forward_s
+    assert slower == pytest.approx(1 / FITTED.attention_from_hopper_on, 0.01)
+
+
+def test_wide_groups_are_slow_backward_in_channels_last() -> None:
+    def backward_s(inside: int, *, last: bool) -> float:
+        out = tensor(8, 128, 32, 32, dtype="float16")
+        strides = (128 * 1024, 1, 128 * 32, 128) if last else (128 * 1024, 1024, 32, 1)
+        spec, shape = replace(out, strides=strides), (128, inside, 3, 3)
+        return convolution(spec, shape, 128).backward_s
+
+    wide, narrow = (backward_s(n, last=True) / backward_s(n, last=False) for n in (64, 32))
+    assert wide > 3 * narrow

@@ -36,9 +36,17 @@ def test_what_was_profiled_is_surer(plan: Plan) -> None:
 
 
 def test_a_card_that_nobody_measured_is_less_sure_and_says_so(plan: Plan) -> None:
-    known, unknown = spread(on(plan, "a100-80")), spread(on(plan, "l40s"))
+    known, unknown = spread(on(plan, "t4")), spread(on(plan, "l40s"))
     assert (known.note, unknown.low_s < known.low_s, unknown.high_s > known.high_s) == (
         *("", True),
         True,
     )
     assert "l40s" in unknown.note
+
+
+def test_a_rate_of_a_card_that_nobody_measured_is_less_sure_too(plan: Plan) -> None:
+    half = replace(plan, graph=replace(plan.graph, autocast="float16"))
+    found = spread(on(half, "l4"))
+    assert found.note == "no published row of l4 in half precision was forecast before"
+    assert spread(on(half, "t4")).note == ""
+    assert found.high_s / found.low_s > spread(on(plan, "l4")).high_s / spread(on(plan, "l4")).low_s

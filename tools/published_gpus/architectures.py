@@ -312,11 +312,12 @@ class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing."""
 
 
-def timm(name: str, image: int | None = None) -> nn.Module:
-    """Return a model of timm by its name."""
+def timm(name: str, image: int | None = None, *, fused: bool = True) -> nn.Module:
+    """Return a model of timm by its name; not `fused`: attention as plain products."""
     if not any(isinstance(finder, _NoTorchvision) for finder in sys.meta_path):
         sys.meta_path.insert(0, _NoTorchvision())
     make: Callable[..., nn.Module] = importlib.import_module("timm").create_model
+    importlib.import_module("timm.layers").set_fused_attn(fused)
     try:
         return make(name, img_size=image) if image else make(name)
     except TypeError:  # a model without a fixed size
@@ -363,6 +364,6 @@ MODELS: Mapping[str, Callable[[int], nn.Module]] = {
 """By name; each takes the length of a sequence or the side of an image."""
 
 
-def built(name: str, side: int) -> nn.Module:
+def built(name: str, side: int, *, fused: bool = True) -> nn.Module:
     """Return a model; what is not in `MODELS` is timm's."""
-    return MODELS[name](side) if name in MODELS else timm(name, side)
+    return MODELS[name](side) if name in MODELS else timm(name, side, fused=fused)

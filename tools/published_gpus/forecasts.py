@@ -49,6 +49,8 @@ def forecast(row: Row, graph: Graph, *, usual: bool = False) -> Said:
     if row.last_is_kept:
         kept_s = planned(replace(row, recompute=False), graph, cluster).forecast.step_s
         step_s -= (step_s - kept_s) / row.accum
+    if row.recompute and row.parallelism == "FSDP":
+        step_s -= _not_again_s(plan)
     if graph.training:
         step_s -= _not_done(row) * _optimizer_s(plan)
     return Said(row, step_s, rule_s(row, graph, cluster))
@@ -109,6 +111,21 @@ def _not_done(row: Row) -> float:
     if not row.with_optimizer:
         return 1.0
     return 1 - 1 / row.gpus if row.parallelism == "FSDP" else 0.0
+
+
+_NOT_AGAIN = ("tokens.weight", ".down.weight")
+
+
+def _not_again_s(plan: Plan) -> float:
+    """Return what composer's checkpoints do not compute again, and ours, of whole stages, do.
+
+    Embedding and head lie outside of its blocks, and torch ends a block's second forward as soon
+    as all that it saved is there: before the last product.
+    """
+    own = [op for op in plan.graph.ops if any(p.endswith(_NOT_AGAIN) for p in op.params)]
+    costs = costs_of(plan)
+    once_s = sum(costs.ops[plan.placement.device_of[op.name]][op.name].forward_s for op in own)
+    return once_s * plan.micro_batches
 
 
 def _optimizer_s(plan: Plan) -> float:

@@ -43,7 +43,7 @@ def _card(name: str, devices: Sequence[Device]) -> str:
 def _types(graph: Graph) -> tuple[str, ...]:
     """Return the types that a model's products may be computed in."""
     found = {param.spec.dtype for param in graph.params if param.kind == "parameter"}
-    return tuple(sorted(found | {graph.autocast} - {None}))
+    return tuple(sorted(found | ({graph.autocast} if graph.autocast else set())))
 
 
 def _lacking(devices: Sequence[Device], types: Sequence[str]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from bigbrain_fx.plan import (
     SPLIT,
     Options,
     Plan,
+    half_sums_text,
     place_like,
     plan_or_remedy,
     plan_placed,
@@ -124,7 +125,8 @@ def split(
         plan, kept = with_tried_rules(
             found, chosen, lambda given: _plan(found, cluster, given, followed)
         )
-        notes = (*kept, *require_optimizer(found, plan))
+        rounded = half_sums_text(plan.graph, plan.stages)
+        notes = (*kept, *require_optimizer(found, plan), *rounded)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         said = (*found.warnings, *notes)

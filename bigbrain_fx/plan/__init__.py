@@ -12,6 +12,7 @@ from bigbrain_fx.plan.by_hand import read_pins, read_placement, write_placement
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
 from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
 from bigbrain_fx.plan.explain import Explanation, compared_text, explain, measured_text, size_text
+from bigbrain_fx.plan.half_sums import half_sums, half_sums_text
 from bigbrain_fx.plan.making import (
     costs_of,
     make_plan,
@@ -94,6 +95,8 @@ __all__ = [
     "exchanges",
     "explain",
     "from_json",
+    "half_sums",
+    "half_sums_text",
     "holders",
     "live_ops",
     "make_plan",

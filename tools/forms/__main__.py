@@ -27,7 +27,8 @@ Small model files as users write them (`tools/forms`), each split over two devic
 parameters on each, and judged against an untouched training loop in plain PyTorch
 (`tools/forms/loop.py`, which imports nothing of ours): losses and weights after {steps} steps.
 
-- **right**: every link of `verify` holds, none is left out, and the bundle trains as the loop does
+- **right**: every link of `verify` holds, none is left out, and the bundle trains as the loop does;
+  where `split` names gradients that are added in sixteen bits, to their rounding
 - **refused**: `split` writes nothing, names what it is and what to do
 - **stopped**: `split` cannot see it; `verify` and every run stop before the step, with what to do
 

@@ -1,0 +1,74 @@
+"""Gradients that one process adds in sixteen bits, and a bundle in another order or in more.
+
+autograd adds the uses of a weight one by one. In float32 another grouping is in the last place; in
+sixteen bits it shows. This file finds those parameters. It knows graph and stages; no numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from bigbrain_fx.core import Graph, Op, Stages
+
+_HALVES = frozenset({"bfloat16", "float16"})
+_NAMED = 3
+
+
+def half_sums(graph: Graph, stages: Stages) -> tuple[str, ...]:
+    """Return the trained parameters whose gradients equal one process's to rounding only.
+
+    - Of sixteen bits: its uses are in several stages, of which each adds its own over the
+      micro-batches first; or replicas do.
+    - Cast by the model file's autocast: torch casts a weight once for all uses, and adds their
+      gradients in the type of the cast; several stages have a cast each, and add in float32.
+    """
+    trained = {p.canonical: p.spec.dtype for p in graph.params if p.spec.requires_grad}
+    readers = {name: _readers(graph, stages, name, dtype) for name, dtype in trained.items()}
+    apart = {name for name, uses in readers.items() if len(uses) > 1}
+    if stages.replicas > 1:
+        apart |= {name for name, dtype in trained.items() if dtype in _HALVES and readers[name]}
+    return tuple(name for name in trained if name in apart)
+
+
+def _readers(graph: Graph, stages: Stages, name: str, dtype: str) -> Counter[int]:
+    """Return how often each stage reads a parameter in sixteen bits, casts included."""
+    return Counter(
+        stage.index
+        for stage in stages.of_replica(0)
+        if not stage.member
+        for op in stage.ops
+        if op in graph.op
+        and op not in stage.recomputed
+        and _in_half(graph, graph.op[op], name, dtype)
+    )
+
+
+def _in_half(graph: Graph, op: Op | None, name: str, dtype: str) -> bool:
+    if op is None:  # of a member's own graph
+        return False
+    reads = any(graph.param[key].canonical == name for key in op.params)
+    return reads and (dtype in _HALVES or (graph.autocast is not None and _is_half(op)))
+
+
+def _is_half(op: Op) -> bool:
+    return op.requires_grad and any(dtype in _HALVES for dtype in _types(op))
+
+
+def _types(op: Op) -> Iterator[str]:
+    yield from (spec.dtype for spec in op.outputs)
+    for inner in op.body.ops if op.body else ():
+        yield from _types(inner)
+
+
+def half_sums_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
+    """Say which they are, in at most one sentence."""
+    found = half_sums(graph, stages)
+    if not found:
+        return ()
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    why = "replicas or several stages" if stages.replicas > 1 else "several stages"
+    return (
+        f"{', '.join(found[:_NAMED])}{more}: {why} add up gradients that one process adds in "
+        f"{graph.autocast or 'sixteen bits'}, so they are the same to rounding, not bit for bit",
+    )

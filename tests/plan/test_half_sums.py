@@ -1,0 +1,55 @@
+"""Parameters whose gradients stages, or replicas, add in another order than one process does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Graph, Stage, Stages
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import half_sums, half_sums_text
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.mix = nn.Embedding(8, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = torch.tanh(self.mix(self.table(words)))
+        return self.head(torch.tanh(self.mix(x)).to(self.head.weight.dtype)).float().square().mean()
+
+
+def halves(model: nn.Module, autocast: str | None = None) -> tuple[Graph, Stages]:
+    """Put the second use of `mix`, and what follows, into a second stage."""
+    words = torch.arange(4)[:, None]
+    graph = capture(model, {"words": words}, autocast=autocast).graph
+    names = [op.name for op in graph.ops]
+    uses = [i for i, op in enumerate(graph.ops) if "mix.weight" in op.params]
+    parts = names[: uses[-1]], names[uses[-1] :]
+    params = [{p for name in part for p in graph.op[name].params} for part in parts]
+    stages = [Stage(i, f"d{i}", tuple(parts[i]), params=tuple(params[i])) for i in (0, 1)]
+    return graph, Stages(tuple(stages), ())
+
+
+def test_a_cast_in_two_stages_is_said_and_one_beside_a_plain_use_is_not() -> None:
+    graph, stages = halves(Twice(), "bfloat16")
+    assert half_sums(graph, stages) == ("mix.weight", "mix.bias")  # the table is looked up as it is
+    (said,) = half_sums_text(graph, stages)
+    assert said.startswith("mix.weight, mix.bias: several stages add up gradients that one process")
+
+
+def test_float32_has_none_and_sixteen_bits_have_what_stages_share() -> None:
+    assert half_sums(*halves(Twice())) == ()
+    assert half_sums_text(*halves(Twice())) == ()
+    assert half_sums(*halves(Twice().bfloat16())) == ("table.weight", "mix.weight", "mix.bias")
+
+
+def test_replicas_add_all_gradients_of_sixteen_bits_otherwise() -> None:
+    graph, _ = halves(Twice().bfloat16())
+    whole = Stage(0, "d0", tuple(op.name for op in graph.ops))
+    trained = ("table.weight", "mix.weight", "mix.bias")
+    assert half_sums(graph, Stages((whole,), ())) == ()
+    assert half_sums(graph, Stages((whole,), (), micros=((0,), (1,)))) == trained

@@ -30,12 +30,13 @@ _REFUSALS = (RuntimeError, ValueError, IndexError)
 class StepOutcome:
     """What one run leaves: values in order, gradients and buffers by name.
 
-    `gradients` is None where none can be asked for.
+    `gradients` is None where none can be asked for. `late` is a buffer that backward wrote.
     """
 
     values: tuple[object, ...]
     gradients: Mapping[str, Tensor | None] | None
     buffers: Mapping[str, Tensor]
+    late: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class CheckRun:
     def _compare(
         self, expected: StepOutcome, found: StepOutcome, exact: Callable[[], Gradients | None]
     ) -> str | None:
+        if expected.late:
+            return f"backward writes into the buffer {expected.late}"
         for name, want, have in zip(self._names(), expected.values, found.values, strict=True):
             if not same_numbers(have, want):
                 return f"value {name} differs"
@@ -113,7 +116,10 @@ class CheckRun:
         if asked:
             with contextlib.suppress(RuntimeError):  # backward itself may refuse
                 gradients = self._backward(values[0])
-        return StepOutcome(tuple(value.detach() for value in values), gradients, buffers)
+        held = dict(self.step.model.named_buffers()) if gradients else {}
+        late = [n for n, b in held.items() if not same_numbers(b, buffers[n])]
+        found = tuple(value.detach() for value in values)
+        return StepOutcome(found, gradients, buffers, late[0] if late else "")
 
     def _captured(self, inputs: Mapping[str, Tensor], asked: bool) -> StepOutcome:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}

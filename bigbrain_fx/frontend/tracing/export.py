@@ -13,14 +13,14 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.proxy import TracerBase
-from torch.utils import _traceback as torch_frames
+from torch.utils import _traceback as torch_frames, checkpoint as checkpoints
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
@@ -45,8 +45,8 @@ def export_step(
     """
     sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
     alike = contextlib.nullcontext() if strict else idle_casts()  # dynamo follows them itself
-    plain = _no_inference_mode()
-    with quiet(), _no_partial_graph(), _users_lines(), ambient(autocast, tensors), alike, plain:
+    plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
+    with quiet(), _no_partial_graph(), _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
         program = torch.export.export(
             step, tuple(tensors), dynamic_shapes={"tensors": sizes}, strict=strict
         )
@@ -112,6 +112,31 @@ def _no_inference_mode() -> Iterator[None]:
         yield
     finally:
         kind.__enter__, kind.__exit__ = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _plain_checkpoints() -> Iterator[None]:
+    """Let a checkpoint without reentrance be plain code: a trace of two, nested, has no gradients.
+
+    One with reentrance is an autograd.Function, and is plain code where those are recorded.
+    """
+    own = checkpoints._checkpoint_without_reentrant_generator
+
+    def plain(
+        _function: object,
+        _preserve: object = True,
+        context_fn: Callable[[], tuple[Any, Any]] = checkpoints.noop_context_fn,
+        *_: object,
+        **__: object,
+    ) -> Iterator[None]:
+        with context_fn()[0]:
+            yield
+
+    checkpoints._checkpoint_without_reentrant_generator = plain  # type: ignore[assignment]  # put back
+    try:
+        yield
+    finally:
+        checkpoints._checkpoint_without_reentrant_generator = own
 
 
 @contextlib.contextmanager

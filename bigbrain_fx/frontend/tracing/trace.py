@@ -480,6 +480,11 @@ _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 def _advice(wrong: str) -> str:
     """Say what most often makes a trace differ in this way."""
+    if "backward writes" in wrong:
+        return (
+            "write it in forward, under torch.no_grad(): devices run forwards of later "
+            "micro-batches before this one's backward"
+        )
     if "no gradient" in wrong:
         return (
             "a reentrant checkpoint stops the gradient where none of its inputs needs one: "

@@ -242,10 +242,15 @@ def _without_underscore(target: OpOverload) -> OpOverload | None:
     namespace, _, rest = target.name().partition("::")
     name = rest.partition(".")[0]
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    plain = getattr(packet, target._overloadname, None) if name.endswith("_") else None
-    if not isinstance(plain, OpOverload):
+    if not name.endswith("_") or packet is None:
         return None
-    same = [a.name for a in plain._schema.arguments[1:]] == [
-        a.name for a in target._schema.arguments[1:]
-    ]
-    return plain if same and not plain._schema.is_mutable else None
+    # Mostly of the same name; but `pow_.Scalar` is `pow.Tensor_Scalar`, and `pow.Scalar` is 2**x.
+    overloads = sorted(packet.overloads(), key=lambda each: each != target._overloadname)
+    known = (getattr(packet, each) for each in overloads)
+    same = (plain for plain in known if _signature(plain) == _signature(target))
+    plain = next(same, None)
+    return None if plain is None or plain._schema.is_mutable else plain
+
+
+def _signature(target: OpOverload) -> list[tuple[str, str]]:
+    return [(entry.name, str(entry.type)) for entry in target._schema.arguments]

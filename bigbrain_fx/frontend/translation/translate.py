@@ -25,6 +25,7 @@ from bigbrain_fx.frontend.translation.params import Store, store, tensor_names
 from bigbrain_fx.frontend.translation.regions import without_dead
 from bigbrain_fx.frontend.translation.scope import Scope, World
 from bigbrain_fx.frontend.translation.simplify import without_empty_parts
+from bigbrain_fx.frontend.translation.snapshots import with_copies
 from bigbrain_fx.frontend.translation.sources import inside
 
 _TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -83,6 +84,7 @@ def translate(
             node.meta[VALUE] = arg.value
     results = _results(scope, cast("Sequence[object]", nodes[-1].args[0]))
     ops = with_grown(without_dead(scope.ops, results), world)
+    ops = with_copies(ops, kept.params, world.names)
     _check_inputs_unwritten(ops, inputs)
     _check_no_reads(ops)
     loss, outputs = (results[0], results[1:]) if labels.has_loss else (None, results)

@@ -14,7 +14,10 @@ import hashlib
 import inspect
 import json
 import random
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +27,7 @@ from torch import Tensor
 from .checksum import checksum
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
+_COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class Stream:
         self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
         self.random = _RandomState(self.seed)
-        with self.random:
+        with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
 
@@ -144,7 +148,7 @@ class Stream:
     def _next(self, step: int) -> object:
         """Draw a batch; of those to be left out, one at most comes between two others."""
         for _ in range(2):
-            with self.random:
+            with self.random, _in_words(step):
                 batch = next(self.iterator, None)
             if batch is None:
                 raise BatchError(
@@ -333,19 +337,62 @@ def _pick(batch: object, key: tuple[str | int, ...], step: int) -> object:
     return found
 
 
+@contextmanager
+def _in_words(step: int) -> Iterator[None]:
+    """Say of an error of the user's code that would come again what it is, and end the run so.
+
+    Raises:
+        BatchError: as it does.
+    """
+    try:
+        yield
+    except BatchError:
+        raise
+    except Exception as error:
+        if not _comes_again(error):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        caught = lines[0].startswith("Caught ")  # in a worker process: the error is the last line
+        text = lines[-1] if caught else f"{type(error).__name__}: {lines[0]}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames[1:] if "site-packages" not in frame.filename]
+        at = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        raise BatchError(f"batches(seed) fails at the batch of step {step}: {text}{at}") from error
+
+
+def _comes_again(error: Exception) -> bool:
+    """Whether a new process would meet it, too: no fault of a disk, a network or a worker's end."""
+    if isinstance(error, OSError):
+        return isinstance(error, _COMES_AGAIN)
+    return not isinstance(error, MemoryError) and "DataLoader worker (pid" not in str(error)
+
+
 class _RandomState:
-    """The stream's random state: torch's and Python's default generators have it inside `with`."""
+    """The stream's random state: torch's, Python's and NumPy's own generators have it inside."""
 
     def __init__(self, seed: int) -> None:
-        self.torch_state = torch.Generator().manual_seed(seed).get_state()
-        self.python_state = random.Random(seed).getstate()
+        numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
+        own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
+        torch_state = torch.Generator().manual_seed(seed).get_state()
+        self.own = torch_state, random.Random(seed).getstate(), own
 
     def __enter__(self) -> None:
-        self.outer = torch.get_rng_state(), random.getstate()
-        torch.set_rng_state(self.torch_state)
-        random.setstate(self.python_state)
+        self.outer = _dice()
+        _set_dice(self.own)
 
     def __exit__(self, *_: object) -> None:
-        self.torch_state, self.python_state = torch.get_rng_state(), random.getstate()
-        torch.set_rng_state(self.outer[0])
-        random.setstate(self.outer[1])
+        self.own = _dice()
+        _set_dice(self.outer)
+
+
+def _dice() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
+    return torch.get_rng_state(), random.getstate(), numpy_state
+
+
+def _set_dice(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    if state[2] is not None:
+        sys.modules["numpy.random"].set_state(state[2])

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -310,3 +311,42 @@ def test_each_micro_batch_weighs_its_rows() -> None:
     assert mean_loss(losses, (2, 1, 0)) == 3.0
     assert mean_loss(losses, ()) == mean_loss(losses, (2, 2, 2))
     assert [float(share_of(torch.tensor(3.0), (2, 1, 0), m)) for m in range(3)] == [2.0, 1.0, 0.0]
+
+
+def test_an_error_of_batches_that_would_come_again_is_said_with_its_line() -> None:
+    def reads(seed: int) -> Iterator[dict[str, Any]]:
+        yield from counted(seed)
+        open("/nowhere/at all")  # noqa: SIM115
+
+    data = stream(reads)
+    data.advance(2)
+    with pytest.raises(BatchError, match=r"fails at the batch of step 3: FileNotFoundError"):
+        data.advance(3)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("lost"), RuntimeError("DataLoader worker (pid 7) is killed")]
+)
+def test_what_may_pass_is_left_to_a_new_process(error: Exception) -> None:
+    def lost(seed: int) -> Iterator[dict[str, Any]]:
+        raise error
+        yield {}
+
+    with pytest.raises(type(error), match=str(error)[:4]):
+        stream(lost).advance(0)
+
+
+def test_numpy_draws_apart_too() -> None:
+    def drawn(seed: int) -> Iterator[dict[str, Any]]:
+        while True:
+            yield {"x": torch.tensor(np.random.rand(4))}  # as users do
+
+    one, other = (stream(drawn, inputs={"x": ("x",)}, whole=()) for _ in range(2))
+    np.random.seed(1)
+    before = np.random.get_state()[1].tolist()
+    for data in (one, other):
+        data.advance(0)
+    one.advance(1)
+    other.advance(1)
+    assert one.digest() == other.digest()
+    assert np.random.get_state()[1].tolist() == before

@@ -36,13 +36,8 @@ def failure(
     """Return what to tell of a process that failed: the end of its log, and what to do."""
     tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
     if code == BAD_INPUT and tail:
-        is_data = "batch" in tail[-1]
-        data = "every batch must be like example_batch(): mend batches() and split again"
-        return InputError(
-            tail[-1].removeprefix("error: "),
-            at=str(log),
-            help=data if is_data else "mend what it names, and run it again",
-        )
+        last = tail[-1].removeprefix("error: ")
+        return InputError(last, at=str(log), help=_missing(last) or _mending(last))
     return RunError(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
@@ -51,14 +46,23 @@ def failure(
     )
 
 
+def _mending(last: str) -> str:
+    """Return what to do where a process refused its input."""
+    if "batches(seed) fails" in last:
+        return "mend the data that it reads, and run again; or batches(), and split again"
+    if "batch" in last:
+        return "every batch must be like example_batch(): mend batches() and split again"
+    return "mend what it names, and run it again"
+
+
 def _missing(last: str) -> str | None:
     """Return what to do where a process found no file or module that the user's code names."""
-    if last.startswith("FileNotFoundError: "):
+    if "FileNotFoundError: " in last:
         return (
             "in a bundle, `__file__` and the working directory are in its own folder: copy the "
             "file to where it was looked for, or let the model file name it by its full path"
         )
-    if last.startswith("ModuleNotFoundError: "):
+    if "ModuleNotFoundError: " in last:
         return "install it into this Python, or run with PYTHONPATH=the folder that it is in"
     return None
 

@@ -269,10 +269,10 @@ def _data(file: ModelFile, seed: int) -> Iterator[object]:
     if file.batches is None:
         yield from repeat(file.example_batch)
         return
-    dice = torch.Generator().manual_seed(seed).get_state(), random.Random(seed).getstate()
+    dice = _seeded_dice(seed)
     source: Iterator[object] | None = None
     while True:
-        before = torch.default_generator.get_state(), random.getstate()
+        before = _dice()
         _set_dice(dice)
         try:
             source = iter(file.batches(seed)) if source is None else source
@@ -280,14 +280,30 @@ def _data(file: ModelFile, seed: int) -> Iterator[object]:
         except StopIteration:
             return
         finally:
-            dice = torch.default_generator.get_state(), random.getstate()
+            dice = _dice()
             _set_dice(before)
         yield batch
 
 
-def _set_dice(state: tuple[Tensor, tuple[Any, ...]]) -> None:
+def _seeded_dice(seed: int) -> tuple[Any, ...]:
+    """Return the states in which torch's, Python's and, if loaded, NumPy's generators begin."""
+    numpy_random = sys.modules.get("numpy.random")
+    own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
+    torch_state = torch.Generator().manual_seed(seed).get_state()
+    return torch_state, random.Random(seed).getstate(), own
+
+
+def _dice() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
+    return torch.default_generator.get_state(), random.getstate(), numpy_state
+
+
+def _set_dice(state: tuple[Any, ...]) -> None:
     torch.default_generator.set_state(state[0])
     random.setstate(state[1])
+    if state[2] is not None:
+        sys.modules["numpy.random"].set_state(state[2])
 
 
 def _split_entries(example: object, dims: Mapping[str | int, int | None]) -> dict[Path_, int]:

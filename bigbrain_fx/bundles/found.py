@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -47,7 +47,8 @@ class Recipe:
     """How a module in memory is trained, as a model file would say it.
 
     `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
-    None is torch's AdamW. Functions reach the devices as text: see `carried`.
+    None is torch's AdamW. Functions reach the devices as text: see `carried`. `drop_last`,
+    `batch_dims` and `pad` say how batches split.
     """
 
     optimizer: Callable[..., object] | None = None
@@ -57,6 +58,9 @@ class Recipe:
     autocast: str | None = None
     grad_scaler: bool | Mapping[str, float] | None = None
     leaves: tuple[str, ...] = ()
+    drop_last: bool | None = None
+    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
+    pad: Mapping[str | int, int | float] = field(default_factory=dict)
 
 
 def source_of(facts: ModelFacts) -> Source:
@@ -303,7 +307,7 @@ def _in_memory(
 ) -> FoundModel:
     from torch import nn
 
-    from bigbrain_fx.frontend import capture, training_of
+    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of
 
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -328,15 +332,18 @@ def _in_memory(
         assume=dict(options.assume),
         leaves=(*recipe.leaves, *options.leaves),
         loss_needed=options.mode == "train",
+        batch_dims=recipe.batch_dims,
     )
     captured = trace(micro_batch=options.rows)
     rows = _other_rows(captured.graph, options)
     if rows is not None:
         captured = trace(micro_batch=rows)
+    require_rows(recipe.drop_last, captured, options.mode == "train")
+    tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
     source = _carried(captured, module, recipe, loss, said, scratch)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
-    notes = captured.warnings
+    notes = (*captured.warnings, *([tried] if tried else []))
     return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
 
 
@@ -360,7 +367,7 @@ def _carried(
     Raises:
         InputError: something has no source, or it is a module that no trace can hold.
     """
-    from bigbrain_fx.frontend import optimizer_facts
+    from bigbrain_fx.frontend import optimizer_facts, pads
 
     named: dict[str, object] = {
         name: value
@@ -380,6 +387,9 @@ def _carried(
         module=IN_MEMORY,
         optimizer_state=facts.state,
         optimizer_temporaries=facts.temporaries,
+        drop_last=recipe.drop_last,
+        batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
+        pad=pads(captured.batch, recipe.pad),
     )
 
 

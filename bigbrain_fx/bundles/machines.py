@@ -55,13 +55,14 @@ class Machine(Shown):
 
         Args:
             model: an instance; its weights are where training begins. It is not changed.
-            example_batch: one batch; all others must have its shapes. Dimension 0 is the batch.
+            example_batch: one batch; all others must have its shapes, but for what `drop_last` and
+                `pad` allow. Dimension 0 is the batch.
             loss: `loss(output, batch)`; else the scalar output, or its `.loss`.
             options: how to plan.
             run: how to run; one spare process is kept, unless this says otherwise.
             out: where the bundle is written; else it is removed when this process ends.
             recipe: `optimizer`, `lr_scale`, `scheduler`, `clip_norm`, `autocast`, `grad_scaler`,
-                `leaves`: see `Recipe`.
+                `leaves`, `drop_last`, `batch_dims`, `pad`: see `Recipe`.
 
         Raises:
             BigBrainError: the model cannot be captured or placed, or what it is trained with has
@@ -111,7 +112,8 @@ class Machine(Shown):
             raise InputError("there is no batch to train on", help="give data that yield batches")
         waiting: deque[int] = deque()
         with self(model, example_batch=first, loss=loss, **how) as session:
-            for batch in islice(chain([first], batches), steps):
+            kept = (batch for batch in chain([first], batches) if not session.leaves_out(batch))
+            for batch in islice(kept, steps):
                 waiting.append(session.send(batch))
                 _hear(session, waiting, AHEAD, on_step)
             _hear(session, waiting, 0, on_step)

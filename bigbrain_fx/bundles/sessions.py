@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigbrain_fx.bundles.compile import Split
+from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, require_one_number
 from bigbrain_fx.bundles.found import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
 from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, hosts, require_not_nccl, run
-from bigbrain_fx.core import Input, Shown
+from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Plan, explain, require_no_groups
 from bigbrain_fx.supervisor import Event, Feed
@@ -93,7 +94,7 @@ class Session(Shown):
         self.module = module
         self.events: list[Event] = []
         self.done: Run | None = None
-        self._entries = _entries(made.plan)
+        self._entries = entries(made.plan)
         self._changed = threading.Condition()
         self._losses: dict[int, float] = {}
         self._states: list[dict[str, int]] = []  # that were asked for and have come
@@ -148,11 +149,22 @@ class Session(Shown):
         from safetensors.torch import save
 
         self._require_open()
-        found = {n: _tensor(n, batch, *entry) for n, entry in self._entries.items()}
+        if self.leaves_out(batch):
+            what = "the batch has fewer rows than the example, and drop_last = True leaves it out"
+            raise InputError(what, help="pass it over: if not session.leaves_out(batch)")
+        found = {n: entry_tensor(n, batch, entry) for n, entry in self._entries.items()}
+        require_one_number(found, self._entries)
         self._constants.require(batch)
         self._feed.put(self.steps, [save(found)])
         self.steps += 1
         return self.steps - 1
+
+    def leaves_out(self, batch: object) -> bool:
+        """Whether a batch has too few rows, and is not trained on: `drop_last = True`."""
+        if not self.plan.source.drop_last:
+            return False
+        entries = [entry for entry in self._entries.values() if entry.is_split]
+        return any(has_fewer(batch, entry) for entry in entries)
 
     def loss(self, step: int) -> float:
         """Wait for the loss of a step."""
@@ -293,52 +305,3 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-
-Entry = tuple[tuple[str | int, ...], str, tuple[int, ...]]
-
-
-def _entries(plan: Plan) -> dict[str, Entry]:
-    """Return of each input that stages read where it is in a batch, its type and its shape."""
-    used = {name for stage in plan.stages.stages for name in stage.inputs}
-    read = [entry for entry in plan.graph.inputs if entry.name in used]
-    return {entry.name: (entry.key, entry.spec.dtype, _shape(entry, plan)) for entry in read}
-
-
-def _shape(entry: Input, plan: Plan) -> tuple[int, ...]:
-    """Return the shape of an entry in a whole batch."""
-    shape = entry.spec.at(plan.rows).shape
-    sizes = tuple(int(size) for size in shape)
-    return (plan.micro_batches * plan.rows, *sizes[1:]) if entry.batched else sizes
-
-
-def _tensor(
-    name: str, batch: object, key: tuple[str | int, ...], dtype: str, shape: tuple[int, ...]
-) -> Tensor:
-    """Return one entry of a batch, if it is like the example's.
-
-    Raises:
-        InputError: it is not.
-    """
-    import torch
-
-    found: Any = batch
-    for part in key:
-        try:
-            found = found[part]
-        except (KeyError, IndexError, TypeError) as error:
-            raise InputError(
-                f"the batch has no entry {'.'.join(map(str, key))!r}",
-                help="give batches like example_batch",
-            ) from error
-    wanted = f"{dtype}{list(shape)}"
-    if not isinstance(found, torch.Tensor):
-        said = type(found).__name__
-    else:
-        said = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
-    if said != wanted:
-        raise InputError(
-            f"batch entry {name!r} is {said}, but the model was split for {wanted}",
-            help="give all batches one shape: leave a smaller last one out (DataLoader(..., "
-            "drop_last=True)), pad sentences to one length, or give an example_batch of that size",
-        )
-    return torch.as_tensor(found).detach().cpu().contiguous()

@@ -61,6 +61,11 @@ if TYPE_CHECKING:
         try_rule as try_rule,
         widened as widened,
     )
+    from bigbrain_fx.frontend.tracing.uneven import (
+        pads as pads,
+        require_padding as require_padding,
+        require_rows as require_rows,
+    )
     from bigbrain_fx.frontend.tracing.values import (
         plain_values as plain_values,
         require_steady as require_steady,
@@ -99,6 +104,7 @@ else:
             "tracing.step": "Route Step route settle without_fast_path",
             "tracing.trace": "Captured capture",
             "tracing.trying": "try_rule widened",
+            "tracing.uneven": "pads require_padding require_rows",
             "tracing.values": "plain_values require_steady",
             "translation.batch": "graph_inputs take_apart",
             "translation.leaf": "leaf leaf_paths",

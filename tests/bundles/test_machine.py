@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bigbrain_fx as bb
+from bigbrain_fx.bundles.entries import SentEntry, entry_tensor, has_fewer, require_one_number
 from bigbrain_fx.bundles.sessions import Constants
 from tests.support.command_line import write_cluster
 
@@ -98,6 +99,18 @@ def test_a_killed_device_does_not_show_in_the_loop(machine: bb.Machine, tmp_path
     assert session.done.restarts == 1
     with pytest.raises(bb.InputError, match="this session has ended"):
         session.step(batches[0])
+
+
+def test_batches_may_be_smaller_where_the_caller_says_so() -> None:
+    one = SentEntry(("x",), "float32", (8, 5, 4), 1, is_split=True, fewer=True, pad=True)
+    assert entry_tensor("x", {"x": torch.zeros(5, 8, 4)}, one).shape == (8, 5, 4)
+    assert entry_tensor("x", {"x": torch.zeros(3, 6, 4)}, one).shape == (6, 3, 4)
+    assert has_fewer({"x": torch.zeros(5, 7, 4)}, one)
+    for wrong in (torch.zeros(5, 9, 4), torch.zeros(6, 8, 4), torch.zeros(5, 0, 4)):
+        with pytest.raises(bb.InputError, match="split for float32"):
+            entry_tensor("x", {"x": wrong}, one)
+    with pytest.raises(bb.InputError, match="unequal rows: x 2, y 1"):
+        require_one_number({"x": torch.zeros(2), "y": torch.zeros(1)}, {"x": one, "y": one})
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -1,0 +1,127 @@
+"""What a caller's own loop may send: each entry of a batch, beside that of the example.
+
+This file knows plans; it starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bigbrain_fx.core import Input
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SentEntry:
+    """One input that stages read.
+
+    Attributes:
+        key: where it is in a batch.
+        shape: in a whole batch, its rows first.
+        dim: where the user has the rows.
+        is_split: whether it has rows; `fewer` are let through, and with `pad` what is shorter.
+    """
+
+    key: tuple[str | int, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int
+    is_split: bool
+    fewer: bool
+    pad: bool
+
+
+def entries(plan: Plan) -> dict[str, SentEntry]:
+    """Return each input that stages read."""
+    used = {name for stage in plan.stages.stages for name in stage.inputs}
+    return {entry.name: _entry(entry, plan) for entry in plan.graph.inputs if entry.name in used}
+
+
+def _entry(entry: Input, plan: Plan) -> SentEntry:
+    said = plan.source
+    return SentEntry(
+        entry.key,
+        entry.spec.dtype,
+        _shape(entry, plan),
+        said.batch_dims.get(entry.name, 0),
+        entry.batched,
+        entry.batched and said.drop_last is False,
+        entry.name in said.pad,
+    )
+
+
+def _shape(entry: Input, plan: Plan) -> tuple[int, ...]:
+    """Return the shape of an entry in a whole batch."""
+    shape = entry.spec.at(plan.rows).shape
+    sizes = tuple(int(size) for size in shape)
+    return (plan.micro_batches * plan.rows, *sizes[1:]) if entry.batched else sizes
+
+
+def _reached(batch: object, key: tuple[str | int, ...]) -> object:
+    found: Any = batch
+    for part in key:
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"the batch has no entry {'.'.join(map(str, key))!r}",
+                help="give batches like example_batch",
+            ) from error
+    return found
+
+
+def has_fewer(batch: object, entry: SentEntry) -> bool:
+    """Whether an entry has fewer rows than the example's."""
+    shape = getattr(_reached(batch, entry.key), "shape", ())
+    return len(shape) > entry.dim and shape[entry.dim] < entry.shape[0]
+
+
+def entry_tensor(name: str, batch: object, entry: SentEntry) -> Tensor:
+    """Return one entry of a batch, its rows first, if it is like the example's.
+
+    Raises:
+        InputError: it is not.
+    """
+    import torch
+
+    found = _reached(batch, entry.key)
+    if isinstance(found, torch.Tensor) and 0 < entry.dim < found.dim():
+        found = found.movedim(entry.dim, 0)
+    if not isinstance(found, torch.Tensor):
+        said = type(found).__name__
+    else:
+        said = f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}"
+    wanted = f"{entry.dtype}{list(entry.shape)}"
+    if said != wanted and not (isinstance(found, torch.Tensor) and _may_be(entry, found)):
+        raise InputError(
+            f"batch entry {name!r} is {said}, but the model was split for {wanted}",
+            help="give all batches one shape: drop_last=False trains on a smaller last one, "
+            "drop_last=True leaves it out, and pad={entry: number} fills up what is shorter, all "
+            "beside example_batch; or give an example_batch of that size",
+        )
+    return torch.as_tensor(found).detach().cpu().contiguous()
+
+
+def _may_be(entry: SentEntry, found: Tensor) -> bool:
+    """Whether `drop_last` and `pad` let an entry be smaller than the example's."""
+    if str(found.dtype) != f"torch.{entry.dtype}" or found.dim() != len(entry.shape):
+        return False
+    pairs = [(h == w, h <= w) for h, w in zip(found.shape, entry.shape, strict=True)]
+    rows = pairs[: int(entry.is_split)]
+    rest = pairs[int(entry.is_split) :]
+    are_rows = all(less and found.shape[0] if entry.fewer else same for same, less in rows)
+    return are_rows and all(less if entry.pad else same for same, less in rest)
+
+
+def require_one_number(found: Mapping[str, Tensor], known: Mapping[str, SentEntry]) -> None:
+    """Refuse a batch whose entries disagree in their rows."""
+    rows = {name: len(tensor) for name, tensor in found.items() if known[name].is_split}
+    if len({*rows.values()}) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise InputError(f"the batch's entries have unequal rows: {said}", help="give equal rows")

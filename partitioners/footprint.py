@@ -52,7 +52,7 @@ def readable(nbytes: float) -> str:
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} bytes"
+    return f"{nbytes:.0f} byte{'' if round(nbytes) == 1 else 's'}"
 
 
 def in_flight_by_device(

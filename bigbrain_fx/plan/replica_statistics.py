@@ -9,6 +9,7 @@ knows nothing of messages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -128,10 +129,20 @@ def _require_exchanged(graph: Graph, writes: Iterable[_Write], rows: int) -> Non
         raise InputError(
             f"the forward writes into '{name}', and each replica would write its own",
             at=where,
-            notes=("of what a forward writes, replicas exchange BatchNorm's statistics only",),
+            notes=(_exchanged(name),),
             help="".join(text for kind, text in _HELP.items() if op.target.startswith(kind))
             + _ALONE,
         )
+
+
+def _exchanged(name: str) -> str:
+    """Say why a write is not exchanged."""
+    if re.search(r"parametrizations\.\w+\.\d+\._[uv]$|_[uv]$", name):
+        return (
+            "spectral norm's power iteration writes it in every forward, from where the last "
+            "forward has left it: replicas run those side by side"
+        )
+    return "of what a forward writes, replicas exchange BatchNorm's statistics and counters only"
 
 
 def _is_count(graph: Graph, op: Op) -> bool:

@@ -192,3 +192,17 @@ def test_torchs_words_for_itself_stay_out() -> None:
     assert not any(
         mark in str(caught.value) for mark in ("unhinted", "TORCH_LOGS", "u0 (", "issue")
     )
+
+
+def test_a_sparse_buffer_is_refused_by_its_name() -> None:
+    class Hops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+            self.register_buffer("adj", torch.eye(4).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.adj, self.a(x).t()).mean()  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match="adj is a sparse tensor"):
+        capture(Hops(), {"x": torch.randn(4, 4)})

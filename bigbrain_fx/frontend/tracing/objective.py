@@ -54,17 +54,32 @@ def require_python(model: nn.Module, loss: object) -> None:
 def require_sizes(model: nn.Module) -> None:
     """Refuse lazy modules that no forward has given sizes: a first batch draws their weights.
 
+    And sparse tensors of the model, which no file of weights holds.
+
     Raises:
         InputError: names the module.
     """
     for path, part in model.named_modules():
         held = (*part._parameters.values(), *part._buffers.values())
+        _require_dense(path, part)
         if any(is_lazy(tensor) for tensor in held if tensor is not None):
             raise InputError(
                 f"{path or 'the model'} ({type(part).__name__}) has no sizes before a first "
                 "forward, so its weights are not made yet",
                 help="give the sizes (Linear(6, 8) for LazyLinear(8)), or run the model once where "
                 "it is made: def model(): made = Net(); made(example_batch()['x']); return made",
+            )
+
+
+def _require_dense(path: str, part: nn.Module) -> None:
+    for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+        if tensor is not None and not is_lazy(tensor) and tensor.layout != torch.strided:
+            raise InputError(
+                f"{path}{'.' if path else ''}{name} is a sparse tensor ({tensor.layout}), and a "
+                "bundle's weights are dense",
+                help="hold it dense, adj.to_dense(); or hold adj.indices().clone() and "
+                "adj.values().clone() as buffers, and compute torch.zeros_like(h).index_add(1, "
+                "index[0], h[:, index[1]] * value)",
             )
 
 

@@ -202,7 +202,7 @@ def test_a_sparse_buffer_is_refused_by_its_name() -> None:
             self.register_buffer("adj", torch.eye(4).to_sparse())
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.adj, self.a(x).t()).mean()  # type: ignore[arg-type]
+            return torch.sparse.mm(self.adj, self.a(x).t()).mean()
 
     with pytest.raises(InputError, match="adj is a sparse tensor"):
         capture(Hops(), {"x": torch.randn(4, 4)})

@@ -343,10 +343,10 @@ def test_numpy_draws_apart_too() -> None:
 
     one, other = (stream(drawn, inputs={"x": ("x",)}, whole=()) for _ in range(2))
     np.random.seed(1)
-    before = np.random.get_state()[1].tolist()
+    before = np.random.get_state(legacy=False)["state"]["key"].tolist()
     for data in (one, other):
         data.advance(0)
     one.advance(1)
     other.advance(1)
     assert one.digest() == other.digest()
-    assert np.random.get_state()[1].tolist() == before
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before

@@ -70,7 +70,17 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.bundles.machines import Machine as Machine
     from bigbrain_fx.bundles.onnx_export import OnnxExport as OnnxExport, export_onnx as export_onnx
+    from bigbrain_fx.bundles.packing import (
+        pack as pack,
+        require_free_parts as require_free_parts,
+        write_parts as write_parts,
+    )
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.serving import (
+        ServeOptions as ServeOptions,
+        Serving as Serving,
+        served as served,
+    )
     from bigbrain_fx.bundles.sessions import Session as Session
     from bigbrain_fx.bundles.validating import (
         Validation as Validation,
@@ -94,8 +104,10 @@ else:
             "RunOptions Spawn Status StepLine can_supervise commands free_port hosts is_lean "
             "metrics_at popen prometheus read_status require_not_lean run secret_command",
             "machines": "Machine",
+            "serving": "ServeOptions Serving served",
             "sessions": "Session",
             "onnx_export": "OnnxExport export_onnx",
+            "packing": "pack require_free_parts write_parts",
             "resplitting": "Resplit resplit",
             "validating": "Validation validations",
             "weights_io": "export_weights load_weights",

@@ -23,6 +23,7 @@ from bigbrain_fx.plan.making import (
     with_placement,
 )
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
+from bigbrain_fx.plan.packing import PackedJob, Packing, PackJob, pack, part_of
 from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
 from bigbrain_fx.plan.recompute import read_recompute, recompute_text
 from bigbrain_fx.plan.recovery import (
@@ -77,6 +78,9 @@ __all__ = [
     "Explanation",
     "FailureTrial",
     "Options",
+    "PackJob",
+    "PackedJob",
+    "Packing",
     "PartChannel",
     "Plan",
     "Recovery",
@@ -107,7 +111,9 @@ __all__ = [
     "norm_specs",
     "norms_spec",
     "owners",
+    "pack",
     "part_channels",
+    "part_of",
     "place_like",
     "plan_or_remedy",
     "plan_placed",

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from .rendezvous import (
     write_report,
 )
 from .rows import Batches, RowStream, batches_of_file, batches_of_tensors, count_rows
+from .serving import ENDLESS, ServedError, SlotPipes
 from .telling import show, tell
 from .tensor_file import SaveError, write_tensors
 from .transport import Transport
@@ -242,16 +244,35 @@ def infer_main(inference: Inference) -> None:
     seed = inference.seed if options.seed is None else options.seed
     keep_freed_memory()
     try:
+        if options.serve:
+            _serve(inference, seed, options)
+            return
         batches, places, steps = _data(inference, options)
         shown = _Shown(options.json, Path(options.outputs) if options.outputs else None)
         if options.in_process:
             run_here(inference, batches, places, steps, seed, shown.batch)
         else:
-            _run(inference, batches, places, steps, seed, options, shown)
+            _run(inference, batches, places, steps, seed, options, shown.batch)
     except (BatchError, NoGpuError, WeightsError, SaveError) as error:
         tell(f"error: {error}")
         sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
     shown.end()
+
+
+def _serve(inference: Inference, seed: int, options: argparse.Namespace) -> None:
+    """Run the batches that a server sends, until it has no more."""
+    rank = environment_number("RANK", None) if options.rank is None else options.rank
+    collects = next(cls for cls in inference.devices if cls.outputs)
+    serving = SlotPipes.of(
+        options.serve,
+        inference.devices[rank] is collects,
+        inference.specs,
+        inference.whole,
+        collects.outputs,
+        inference.rows,
+    )
+    places = inference.by_name
+    _run(inference, serving.batches, places, ENDLESS, seed, options, serving.answer)
 
 
 def _data(
@@ -276,13 +297,13 @@ def _run(
     steps: int,
     seed: int,
     options: argparse.Namespace,
-    show: _Shown,
+    on_batch: OnBatch,
 ) -> None:
     rank = environment_number("RANK", None) if options.rank is None else options.rank
     torch.set_num_threads(options.threads or inference.threads[rank])
     require_gpu(inference.kinds, rank)
     with blaming_peers():
-        _run_joined(inference, rank, batches, places, steps, seed, options, show)
+        _run_joined(inference, rank, batches, places, steps, seed, options, on_batch)
 
 
 def _run_joined(
@@ -293,7 +314,7 @@ def _run_joined(
     steps: int,
     seed: int,
     options: argparse.Namespace,
-    show: _Shown,
+    on_batch: OnBatch,
 ) -> None:
     store = join(inference.plan, inference.kinds, rank, options.deadline)
     try:
@@ -303,7 +324,8 @@ def _run_joined(
         transport = NetworkTransport(ranks, where, options.deadline, store, remote)
         stream = _stream(inference, batches, places, seed, where)
         device = make_device(inference, rank, transport, stream, seed, where)
-        run_batches(device, steps, show.batch)
+        with suppress(ServedError):
+            run_batches(device, steps, on_batch)
         if options.report:
             write_report(device.name, Path(options.report))
         leave_together(store, rank, len(ranks))
@@ -365,6 +387,7 @@ def _parser(inference: Inference) -> argparse.ArgumentParser:
     parser.add_argument(
         "--rank", type=int, default=None, help="this process's device (default: $RANK)"
     )
+    parser.add_argument("--serve", help=argparse.SUPPRESS)  # by `bigbrain-fx serve`: two pipes
     parser.add_argument(
         "--in-process", action="store_true", help="run all devices in this process, for pdb"
     )

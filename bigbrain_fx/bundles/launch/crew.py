@@ -139,8 +139,8 @@ def processes(
     words = (sys.executable, entry(plan), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):
-            environment, log = _environment(plan, rank, port), logs / f"{name}.log"
-            command = Command(name, words, bundle, environment, log, name == reports)
+            around, log = environment(plan, rank, port), logs / f"{name}.log"
+            command = Command(name, words, bundle, around, log, name == reports)
             crew.processes[name] = spawn(command)
             events.write("started", 0, device=name, pid=_pid(crew.processes[name]))
         yield crew
@@ -148,7 +148,8 @@ def processes(
         crew.stop()
 
 
-def _environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
+def environment(plan: Plan, rank: int, port: int) -> dict[str, str]:
+    """Return what a process of this host is told: who it is, and where the others are."""
     device = plan.cluster.device[plan.stages.devices[rank]]
     ours = {
         "RANK": str(rank),

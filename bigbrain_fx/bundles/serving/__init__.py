@@ -1,0 +1,151 @@
+"""Inference that people use: a bundle's processes behind HTTP, on this host.
+
+Requests share slots of a fixed shape, so that each answer is bitwise that of one process which runs
+the same slots. This room knows bundles and sockets; it computes nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigbrain_fx.bundles.launch.ports import require_free
+from bigbrain_fx.bundles.serving.crew import ServingCrew
+from bigbrain_fx.bundles.serving.engine import Engine, require_rows
+from bigbrain_fx.bundles.serving.generating import writer
+from bigbrain_fx.bundles.serving.http import Front
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, read_plan
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a bundle is served.
+
+    Attributes:
+        host, port: where to listen; port 0 is any that is free.
+        token: what clients must send; needed where `host` is not loopback.
+        queue: requests that may wait for a slot.
+        deadline_s: longest wait for an answer, and for the processes to start.
+        logs: of the devices' processes; None is a new folder.
+    """
+
+    host: str = LOOPBACK
+    port: int = 8000
+    token: str | None = None
+    queue: int = 64
+    deadline_s: float = 300.0
+    logs: Path | None = None
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that listens; `engine.ended` says why it does not any more."""
+
+    url: str
+    engine: Engine
+    generates: bool
+    devices: tuple[str, ...]
+    logs: Path
+
+
+@contextmanager
+def served(bundle: str | Path, options: ServeOptions | None = None) -> Iterator[Serving]:
+    """Start a bundle's processes and listen; all of it ends with the context.
+
+    Raises:
+        InputError: no bundle for inference, the port is taken, no token beyond loopback.
+        RunError: a process failed before it was ready.
+    """
+    bundle, options = Path(bundle), options or ServeOptions()
+    plan = _inference_plan(bundle)
+    _require_address(options)
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-serve-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    front = _listening(options)
+    try:
+        with _engine(plan, bundle, options, logs) as engine:
+            require_rows(engine.spec)
+            front.open(engine, plan.graph.name, writer(engine, options.deadline_s))
+            with _answering(front):
+                host, port = front.server_address[:2]
+                url = f"http://{host!s}:{port}"
+                generates = not isinstance(front.writer, str)
+                yield Serving(url, engine, generates, plan.stages.devices, logs)
+    finally:
+        front.server_close()
+
+
+@contextmanager
+def _engine(plan: Plan, bundle: Path, options: ServeOptions, logs: Path) -> Iterator[Engine]:
+    engine = Engine(
+        lambda: ServingCrew(plan, bundle, logs, options.deadline_s),
+        len(plan.stages.devices) + 1,  # slots under way: so that no device waits for us
+        options.queue,
+        options.deadline_s,
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def _answering(front: Front) -> Iterator[None]:
+    thread = threading.Thread(target=front.serve_forever, args=(0.1,), daemon=True, name="http")
+    thread.start()
+    try:
+        yield
+    finally:
+        front.shutdown()
+        thread.join()
+
+
+def _inference_plan(bundle: Path) -> Plan:
+    plan = read_plan(bundle)
+    if plan.mode != "eval":
+        raise InputError(
+            f"{bundle} trains; a server needs a bundle for inference",
+            help=f"split MODEL --mode eval --like {bundle} --out served",
+        )
+    if not (bundle / "runtime" / "serving.py").is_file():
+        raise InputError(
+            f"{bundle} was split before bundles could be served",
+            at=str(bundle / "runtime"),
+            help="split the model again",
+        )
+    return plan
+
+
+def _require_address(options: ServeOptions) -> None:
+    if options.token is None and not _is_loopback(options.host):
+        raise InputError(
+            f"whoever reaches {options.host} could ask: a token is needed beyond loopback",
+            help="add --token-file FILE, or leave --host out",
+        )
+    if options.port and _is_loopback(options.host):
+        require_free(options.port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(options: ServeOptions) -> Front:
+    try:
+        return Front((options.host, options.port), options.token, options.deadline_s)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"cannot listen on {options.host}:{options.port}: {error}",
+            help="give another --port, or 0 for any free one",
+        ) from error

@@ -1,0 +1,334 @@
+"""HTTP in front of an engine: routes, limits, tokens, clients that leave. The standard library.
+
+GET  /health            what it is doing; 503 while processes are started again
+POST /infer             JSON or safetensors: inputs by name, any number of rows up to a slot's
+POST /v1/completions    greedy text, at once or as a stream of events, as OpenAI's
+GET  /v1/models
+"""
+
+from __future__ import annotations
+
+import codecs
+import hmac
+import json
+import math
+import select
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from typing import Any
+
+from bigbrain_fx.bundles.serving.engine import (
+    Engine,
+    QueueFullError,
+    Request,
+    UnansweredError,
+)
+from bigbrain_fx.bundles.serving.generating import BYTES, GreedyText, answered
+from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, decode, encode, kind_of, of_json
+from bigbrain_fx.errors import InputError
+
+TENSORS = "application/octet-stream"
+JSON_BYTES = 32  # of a number, at most
+ROOM_BYTES = 1 << 16  # for names and headers
+IDLE_S = 30.0  # who connects and says nothing holds a thread for so long
+_KNOWN = ("prompt", "max_tokens", "stream", "model", "temperature", "n", "user", "seed")
+
+
+class HttpError(Exception):
+    """Say what is wrong with a request: a status and words."""
+
+    def __init__(self, status: int, what: str, **headers: str) -> None:
+        super().__init__(what)
+        self.status, self.headers = status, {n.replace("_", "-"): v for n, v in headers.items()}
+
+
+class Front(ThreadingHTTPServer):
+    """What listens, from its first moment on; a thread for each connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], token: str | None, deadline_s: float) -> None:
+        super().__init__(address, _Handler)
+        self.token, self.deadline_s = token, deadline_s
+
+    def open(self, engine: Engine, model: str, writer: GreedyText | str) -> None:
+        """Say who answers; who connected before has waited."""
+        self.engine, self.model, self.writer = engine, model, writer
+        numbers = sum(math.prod(shape) for _, shape in engine.spec.inputs.values())
+        self.most_bytes = JSON_BYTES * numbers + ROOM_BYTES
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a client that left in the middle."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_S
+    server: Front
+    begun = False  # an answer of several pieces
+
+    def do_GET(self) -> None:  # http.server's name
+        self._answered(self._get)
+
+    def do_POST(self) -> None:  # http.server's name
+        self._answered(self._post)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of who asked."""
+
+    def _answered(self, handle: Any) -> None:  # noqa: ANN401  # a method of this class
+        try:
+            self._require_token()
+            handle()
+        except HttpError as error:
+            self._refuse(error.status, str(error), error.headers)
+        except InputError as error:
+            self._refuse(400, f"{error.what}{f' ({error.help})' if error.help else ''}")
+        except QueueFullError as error:
+            self._refuse(503, str(error), {"Retry-After": str(error.retry_s)})
+        except UnansweredError as error:
+            self._refuse(503, str(error), {"Retry-After": "1"})
+        except OSError:  # the client has gone
+            self.close_connection = True
+
+    def _require_token(self) -> None:
+        wanted = self.server.token
+        given = self.headers.get("Authorization", "")
+        if wanted is not None and not hmac.compare_digest(
+            given.encode(), f"Bearer {wanted}".encode()
+        ):
+            self.close_connection = True
+            raise HttpError(401, "expected Authorization: Bearer TOKEN", WWW_Authenticate="Bearer")
+
+    # ------------------------------------------------------------------ routes
+
+    def _get(self) -> None:
+        if self.path == "/health":
+            self._say(200 if self.server.engine.is_ready else 503, self._health())
+        elif self.path == "/v1/models":
+            entry = {"id": self.server.model, "object": "model", "owned_by": "bigbrain-fx"}
+            self._say(200, {"object": "list", "data": [entry]})
+        else:
+            raise HttpError(404, f"there is nothing at {self.path}: POST /infer, GET /health")
+
+    def _health(self) -> dict[str, object]:
+        engine = self.server.engine
+        return {
+            "status": "ok" if engine.is_ready else "starting",
+            "model": self.server.model,
+            "rows": engine.spec.rows,
+            "inputs": {n: [dtype, shape] for n, (dtype, shape) in engine.spec.inputs.items()},
+            "waiting": engine.waiting,
+            "under_way": engine.under_way,
+            "generates": not isinstance(self.server.writer, str),
+            **asdict(engine.counted),
+        }
+
+    def _post(self) -> None:
+        routes = {"/infer": self._infer, "/v1/completions": self._complete}
+        if self.path not in routes:
+            self.close_connection = True
+            raise HttpError(404, f"there is nothing at {self.path}: {', '.join(routes)}")
+        routes[self.path](self._body())
+
+    def _body(self) -> bytes:
+        """Read the body; one that is too long is not read."""
+        text = self.headers.get("Content-Length")
+        if text is None or not text.isdecimal():
+            self.close_connection = True
+            raise HttpError(411, "expected a Content-Length")
+        most = self.server.most_bytes
+        if int(text) > most:
+            self.close_connection = True
+            raise HttpError(
+                413, f"the body has {text} bytes, and a slot's rows take {most} at most"
+            )
+        found = self.rfile.read(int(text))
+        if len(found) < int(text):
+            raise ConnectionError("the client has gone")
+        return found
+
+    def _infer(self, body: bytes) -> None:
+        is_raw = self.headers.get_content_type() == TENSORS
+        tensors = self._inputs(decode(body) if is_raw else _object(body).get("inputs"))
+        request = Request(tensors, self._rows(tensors), self._is_gone)
+        outputs = answered(self.server.engine, request, self.server.deadline_s)
+        rows = [request.start, request.start + request.rows]
+        if is_raw:
+            where = {"X-Slot": str(request.slot), "X-Rows": f"{rows[0]}-{rows[1]}"}
+            self._write(200, encode(outputs), TENSORS, where)
+        else:
+            values = {name: raw.values() for name, raw in outputs.items()}
+            self._say(200, {"outputs": values, "slot": request.slot, "rows": rows})
+
+    def _inputs(self, given: object) -> Raw:
+        spec = self.server.engine.spec
+        if not isinstance(given, Mapping) or set(given) != set(spec.inputs):
+            found = ", ".join(map(str, given)) if isinstance(given, Mapping) else "none"
+            raise InputError(f"expected inputs {', '.join(spec.inputs)}, found {found}")
+        return {name: self._input(name, given[name]) for name in spec.inputs}
+
+    def _input(self, name: str, content: object) -> RawTensor:
+        dtype, shape = self.server.engine.spec.inputs[name]
+        kind = kind_of(dtype)
+        raw = content if isinstance(content, RawTensor) else of_json(name, content, kind, shape)
+        is_whole = name in self.server.engine.spec.whole
+        fits = raw.shape == shape if is_whole else raw.shape[1:] == shape[1:] and raw.shape
+        if raw.kind != kind or not fits:
+            rows = "" if is_whole else ", of any number of rows"
+            raise InputError(
+                f"input {name!r} is {raw.kind}{list(raw.shape)}, expected {kind}{list(shape)}{rows}"
+            )
+        return raw
+
+    def _rows(self, tensors: Raw) -> int:
+        spec = self.server.engine.spec
+        counts = {raw.shape[0] for name, raw in tensors.items() if name not in spec.whole}
+        if len(counts) > 1 or 0 in counts:
+            raise InputError(f"the inputs need one number of rows, found {sorted(counts)}")
+        rows = counts.pop() if counts else spec.rows
+        if rows > spec.rows:
+            raise HttpError(
+                413, f"{rows} rows in a request, and a slot has {spec.rows}: send several requests"
+            )
+        return rows
+
+    # ------------------------------------------------------------------ text
+
+    def _complete(self, body: bytes) -> None:
+        writer = self.server.writer
+        if isinstance(writer, str):
+            raise HttpError(400, f"this model does not generate text: {writer}; POST /infer")
+        asked = _object(body)
+        _require_greedy(asked)
+        prompt, count = _prompt(asked.get("prompt"), writer), asked.get("max_tokens", 16)
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise InputError(f"expected a whole number of max_tokens, found {count!r}")
+        tokens = writer.tokens(prompt, count, Request({}, 0, self._is_gone))
+        if asked.get("stream"):
+            self._stream(tokens, writer)
+            return
+        found = list(tokens)
+        text = _text(found) if writer.words == BYTES else ""
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(found)}
+        usage["total_tokens"] = len(prompt) + len(found)
+        self._say(200, {**self._completion(text, found, "length"), "usage": usage})
+
+    def _completion(self, text: str, tokens: list[int], why: str | None) -> dict[str, object]:
+        choice = {"index": 0, "text": text, "tokens": tokens, "logprobs": None}
+        return {
+            "id": f"cmpl-{id(self):x}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.server.model,
+            "choices": [{**choice, "finish_reason": why}],
+        }
+
+    def _stream(self, tokens: Any, writer: GreedyText) -> None:  # noqa: ANN401  # an iterator
+        """Send an event for each token; errors before the first one have a status."""
+        first = next(tokens)
+        self.begun = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in chain((first,), tokens):
+            self._event(token, decoder, writer)
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, token: int, decoder: codecs.IncrementalDecoder, writer: GreedyText) -> None:
+        text = decoder.decode(bytes([token])) if writer.words == BYTES else ""
+        content = json.dumps(self._completion(text, [token], None))
+        self._chunk(f"data: {content}\n\n".encode())
+
+    def _chunk(self, content: bytes) -> None:
+        self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+    # ------------------------------------------------------------------ answers
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed its end."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
+
+    def _say(self, status: int, content: object) -> None:
+        try:
+            text = json.dumps(content, allow_nan=False)
+        except ValueError:
+            status, text = (
+                422,
+                json.dumps(
+                    _error(
+                        "the outputs have NaN or infinity, which JSON lacks: ask for safetensors"
+                    )
+                ),
+            )
+        self._write(status, text.encode(), "application/json", {})
+
+    def _refuse(self, status: int, what: str, headers: Mapping[str, str] | None = None) -> None:
+        if self.begun:  # in the middle of a stream: its end says that it is not whole
+            self.close_connection = True
+            return
+        content = json.dumps(_error(what)).encode()
+        try:
+            self._write(status, content, "application/json", headers or {})
+        except OSError:
+            self.close_connection = True
+
+    def _write(self, status: int, content: bytes, kind: str, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _error(what: str) -> dict[str, object]:
+    return {"error": {"message": what}}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError("expected a JSON object")
+    return found
+
+
+def _require_greedy(asked: Mapping[str, Any]) -> None:
+    """Refuse what would be answered otherwise than it was asked."""
+    unknown = sorted(set(asked) - set(_KNOWN))
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is not known here: {', '.join(_KNOWN)} are")
+    if asked.get("temperature", 0) != 0 or asked.get("n", 1) != 1:
+        raise InputError("only greedy text is generated, one at a time: temperature 0, n 1")
+
+
+def _prompt(given: object, writer: GreedyText) -> list[int]:
+    if isinstance(given, str):
+        if writer.words != BYTES:
+            raise InputError("there is no tokenizer here: give the prompt as a list of tokens")
+        return list(given.encode())
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        raise InputError("expected a prompt: a list of tokens, or a string for a model of bytes")
+    return given
+
+
+def _text(tokens: list[int]) -> str:
+    return bytes(tokens).decode("utf-8", "replace")

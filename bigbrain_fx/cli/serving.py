@@ -1,0 +1,102 @@
+"""Command: serve."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from bigbrain_fx.cli.group import cli
+from bigbrain_fx.cli.options import COUNT, PATH, POSITIVE, bundle_argument, json_option
+from bigbrain_fx.errors import InputError
+
+POLL_S = 0.5
+
+
+@cli.command(short_help="Answer requests over HTTP with a bundle for inference.")
+@bundle_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 is any that is free.",
+)
+@click.option("--token-file", type=PATH, help="Clients must send what is in it; beyond loopback.")
+@click.option(
+    "--queue",
+    type=COUNT,
+    default=64,
+    show_default=True,
+    help="Requests that may wait; more get 503.",
+)
+@click.option(
+    "--deadline",
+    type=POSITIVE,
+    default=300.0,
+    show_default=True,
+    help="Longest wait for an answer, in seconds.",
+)
+@click.option("--logs", type=PATH, help="Folder for the devices' logs [default: a new one].")
+@json_option
+def serve(
+    bundle: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    queue: int,
+    deadline: float,
+    logs: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer requests with BUNDLE (of --mode eval), all its devices on this host.
+
+    Requests share slots of the bundle's own batch; several slots are under way at once. Ctrl-C or
+    SIGTERM ends it, after what is under way.
+    """
+    from bigbrain_fx.bundles import ServeOptions, served
+    from bigbrain_fx.cli.console import json_line
+
+    token = None if token_file is None else _token(token_file)
+    options = ServeOptions(host, port, token, queue, deadline, logs)
+    stop = _stopped_by_signals()
+    with served(bundle, options) as serving:
+        facts = {"url": serving.url, "rows": serving.engine.spec.rows}
+        if as_json:
+            click.echo(json_line({**facts, "generates": serving.generates}))
+        else:
+            text = "POST /infer" + (", /v1/completions" if serving.generates else "")
+            click.echo(
+                f"serving on {serving.url}: {text}; slots of {facts['rows']} rows, "
+                f"{len(serving.devices)} devices; logs in {serving.logs}"
+            )
+        while not stop.wait(POLL_S):
+            if serving.engine.ended is not None:
+                raise serving.engine.ended
+
+
+def _token(path: Path) -> str:
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the token: {error}", at=str(path)) from error
+    if not found:
+        raise InputError("the token is empty", at=str(path), help="write a long random text to it")
+    return found
+
+
+def _stopped_by_signals() -> threading.Event:
+    """Return what is set by Ctrl-C and SIGTERM, where this is the main thread."""
+    stop = threading.Event()
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, hear)
+    return stop

@@ -1,0 +1,252 @@
+"""A bundle behind HTTP, asked by one client and by eight: slots, processor time, the same bits.
+
+    python -m tools.serving --write docs/serving.md
+
+The GPT that ships, on two and three devices of this host, each asked by real HTTP clients. Counts
+and processor seconds of the devices' processes; clocks of a busy machine say nothing. Every answer
+is held against `infer` of the bundle, in this process, over the slots that the answers name.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+import bigbrain_fx
+from bigbrain_fx.bundles import ServeOptions, Serving, served
+from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.plan import Options
+
+MODEL = Path(__file__).resolve().parents[1] / "models" / "gpt.py"
+ROWS, LENGTH = 16, 64  # of its example batch
+REQUESTS, TOKENS, CLIENTS = 24, 6, (1, 8)
+DEADLINE_S = 300.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class ServedRow:
+    """One kind of question to one bundle, by so many clients at once."""
+
+    devices: int
+    what: str
+    clients: int
+    answers: int
+    slots: int
+    processor_s: Mapping[str, float]
+    equal: int  # answers that have the bits of one process
+
+    def __str__(self) -> str:
+        each = sum(self.processor_s.values()) / self.answers
+        shares = " ".join(f"{s / sum(self.processor_s.values()):.0%}" for s in self._of_devices())
+        cells = (
+            self.devices,
+            self.what,
+            self.clients,
+            self.answers,
+            self.slots,
+            f"{self.answers / self.slots:.1f}",
+            f"{1000 * each:.0f}",
+            shares,
+            f"{self.equal} of {self.answers}",
+        )
+        return f"| {' | '.join(map(str, cells))} |"
+
+    def _of_devices(self) -> Iterable[float]:
+        return self.processor_s.values()
+
+
+def ask(serving: Serving, path: str, content: object) -> dict[str, Any]:
+    """Ask as a client does, on a connection of its own."""
+    host = serving.url.removeprefix("http://")
+    client = http.client.HTTPConnection(host, timeout=DEADLINE_S)
+    try:
+        client.request("POST", path, json.dumps(content))
+        answer = client.getresponse()
+        found: dict[str, Any] = json.loads(answer.read())
+        assert answer.status == 200, found
+        return found
+    finally:
+        client.close()
+
+
+def prompts() -> list[list[int]]:
+    """Return rows of real text: this file, piece by piece."""
+    text = Path(__file__).read_bytes()
+    return [list(text[n * LENGTH : (n + 1) * LENGTH]) for n in range(REQUESTS)]
+
+
+def processor_s(serving: Serving) -> dict[str, float]:
+    """Return the seconds that each device's process has computed, all its threads."""
+    found = {}
+    for name, process in serving.engine.processes.items():
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def rows_of(serving: Serving, devices: int, infer: Any) -> list[ServedRow]:  # noqa: ANN401  # a bundle's
+    """Ask for scores, then for text, by one client and by eight."""
+    found = []
+    for clients in CLIENTS:
+        for what, run in (("scores of a row", _scores), (f"{TOKENS} tokens", _text)):
+            before, slots = processor_s(serving), serving.engine.counted.slots
+            with ThreadPoolExecutor(clients) as pool:
+                answers, equal = run(serving, pool, infer)
+            took = {n: s - before[n] for n, s in processor_s(serving).items()}
+            used = serving.engine.counted.slots - slots
+            row = ServedRow(devices, what, clients, answers, used, took, equal)
+            click.echo(str(row))
+            found.append(row)
+    return found
+
+
+def _scores(serving: Serving, pool: ThreadPoolExecutor, infer: Any) -> tuple[int, int]:  # noqa: ANN401
+    asked = prompts()
+    answers = list(
+        pool.map(lambda row: ask(serving, "/infer", {"inputs": {"tokens": [row]}}), asked)
+    )
+    slots: dict[int, dict[int, list[int]]] = {}
+    for row, answer in zip(asked, answers, strict=True):
+        slots.setdefault(answer["slot"], {})[answer["rows"][0]] = row
+    one = {n: _one_process(infer, [rows[k] for k in sorted(rows)]) for n, rows in slots.items()}
+    equal = [
+        torch.equal(torch.tensor(a["outputs"]["output"][0]), one[a["slot"]][a["rows"][0]])
+        for a in answers
+    ]
+    return len(answers), sum(equal)
+
+
+def _text(serving: Serving, pool: ThreadPoolExecutor, infer: Any) -> tuple[int, int]:  # noqa: ANN401
+    asked = [row[: LENGTH // 2] for row in prompts()[:8]]
+    bodies = [{"prompt": row, "max_tokens": TOKENS} for row in asked]
+    answers = list(pool.map(lambda body: ask(serving, "/v1/completions", body), bodies))
+    equal = sum(
+        _greedy(infer, row) == answer["choices"][0]["tokens"]
+        for row, answer in zip(asked, answers, strict=True)
+    )
+    return len(answers) * TOKENS, equal * TOKENS
+
+
+def _greedy(infer: Any, prompt: Sequence[int]) -> list[int]:  # noqa: ANN401
+    known = list(prompt)
+    for _ in range(TOKENS):
+        scores = _one_process(infer, [known + [0] * (LENGTH - len(known))])
+        known.append(int(scores[0, len(known) - 1].argmax()))
+    return known[len(prompt) :]
+
+
+def _one_process(infer: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:  # noqa: ANN401
+    output: torch.Tensor = infer({"tokens": torch.tensor(rows)})["output"]
+    return output
+
+
+def measured(devices: int, scratch: Path) -> list[ServedRow]:
+    """Split the GPT over so many devices, serve it and ask."""
+    unlike = (2, 1, 1)[:devices]
+    cluster = Cluster(
+        tuple(
+            Device(f"d{n}", "localhost", "cpu", 2**32, 1e10 * s, 1e10 * s)
+            for n, s in enumerate(unlike)
+        ),
+        Link(5e-5, 1e9),
+    )
+    name = f"gpt_{devices}"
+    options = Options("naive", mode="eval", micro_batches=2)
+    bigbrain_fx.split(MODEL, cluster, scratch / name, options)
+    infer = importlib.import_module(f"{name}.infer").infer
+    with served(scratch / name, ServeOptions(port=0)) as serving:
+        return rows_of(serving, devices, infer)
+
+
+def page(found: Sequence[ServedRow]) -> str:
+    """Return the page."""
+    ratios = [
+        f"{_each(one) / _each(many):.1f}"
+        for one in found
+        for many in found
+        if (one.devices, one.what) == (many.devices, many.what) and one.clients < many.clients
+    ]
+    return "\n".join(
+        [
+            "# A bundle behind HTTP\n",
+            "Written by `python -m tools.serving --write docs/serving.md`; do not edit.\n",
+            "```",
+            "bigbrain-fx split model.py --mode eval --devices cluster.json --out served",
+            "bigbrain-fx serve served --port 8000",
+            'curl localhost:8000/infer -d \'{"inputs": {"tokens": [[1, 2, ...]]}}\'',
+            "```\n",
+            "Requests share slots: each is the bundle's own batch, of a fixed shape, filled up "
+            "with its last row. A slot starts",
+            "when a device can take it, with whoever waits; nobody is waited for, and one slot "
+            "more than there are devices is",
+            "under way, so that each device has the next one there. An answer names its slot and "
+            "rows, and has the bits that",
+            "`infer` of the bundle gives for the same slot in one process: the last column.\n",
+            "| devices | asked for | clients at once | answers | slots | answers a slot | "
+            "processor ms an answer | of it on each device | same bits (tokens) |",
+            "|---:|---|---:|---:|---:|---:|---:|---|---:|",
+            *map(str, found),
+            "",
+            f"{MODEL.stem}.py, slots of {ROWS} rows of {LENGTH} tokens in two micro-batches; text "
+            "is compared with slots of one row. Eight clients",
+            f"take {', '.join(ratios)} times less processor time an answer than one (rows in this "
+            "order). Seconds are not given:",
+            "the machine was shared.\n",
+            "## What it answers\n",
+            "- `POST /infer`: JSON, or safetensors as `application/octet-stream` (then `X-Slot`, "
+            "`X-Rows`); up to a slot's rows.",
+            "- `POST /v1/completions` (`prompt` as tokens, or text for a model of 256 words; "
+            "`max_tokens`, `stream`): greedy, where",
+            "  the model takes rows of tokens and a try at the start shows that scores do not "
+            "depend on later tokens. There is no",
+            "  cache of keys and values: **each token is computed from all before it again**, so a "
+            "token costs a whole row.",
+            "- `GET /health`, `GET /v1/models`.\n",
+            "400: other inputs, with what was expected; 401: no token (`--token-file`, needed "
+            "beyond loopback); 413: a body or a",
+            "number of rows that no slot takes; 503 with Retry-After: `--queue` requests wait "
+            "already, or a device's process has died:",
+            "then all are started again, and those in its slots are told. A client that has gone "
+            "before its slot starts is left out;",
+            "a stream ends when nobody reads it. A token that the model has no embedding for ends "
+            "its process as any error of the",
+            "model does. A model that draws at inference draws by the slot's number.",
+            "",
+        ]
+    )
+
+
+def _each(row: ServedRow) -> float:
+    return sum(row.processor_s.values()) / row.answers
+
+
+@click.command()
+@click.option("--write", type=click.Path(path_type=Path), help="The page.")
+def main(write: Path | None) -> None:
+    """Serve, ask, compare; print the page, or write it."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="serving-") as scratch:
+        sys.path.insert(0, scratch)
+        found = [row for devices in (2, 3) for row in measured(devices, Path(scratch))]
+    text = page(found)
+    if write is None:
+        click.echo(text)
+    else:
+        write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_all_begin_again",
         "test_no_place",
     ),
+    "tests/bundles/test_serving.py": ("test_processes_that_die",),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),
     "tests/bundles/launch/test_scripts.py": (
         "test_a_script_trains",

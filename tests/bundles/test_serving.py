@@ -215,6 +215,16 @@ def test_a_stream_that_nobody_reads_ends(serving: Serving) -> None:
     assert found["rows"][1] - found["rows"][0] == 1
 
 
+def test_processes_that_die_are_started_again(serving: Serving) -> None:
+    engine = serving.engine
+    before = engine.counted.restarts
+    engine.processes["d0"].kill()
+    with engine._moved:
+        assert engine._moved.wait_for(lambda: engine.counted.restarts > before, DEADLINE_S)
+    status, _, _ = asked(serving, "POST", "/infer", {"inputs": {"tokens": [[1] * LENGTH]}})
+    assert status == 200
+
+
 # --------------------------------------------------------------------------- without processes
 
 
@@ -254,8 +264,6 @@ def test_what_is_no_safetensors() -> None:
     for content in (b"", b"{}", (2).to_bytes(8, "little") + b"[]", b"\xff" * 20):
         with pytest.raises(InputError, match="no safetensors"):
             decode(content)
-    short = (60).to_bytes(8, "little") + json.dumps(
-        {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}
-    ).ljust(60).encode()
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
     with pytest.raises(InputError, match="bytes for the shape"):
-        decode(short + bytes(4))
+        decode(len(header).to_bytes(8, "little") + header + bytes(4))

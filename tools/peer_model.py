@@ -6,14 +6,16 @@ only then can two programs be expected to find the same gradients.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BLOCKS = 8
-DIM = 512
+# `tools.peers` takes a smaller one
+BLOCKS = int(os.environ.get("PEER_BLOCKS", "8"))
+DIM = int(os.environ.get("PEER_DIM", "512"))
 HEADS = 8
 SEQUENCE = 128
 VOCABULARY = 2048

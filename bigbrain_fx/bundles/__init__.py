@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         popen as popen,
         prometheus as prometheus,
         read_status as read_status,
+        require_gpus as require_gpus,
         require_not_lean as require_not_lean,
         run as run,
         secret_command as secret_command,
@@ -102,7 +103,8 @@ else:
             "launch": "CHECKS NEEDS STARTED_BY SUFFIX Script launch_script "
             "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
             "RunOptions Spawn Status StepLine can_supervise commands free_port hosts is_lean "
-            "metrics_at popen prometheus read_status require_not_lean run secret_command",
+            "metrics_at popen prometheus read_status require_gpus require_not_lean run "
+            "secret_command",
             "machines": "Machine",
             "serving": "ServeOptions Serving served",
             "sessions": "Session",

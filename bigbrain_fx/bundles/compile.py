@@ -41,6 +41,7 @@ from bigbrain_fx.plan import (
     read_plan,
     replan,
     require_no_groups,
+    require_placeable,
     timeline,
     wants_tensor,
     with_placement,
@@ -117,6 +118,8 @@ def split(
     _require_writable(Path(out))
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
+    require_placeable(chosen, cluster)
+    _require_followable(chosen, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
@@ -175,6 +178,7 @@ def estimate(
         BigBrainError: the input cannot be used, captured or placed.
     """
     chosen, cluster = checked(options, model), _cluster(devices)
+    require_placeable(chosen, cluster)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         plan, _ = with_tried_rules(found, chosen, lambda given: _plan(found, cluster, given, None))
         return plan
@@ -250,6 +254,19 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
         return plan_or_remedy(found.graph, cluster, found.source, options)
+    _require_one_replica(found.graph, options, followed)
+    same = followed.micro_batches
+    fits = found.graph.static_batch is None and found.graph.batch % same == 0
+    count = options.micro_batches or (same if fits else None)
+    alike = replace(options, partitioner=followed.partitioner, micro_batches=count)
+    placement = place_like(found.graph, followed)
+    return plan_placed(found.graph, cluster, found.source, alike, placement)
+
+
+def _require_followable(options: Options, followed: Plan | None) -> None:
+    """Refuse what --like cannot do for any model."""
+    if followed is None:
+        return
     if options.pins or options.place:
         raise InputError(
             "--like places all ops, and so does the hand",
@@ -261,13 +278,6 @@ def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan 
             "--like places ops as another plan did, and --tensor in groups",
             help="leave one of them out",
         )
-    _require_one_replica(found.graph, options, followed)
-    same = followed.micro_batches
-    fits = found.graph.static_batch is None and found.graph.batch % same == 0
-    count = options.micro_batches or (same if fits else None)
-    alike = replace(options, partitioner=followed.partitioner, micro_batches=count)
-    placement = place_like(found.graph, followed)
-    return plan_placed(found.graph, cluster, found.source, alike, placement)
 
 
 def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bigbrain_fx.bundles.compile import split
 from bigbrain_fx.bundles.found import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
-from bigbrain_fx.bundles.sessions import Constants, Session
+from bigbrain_fx.bundles.sessions import Constants, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
@@ -68,6 +68,7 @@ class Machine(Shown):
             BigBrainError: the model cannot be captured or placed, or what it is trained with has
                 no source; nothing runs then.
         """
+        require_session(self.cluster.devices, options)
         made = split(
             model,
             self.cluster,

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,10 +24,10 @@ from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, require_one_number
 from bigbrain_fx.bundles.found import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, hosts, require_not_nccl, run
-from bigbrain_fx.core import Shown
+from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
+from bigbrain_fx.core import Device, Shown
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Explanation, Plan, explain, require_no_groups
+from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
 from bigbrain_fx.supervisor import Event, Feed
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Session(Shown):
     def __init__(
         self, made: Split, module: nn.Module, options: RunOptions, constants: Constants
     ) -> None:
-        _require_here(made.plan)
+        plan = made.plan
+        require_session([plan.cluster.device[name] for name in plan.stages.devices])
         self._constants = constants
         self.made = made
         self.module = module
@@ -182,7 +183,9 @@ class Session(Shown):
         with tempfile.TemporaryDirectory(prefix="bigbrain-fx-state-") as scratch:
             file = Path(scratch, "model.safetensors")
             export_commit(self.bundle, file, self._commit(Path(scratch, "commit")))
-            return {name: tensor.clone() for name, tensor in load_file(file).items()}
+            found = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        order = [name for name in self.module.state_dict() if name in found]
+        return {name: found[name] for name in (*order, *sorted(found.keys() - set(order)))}
 
     def save(self, to: str | Path, optimizer: str | Path | None = None) -> None:
         """Write the weights after the last step, and the optimizer's state, if a file is named.
@@ -278,19 +281,29 @@ class Session(Shown):
             raise InputError("this session has ended", help="make another: machine(model, ...)")
 
 
-def _require_here(plan: Plan) -> None:
-    """Refuse a plan whose processes cannot all be started and replaced from this process.
+def require_session(devices: Sequence[Device], options: Options | None = None) -> None:
+    """Refuse what a session cannot start and replace from this process, before any capture.
 
     Raises:
-        InputError: it is of several hosts, or its messages go over nccl.
+        InputError: devices of several hosts, GPUs alone (nccl), or groups were asked for.
     """
-    require_not_nccl(plan)
-    require_no_groups(plan, "a session", "leave tensor out of the options, or run the bundle")
-    used = hosts(plan)
+    if options is not None and wants_tensor(options):
+        raise InputError(
+            "a session's devices compute by themselves, not in groups",
+            help="leave tensor out of the options, or split a model file, and run the bundle",
+        )
+    if all(device.kind == "cuda" for device in devices):
+        raise InputError(
+            "all its devices are GPUs, whose messages go over nccl, and a session "
+            "replaces processes, which is not there yet over nccl",
+            help="split a model file, and `bigbrain-fx run` the bundle: it trains there, without "
+            "replacement; or give a cluster with a CPU device in it",
+        )
+    used = tuple(dict.fromkeys(device.host for device in devices))
     if len(used) > 1:
         raise InputError(
-            f"the plan has devices of {len(used)} hosts ({', '.join(used)}), and a session starts "
-            "all processes on this one",
+            f"these are devices of {len(used)} hosts ({', '.join(used)}), and a session "
+            "starts all processes on this one",
             help="give a cluster of this host's devices; or split a model file, and `bigbrain-fx "
             "run` prints what to type on each host",
         )

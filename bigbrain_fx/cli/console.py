@@ -219,7 +219,8 @@ def show_comparison(found: Comparison) -> None:
     for agreement in found.agreements:
         _say(str(agreement), ("", "") if agreement.passed else (" (WRONG)", "red"))
     if found.best is not None:
-        _say(f"{'measured' if ran else 'forecast'} fastest: {found.best.name}")
+        how = "forecast" if found.best.measured_step_s is None else "measured"
+        _say(f"{how} fastest: {found.best.name}")
     if found.forecasts_differ_in_kind:
         _say("the forecasts are of several estimators: compare them by --run, or give --estimator")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -22,6 +23,9 @@ from bigbrain_fx.cli.options import (
     require_absent,
 )
 from bigbrain_fx.cli.progress import working
+
+if TYPE_CHECKING:
+    from bigbrain_fx.measure import HostProbe, Survey
 
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
@@ -85,6 +89,23 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     help="What the devices are [default: GPUs where there are enough of them, else the CPU].",
 )
 @click.option("--thorough", is_flag=True, help="Measure longer.")
+@click.option(
+    "--hosts",
+    metavar="A,B,...",
+    help="Measure these hosts, by ssh, and the links between them; --devices is of each.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="With --hosts: the Python there that has bigbrain-fx [default: the path of this one].",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=29500,
+    show_default=True,
+    help="With --hosts: where all meet on the first of them.",
+)
 @force_file_option
 @json_option
 def doctor(
@@ -93,6 +114,9 @@ def doctor(
     threads: int,
     kind: Literal["cpu", "cuda"] | None,
     thorough: bool,
+    hosts: str | None,
+    python: str | None,
+    port: int,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -102,18 +126,30 @@ def doctor(
     cpu they are left alone. With --json the cluster has one field more, "measured": matrix products
     by size and dtype, and every other figure before it was rounded.
     """
-    from bigbrain_fx.cluster import to_json as cluster_json
-    from bigbrain_fx.measure import probe
+    from bigbrain_fx.measure import Hosts, probe, survey_hosts
 
     if out is not None:
         require_absent(out, force)
-    with working("probing this host"):
-        found = probe(threads=threads, devices=devices, quick=not thorough, kind=kind)
-    described = json.loads(cluster_json(found.cluster))
-    click.echo(json.dumps({**described, "measured": found.measured}) if as_json else str(found))
+    found: HostProbe | Survey
+    if hosts is None:
+        with working("probing this host"):
+            found = probe(threads=threads, devices=devices, quick=not thorough, kind=kind)
+    else:
+        names = tuple(name.strip() for name in hosts.split(",") if name.strip())
+        there = Hosts(names, python or sys.executable, port)
+        with working(f"probing {', '.join(names)}"):
+            found = survey_hosts(there, devices, threads, kind or "cpu", quick=not thorough)
+    _print_probe(found, as_json)
     if out is not None:
         found.write(out, force=force)
         click.echo(f"wrote {out}", err=True)
+
+
+def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
+    from bigbrain_fx.cluster import to_json as cluster_json
+
+    described = json.loads(cluster_json(found.cluster))
+    click.echo(json.dumps({**described, "measured": found.measured}) if as_json else str(found))
 
 
 @cli.command(short_help="Measure a model's ops on this host.")

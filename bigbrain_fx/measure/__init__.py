@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
-    from bigbrain_fx.measure.host import probe as probe
+    from bigbrain_fx.measure.host import (
+        HostProbe as HostProbe,
+        Hosts as Hosts,
+        Survey as Survey,
+        probe as probe,
+        survey_hosts as survey_hosts,
+    )
     from bigbrain_fx.measure.machine_here import machine as machine
     from bigbrain_fx.measure.ops import ProfileOptions as ProfileOptions, profile as profile
 else:
     __getattr__ = door(
         __name__,
         {
-            "host": "probe",
+            "host": "HostProbe Hosts Survey probe survey_hosts",
             "machine_here": "machine",
             "ops": "ProfileOptions profile",
         },

@@ -8,7 +8,12 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.by_hand import read_pins, read_placement, write_placement
+from bigbrain_fx.plan.by_hand import (
+    read_pins,
+    read_placement,
+    require_placeable,
+    write_placement,
+)
 from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
 from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
 from bigbrain_fx.plan.explain import Explanation, compared_text, explain, measured_text, size_text
@@ -128,6 +133,7 @@ __all__ = [
     "replicas_text",
     "report",
     "require_no_groups",
+    "require_placeable",
     "require_possible",
     "restart_all",
     "roots",

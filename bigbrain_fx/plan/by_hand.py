@@ -21,7 +21,7 @@ from typing import Any
 
 from bigbrain_fx.core import Cluster, Graph, Placement
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 
 FORMAT = 1
 _HOW = "`explain BUNDLE --placement FILE` writes one"
@@ -45,6 +45,34 @@ def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def require_placeable(options: Options, cluster: Cluster) -> None:
+    """Refuse what is wrong whatever the model is, before it is captured.
+
+    Raises:
+        InputError: there is no such device or file, or `auto` was asked for as well.
+    """
+    at = "--place" if options.place else "--pin"
+    if (options.pins or options.place) and options.partitioner == AUTO:
+        raise InputError(
+            "auto chooses devices itself, and this places modules by hand",
+            at=at,
+            help=f"give another --partitioner, or leave {at} out",
+        )
+    for _, device in options.pins:
+        _require_device(device, cluster, "--pin")
+    if options.place:
+        path = Path(options.place)
+        found = _file(path)
+        for key in ("modules", "ops"):
+            for name, device in _table(found, key, path).items():
+                _require_device(device, cluster, f"{path}: {key}.{name}")
+
+
+def _require_device(name: str, cluster: Cluster, at: str) -> None:
+    if name not in cluster.device:
+        raise _unknown("device", name, tuple(cluster.device), at)
+
+
 def homes_of(graph: Graph, cluster: Cluster, pins: Pins, at: str = "--pin") -> dict[str, str]:
     """Return the device of every op that pins speak of.
 
@@ -54,8 +82,7 @@ def homes_of(graph: Graph, cluster: Cluster, pins: Pins, at: str = "--pin") -> d
     known = _modules(graph)
     said: dict[str, str] = {}
     for modules, device in pins:
-        if device not in cluster.device:
-            raise _unknown("device", device, tuple(cluster.device), at)
+        _require_device(device, cluster, at)
         for path in _paths(modules, known, at):
             if said.setdefault(path, device) != device:
                 raise InputError(
@@ -181,8 +208,7 @@ def read_placement(path: str | Path, graph: Graph, cluster: Cluster) -> Placemen
     for name, device in ops.items():
         if name not in known:
             raise _unknown("op", name, tuple(known), f"{path}: ops")
-        if device not in cluster.device:
-            raise _unknown("device", device, tuple(cluster.device), f"{path}: ops.{name}")
+        _require_device(device, cluster, f"{path}: ops.{name}")
         homes[name] = device
     if not homes:
         raise InputError(f"{path} places nothing", help=_HOW)

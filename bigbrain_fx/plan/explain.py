@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bigbrain_fx.core import Costs, Edge, Graph, Placement, Stage
+from bigbrain_fx.core import Costs, Edge, Graph, Placement, Shown, Stage
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
@@ -66,8 +66,8 @@ class Cut:
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """A plan in words and numbers.
 
     `reason` is the partitioner's own; `moved` lists ops that run elsewhere than it placed them,

@@ -8,7 +8,13 @@ from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.plan.by_hand import filled, homes_of, read_placement, with_homes
+from bigbrain_fx.plan.by_hand import (
+    filled,
+    homes_of,
+    read_placement,
+    require_placeable,
+    with_homes,
+)
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import PipelineMaker, by_partitioner
@@ -69,11 +75,12 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         NoPlanError: a device has no room for what is pinned to it; the arithmetic per device.
         InputError: a name is not there, or replicas or "auto" were asked for as well.
     """
-    if wants_replicas(graph, cluster, options) or options.partitioner == AUTO:
+    require_placeable(options, cluster)
+    if wants_replicas(graph, cluster, options):
         raise InputError(
-            "what is placed by hand is a plan of one replica, and auto chooses devices itself",
+            "what is placed by hand is a plan of one replica",
             at="--place" if options.place else "--pin",
-            help="leave --replicas out, and give another --partitioner than auto",
+            help="leave --replicas (or what the cluster file says of them) out",
         )
     homes = homes_of(graph, cluster, options.pins)
     if options.place:

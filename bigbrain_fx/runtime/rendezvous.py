@@ -5,10 +5,12 @@ This file knows torch.distributed and the environment that a launcher sets; it k
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,6 +42,7 @@ LAUNCHERS = tuple(
     )
 )
 FORM_S = 10.0  # longest time in which connections of a generation are made
+_ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 GLOO_PATIENCE = 5  # gloo waits for connections five times as long as its timeout says
 
 
@@ -132,8 +135,8 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
     """Open the rendezvous on MASTER_ADDR only: torch's own listener would take every interface."""
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = environment_number("MASTER_PORT", 29500)
-    if host == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := _interface_to(host)):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     if rank != 0:
         return TCPStore(host, port, world, is_master=False, timeout=timeout)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -154,6 +157,24 @@ def _tcp_store(rank: int, world: int, timeout: timedelta) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
+
+
+def _interface_to(host: str) -> str | None:
+    """Return the interface that leads to rank 0; None where the system does not say.
+
+    gloo by itself listens at what this host's own name is, which may be 127.0.1.1.
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, 9))  # chooses a way, and sends nothing
+        own = way.getsockname()[0]
+        if own.startswith("127."):
+            return "lo"
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                asked = struct.pack("256s", name.encode())
+                if socket.inet_ntoa(fcntl.ioctl(way, _ADDRESS_OF, asked)[20:24]) == own:
+                    return name
+    return None
 
 
 class PassedOn(Store):

@@ -187,7 +187,11 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """
     files = sorted(folder.glob(f"[!.]*{ENDING}"))
     if not files:
-        raise InputError(f"expected weights in {folder}, found none", at=str(folder))
+        raise InputError(
+            f"expected weights in {folder}, found none",
+            at=str(folder),
+            help="give a folder that `run --save` wrote, or a bundle's weights/",
+        )
     found = joined(files)
     for listing in sorted(folder.glob(f"[!.]*{REFERENCES}")):
         for name, stored in _followed(listing).items():

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.bundles import estimate
+from bigbrain_fx.bundles import estimate, require_gpus
+from bigbrain_fx.bundles.sessions import require_session
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime import rendezvous
 from tests.support.command_line import CHOICES, call, tiny_bundle, write_cluster, write_model
+from tests.support.synthetic import device
 
 MINE = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from bigbrain_fx.core import Placement
 
 @dataclass(frozen=True)
@@ -201,6 +203,50 @@ def test_a_gpu_that_is_not_there_is_said_without_frames(monkeypatch: pytest.Monk
     rendezvous.require_gpu(("cuda", "cpu"), 1)
     with pytest.raises(rendezvous.NoGpuError, match=r"GPU number 1 .* which has 0 GPUs"):
         rendezvous.require_gpu(("cuda", "cuda"), 1)
+
+
+AT_ONCE = {
+    ("split", "--pin", "layers.0=d9"): "there is no device 'd9'",
+    ("estimate", "--place", "nothere.json"): "cannot read nothere.json",
+    ("split", "--place", "elsewhere.json"): "there is no device 'gpu'",
+    ("estimate", "--pin", "head=d1", "--partitioner", "auto"): "auto chooses devices itself",
+    ("compare", "--run", "2"): "d0 of this plan is a GPU, and this host has none",
+}
+
+
+@pytest.mark.parametrize("words", AT_ONCE, ids=" ".join)
+def test_what_no_model_can_mend_is_said_before_one_is_captured(
+    here: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(here, "raise AssertionError('the model file was run')\n")
+    place = {"format": 1, "modules": {"head": "gpu"}}
+    (here / "elsewhere.json").write_text(json.dumps(place))
+    gpu = {"devices": [{"name": "d0", "host": "a", "preset": "a100-80"}]}
+    (here / "gpu.json").write_text(json.dumps(gpu))
+    monkeypatch.setattr("bigbrain_fx.bundles.launch.gpus._DEV", here)
+    verb, *rest = words
+    devices = "gpu.json" if verb == "compare" else "cluster.json"
+    done = call(verb, "model.py", "-d", devices, *rest)
+    assert done.code == 2
+    assert AT_ONCE[words] in done.err
+
+
+def test_a_host_without_drivers_has_no_gpu_and_with_one_may(tmp_path: Path) -> None:
+    gpu, cpu = replace(device("d0"), kind="cuda"), device("d1")
+    require_gpus([cpu], tmp_path)
+    with pytest.raises(InputError, match="d0 of this plan is a GPU, and this host has none"):
+        require_gpus([gpu, cpu], tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    require_gpus([gpu, cpu], tmp_path)
+
+
+def test_a_session_is_refused_before_a_model_is_captured() -> None:
+    gpu, near, far = replace(device("g"), kind="cuda"), device("d0"), device("d1", host="far")
+    for devices, words in (((gpu,), "go over nccl"), ((near, far), "devices of 2 hosts")):
+        with pytest.raises(InputError, match=words):
+            require_session(devices)
+    with pytest.raises(InputError, match="not in groups"):
+        require_session((near,), Options(tensor=2))
 
 
 @pytest.mark.parametrize("more", [("--partitioner", "naive"), ("--set", "last=0")])

@@ -25,6 +25,7 @@ def test_every_noun_has_one_line_and_a_text(plan: bb.Plan) -> None:
     nouns: dict[str, Shown] = {
         "<Plan Net: 2 stages": plan,
         "<Forecast ": plan.forecast,
+        "<Explanation forecast ": bb.explain(plan),
         "<Cluster 2 devices on localhost>": plan.cluster,
         "<Run 2 steps, loss 2.5000 -> 2.0000, median 0.5000 s>": run,
         "<Comparison Tiny: captured in 1.5 s>": bb.Comparison("Tiny", (contender,), 1.5),

@@ -52,8 +52,7 @@ def test_a_port_in_use_is_named_with_its_holder(bundle: Path, listener: socket.s
     done = call("run", bundle, "--port", str(port), "--steps", "1")
     assert done.code == 2
     assert done.err == (
-        f"error: port {port} is in use by process {os.getpid()}\n"
-        "  help: give another --port, or 0 for any free one\n"
+        f"error: port {port} is in use by process {os.getpid()}\n  help: give another port\n"
     )
 
 

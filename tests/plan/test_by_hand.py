@@ -123,6 +123,7 @@ def test_a_file_that_is_no_placement(tmp_path: Path, text: str, said: str) -> No
 
 
 def test_auto_and_replicas_place_by_themselves() -> None:
-    for options in (Options("auto"), Options(replicas=2)):
-        with pytest.raises(InputError, match="auto chooses devices itself"):
+    wrong = (Options("auto"), "auto chooses devices itself"), (Options(replicas=2), "one replica")
+    for options, why in wrong:
+        with pytest.raises(InputError, match=why):
             make_plan(GRAPH, CLUSTER, Source("m.py"), replace(options, pins=(("head", "d0"),)))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 from bigbrain_fx.runtime.control import log_limit
-from bigbrain_fx.runtime.rendezvous import LAUNCHERS, environment_number, own_gpu, write_report
+from bigbrain_fx.runtime.rendezvous import (
+    LAUNCHERS,
+    _interface_to,
+    environment_number,
+    own_gpu,
+    write_report,
+)
 from bigbrain_fx.supervisor import processes
 from bigbrain_fx.supervisor.processes import LOG_BYTES, LOG_SHARERS
 
@@ -35,6 +42,12 @@ def test_a_process_takes_the_gpu_that_is_its_own(
     kinds: list[str], rank: int, local_rank: int, gpu: int
 ) -> None:
     assert own_gpu(kinds, rank, local_rank) == gpu
+
+
+def test_gloo_listens_on_the_way_to_rank_0() -> None:
+    assert _interface_to("127.0.0.2") == "lo"
+    assert _interface_to("no such host") is None
+    assert _interface_to("192.0.2.1") in (None, *(name for _, name in socket.if_nameindex()))
 
 
 @pytest.mark.parametrize("names", LAUNCHERS, ids=lambda names: str(names["RANK"]))

@@ -6,6 +6,7 @@ starts know nothing of it: they run the bundle's own train.py, or infer.py. With
 """
 
 from bigbrain_fx.bundles.launch.failures import PEER_LOST, DeviceLostError, RunError
+from bigbrain_fx.bundles.launch.gpus import require_gpus
 from bigbrain_fx.bundles.launch.hosts import commands, hosts, secret_command
 from bigbrain_fx.bundles.launch.options import (
     DEFAULT_STEPS,
@@ -67,6 +68,7 @@ __all__ = [
     "prometheus",
     "read_status",
     "require_free",
+    "require_gpus",
     "require_not_lean",
     "require_not_nccl",
     "run",

@@ -25,7 +25,7 @@ def require_free(port: int) -> None:
     if not 0 < port < 65536:
         raise InputError(
             f"port {port} is not between 1 and 65535",
-            help="give another --port, or 0 for any free one",
+            help="give another port",
         )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,9 +34,7 @@ def require_free(port: int) -> None:
         except OSError as error:
             holder = _holder(port)
             by = f" by process {holder}" if holder else ""
-            raise InputError(
-                f"port {port} is in use{by}", help="give another --port, or 0 for any free one"
-            ) from error
+            raise InputError(f"port {port} is in use{by}", help="give another port") from error
 
 
 def _holder(port: int) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.crew import processes
+from bigbrain_fx.bundles.launch.gpus import require_gpus
 from bigbrain_fx.bundles.launch.options import (
     DEFAULT_STEPS,
     BatchLine,
@@ -72,6 +73,9 @@ def run(
             help="make one with `bigbrain-fx split`",
         )
     _require_fitting(plan, options)
+    _require_folders(options)
+    if spawn is None:
+        require_gpus(plan.cluster.device[name] for name in plan.stages.devices)
     if options.port:
         require_free(options.port)
     logs = _logs(options)
@@ -233,3 +237,22 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         )
     if options.inputs is not None and not options.inputs.is_file():
         raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")
+
+
+def _require_folders(options: RunOptions) -> None:
+    """Refuse before any process is started what each of them would only find out by itself."""
+    named = {
+        "--save": options.save,
+        "--commits": options.commits,
+        "--rescue": options.rescue,
+        "--outputs": options.outputs,
+    }
+    for flag, path in named.items():
+        if path is not None and path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file", at=flag, help="give a folder")
+    if options.resume and options.commits is not None and not options.commits.exists():
+        raise InputError(
+            f"{options.commits} is not there, so there is nothing to resume",
+            at="--commits",
+            help="give the folder that --commits had; to begin one, leave --resume out",
+        )

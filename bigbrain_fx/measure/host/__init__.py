@@ -5,6 +5,7 @@ and the link of every pair. This room knows nothing of models. Only its child pr
 torch.
 """
 
+from bigbrain_fx.measure.host.far import Hosts, survey_hosts
 from bigbrain_fx.measure.host.figures import MatmulRate, Rates
 from bigbrain_fx.measure.host.fleet import ProbeError
 from bigbrain_fx.measure.host.host import Gpu, HostProbe
@@ -15,10 +16,12 @@ __all__ = [
     "DeviceProbe",
     "Gpu",
     "HostProbe",
+    "Hosts",
     "MatmulRate",
     "ProbeError",
     "Rates",
     "Survey",
     "probe",
     "survey",
+    "survey_hosts",
 ]

@@ -29,6 +29,8 @@ _POLL_S = 0.05
 _TAIL_LINES = 8
 _BUSY = 2  # processes for each core: the probe's own make one or so
 _MOST_DEADLINES = 15  # a fleet that gets on, but for so many times as long, is ended all the same
+ON_STDOUT = "-"  # in place of a file: a process in another place prints what it found
+RESULT = "RESULT "  # and begins the line so
 ALIVE = ".alive"  # ending of the file that a worker touches whenever it has got on
 _START_S = 60.0  # until the slowest process has imported torch and joined
 _CUDA_START_S = 120.0  # and has loaded CUDA's libraries
@@ -110,10 +112,19 @@ def run(
             children.append(spawn(_command(fleet, rank, port, folder, worker)))
             stack.callback(_end, children[-1])
         _wait(fleet, children, folder)
-        return [
-            json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(len(fleet.names))
-        ]
+        return [_result(folder, rank) for rank in range(len(fleet.names))]
+
+
+def _result(folder: Path, rank: int) -> Mapping[str, Any]:
+    """Return what a process wrote to its file, or printed."""
+    file = folder / f"{rank}.json"
+    if file.exists():
+        text = file.read_text(encoding="utf-8")
+    else:
+        printed = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace")
+        text = printed.rpartition(RESULT)[2].partition("\n")[0]
+    found: Mapping[str, Any] = json.loads(text)
+    return found
 
 
 def _command(fleet: Fleet, rank: int, port: int, folder: Path, worker: Sequence[str]) -> Command:
@@ -124,7 +135,7 @@ def _command(fleet: Fleet, rank: int, port: int, folder: Path, worker: Sequence[
         "linked": fleet.linked,
         "threads": fleet.threads[rank],
         "window-s": fleet.window_s,
-        "deadline-s": fleet.deadline_s,
+        "deadline-s": fleet.deadline_s * max(1.0, crowding()),  # as `_wait` has it
         "out": folder / f"{rank}.json",
     }
     arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
@@ -187,7 +198,8 @@ def _wait(fleet: Fleet, children: Sequence[Process], folder: Path) -> None:
 
 def _progress(folder: Path) -> frozenset[tuple[str, int]]:
     """Return what changes whenever a worker gets on."""
-    return frozenset((path.name, path.stat().st_mtime_ns) for path in folder.glob(f"*{ALIVE}"))
+    signs = [*folder.glob(f"*{ALIVE}"), *folder.glob("*.log")]  # of those far away, what they print
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in signs)
 
 
 def crowding() -> float:
@@ -197,20 +209,24 @@ def crowding() -> float:
 
 def _failure(fleet: Fleet, what: str, folder: Path, rank: int) -> ProbeError:
     text = (folder / f"{rank}.log").read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip(" .")]
     is_gpu = fleet.kinds[rank] == "cuda"
     process = f"process of GPU {fleet.local_rank(rank)}" if is_gpu else f"process {rank}"
+    if len(set(fleet.hosts)) > 1:
+        process = f"{process} on {fleet.hosts[rank]}"
     spared = "`--kind cpu` leaves GPUs alone; " if is_gpu else ""
     by_hand = "`bigbrain-fx init` writes a cluster.json to fill in by hand"
     return ProbeError(
         f"the probe's {process} {what}",
         notes=tuple(lines[-_TAIL_LINES:]),
-        help=f"{_reason()}; {spared}{by_hand}",
+        help=f"{_reason(fleet)}; {spared}{by_hand}",
     )
 
 
-def _reason() -> str:
+def _reason(fleet: Fleet) -> str:
     """Say what may be wrong with this host, the likely first."""
+    if len(set(fleet.hosts)) > 1:
+        return f"do the hosts reach each other at {', '.join(dict.fromkeys(fleet.hosts))}?"
     load, cores = os.getloadavg()[0], usable_cores()
     if load > _BUSY * cores:
         return f"this host is busy (load {load:.0f} on {cores} cores): probe it when it is quiet"

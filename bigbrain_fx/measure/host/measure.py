@@ -5,6 +5,7 @@ This room times torch; it knows no processes and no files. Everything here runs 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -122,19 +123,20 @@ def matmul_table(
     dtypes: Sequence[torch.dtype],
     window_s: float,
     device: torch.device,
+    get_on: Callable[[], object] = lambda: None,
 ) -> list[dict[str, object]]:
-    """Measure every shape in every dtype; rows as `MatmulRate` has them."""
-    return [
-        {
-            "dtype": str(dtype).removeprefix("torch."),
-            "rows": shape[0],
-            "inner": shape[1],
-            "columns": shape[2],
-            "flops_per_s": matmul_flops_per_s(shape, window_s, device, dtype),
-        }
-        for dtype in dtypes
-        for shape in shapes
-    ]
+    """Measure every shape in every dtype; rows as `MatmulRate` has them.
+
+    `get_on` is called after each: on a busy host the whole table takes minutes.
+    """
+    rows: list[dict[str, object]] = []
+    for dtype, shape in itertools.product(dtypes, shapes):
+        flops_per_s = matmul_flops_per_s(shape, window_s, device, dtype)
+        sizes = dict(zip(("rows", "inner", "columns"), shape, strict=True))
+        named = {"dtype": str(dtype).removeprefix("torch."), **sizes}
+        rows.append({**named, "flops_per_s": flops_per_s})
+        get_on()
+    return rows
 
 
 def ping_pong(peer: int, leads: bool, window_s: float, wire: torch.device) -> tuple[float, float]:

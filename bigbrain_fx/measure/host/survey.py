@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bigbrain_fx.bundles import Spawn, popen
@@ -57,6 +57,11 @@ class Survey:
     def cluster(self) -> Cluster:
         """The cluster as found, figures to three digits; the default link is the slowest."""
         return linked(tuple(map(_device, self.devices)), self.links)
+
+    @property
+    def measured(self) -> dict[str, object]:
+        """Everything that was measured, for JSON, before it was rounded."""
+        return asdict(self)
 
     def write(self, path: str | Path, force: bool = False) -> None:
         """Write the cluster file: see `write_cluster`."""

@@ -1,8 +1,8 @@
 """One process of the probe: meet the others, measure in step with them, write what was seen.
 
 Run as `python -m bigbrain_fx.measure.host.worker`; the parent is `fleet`. It prints nothing but
-faults. What a CPU and a GPU do differently: `_memory`, `_meet`, `measure.synchronise`, and what is
-on the wire.
+faults; where `--out` is "-", a dot as it gets on, and what it found. What a CPU and a GPU do
+differently: `_memory`, `_meet`, `measure.synchronise`, and what is on the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from bigbrain_fx.core import blas_bytes
 from bigbrain_fx.measure.host import measure, overheads
-from bigbrain_fx.measure.host.fleet import ALIVE
+from bigbrain_fx.measure.host.fleet import ALIVE, ON_STDOUT, RESULT
 from bigbrain_fx.measure.host.limits import usable_memory_bytes
 from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device
 
@@ -60,7 +60,10 @@ def main() -> None:
     result["overheads"] = _measure_overheads(options, place, links)
     if options.gpus and options.rank == 0:
         result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    options.out.write_text(json.dumps(result), encoding="utf-8")
+    if options.out == Path(ON_STDOUT):
+        print(RESULT + json.dumps(result), flush=True)
+    else:
+        options.out.write_text(json.dumps(result), encoding="utf-8")
     _meet(place)  # nobody leaves while another still needs it
     dist.destroy_process_group()
     leave_together(place.store, options.rank, len(options.kinds))
@@ -69,7 +72,10 @@ def main() -> None:
 def _get_on(options: argparse.Namespace) -> None:
     """Tell who started us that we get on. If we do not, and they are gone, this process ends."""
     faulthandler.dump_traceback_later(options.deadline_s, exit=True)
-    options.out.with_suffix(ALIVE).touch()
+    if options.out == Path(ON_STDOUT):
+        print(".", flush=True)
+    else:
+        options.out.with_suffix(ALIVE).touch()
 
 
 def _options() -> argparse.Namespace:
@@ -129,7 +135,9 @@ def _measure_device(options: argparse.Namespace, place: _Seat) -> Result:
     if busy and options.table:
         dtypes = measure.dtypes(place.kind, place.device)
         shapes = measure.TABLES[place.kind]
-        result["matmul"] = measure.matmul_table(shapes, dtypes, options.window_s / 2, place.device)
+        result["matmul"] = measure.matmul_table(
+            shapes, dtypes, options.window_s / 2, place.device, place.get_on
+        )
     _meet(place)
     return result
 

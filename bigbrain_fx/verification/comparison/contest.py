@@ -19,6 +19,7 @@ from bigbrain_fx.bundles import (
     Loss,
     captured_model,
     checked,
+    require_gpus,
     require_optimizer,
     run,
     with_tried_rules,
@@ -86,6 +87,8 @@ def compare(
     chosen, say = checked(options, model), on_progress or _silent
     entries = {name: _asked(name, chosen, estimator) for name in _distinct(partitioners)}
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
+    if steps and runner is run and all(device.kind == "cuda" for device in cluster.devices):
+        require_gpus(cluster.devices)  # of unlike kinds, a plan may use the CPUs alone
     kept = _kept(save, entries)
     with _folder(kept, steps) as folder:
         meta = folder is None

@@ -1,0 +1,41 @@
+"""Whether this host may have a GPU: by its drivers' files, so that no process need be started.
+
+It says no where there is none for certain; how many there are, the devices' processes find out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from bigbrain_fx.core import Device
+from bigbrain_fx.errors import InputError
+
+_DEV = Path("/dev")
+_DRIVERS = ("nvidia*", "nvhost*", "nvgpu*", "kfd", "dxg")  # NVIDIA, its Jetsons, ROCm, WSL
+
+
+def require_gpus(devices: Iterable[Device], dev: Path | None = None) -> None:
+    """Refuse what wants GPUs on a host that has no driver of one, before anything is started.
+
+    Args:
+        devices: that shall compute on this host.
+        dev: where drivers have their files; tests bring their own.
+
+    Raises:
+        InputError: one of the devices is a GPU, and there is none.
+    """
+    gpus = [device.name for device in devices if device.kind == "cuda"]
+    if not gpus or sys.platform != "linux" or _has_driver(dev or _DEV):
+        return
+    raise InputError(
+        f"{', '.join(gpus)} of this plan {'is a GPU' if len(gpus) == 1 else 'are GPUs'}, and this "
+        "host has none: no driver has a file in /dev",
+        help="run it where they are; `python train.py --in-process --steps 2` in the bundle "
+        "computes it here on the CPU; or split for what `bigbrain-fx doctor` finds here",
+    )
+
+
+def _has_driver(dev: Path) -> bool:
+    return any(any(dev.glob(name)) for name in _DRIVERS)

@@ -1,0 +1,275 @@
+"""One table over peers: the same small training in the words of each, run here.
+
+    python -m tools.peers [--only ours --only ddp]
+
+Of each script in `tools/peer_scripts`: how many lines are not those of plain PyTorch, processor
+seconds until the first step, resident memory of all its processes, whether the losses are those of
+one process; and what happens when the process of rank 1 is killed in the middle. Who is not
+installed is a row that says so. It measures no speed: `tools.bench_peer`, `tools.bench_shards` do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from bigbrain_fx.bundles import free_port
+
+SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
+ROOT = SCRIPTS.parents[1]
+STEPS, KILLED_AFTER = 6, 2
+BLOCKS, DIM = 4, 128  # of the GPT in `tools/peer_model.py`: a step is short
+DEADLINE_S = 900.0
+ROUNDING = 1e-4  # of a loss: sums in another order
+_DEVICE = {"host": "localhost", "kind": "cpu", "memory": "8GiB", "flops": "60GFLOP/s"}
+_DEVICES = [{**_DEVICE, "name": f"d{i}", "memory_bandwidth": "12GB/s"} for i in range(2)]
+CLUSTER = {
+    "devices": _DEVICES,
+    "links": {"default": {"bandwidth": "2GB/s", "latency": "50us"}},
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who trains: its script, the package it needs, and whether torchrun starts it."""
+
+    name: str
+    script: str
+    package: str = "torch"
+    by_torchrun: bool = True
+
+
+PEERS = (
+    Peer("plain PyTorch, one process", "plain", by_torchrun=False),
+    Peer("bigbrain-fx, bb.machine", "ours", by_torchrun=False),
+    Peer("torch.distributed.pipelining, 1F1B", "pipelining"),
+    Peer("DistributedDataParallel", "ddp"),
+    Peer("FSDP2, fully_shard", "fsdp2"),
+    Peer("accelerate", "with_accelerate", "accelerate"),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run: its losses by step, what it took, and how it ended."""
+
+    losses: tuple[float, ...]
+    first_cpu_s: float
+    memory_bytes: int
+    code: int
+    after_kill: int = 0
+    killed: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One peer of the table; `why` says why there are no figures."""
+
+    peer: Peer
+    lines: int
+    quiet: Trained | None = None
+    struck: Trained | None = None
+    why: str = ""
+
+
+# --------------------------------------------------------------------------- one run
+
+
+def trained(peer: Peer, *, kill: bool = False) -> Trained:
+    """Run a peer's script to its end; with `kill`, rank 1's process is killed in the middle."""
+    losses: dict[int, dict[int, float]] = {}
+    first_cpu_s, memory, struck_at, killed = 0.0, dict[int, int](), -1, False
+    with _started(peer) as process:
+        for rank, step, loss in _steps(process):
+            first_cpu_s = first_cpu_s or _cpu_s(process.pid)
+            memory |= _memory(process.pid)
+            losses.setdefault(step, {})[rank] = loss
+            if kill and not killed and step == KILLED_AFTER:
+                killed, struck_at = _kill_rank_1(process.pid), step
+        code = process.wait(DEADLINE_S)
+    means = [sum(found.values()) / len(found) for _, found in sorted(losses.items())]
+    after = sum(step > struck_at for step in losses) if killed else 0
+    return Trained(tuple(means), first_cpu_s, sum(memory.values()), code, after, killed)
+
+
+@contextmanager
+def _started(peer: Peer) -> Iterator[subprocess.Popen[str]]:
+    """Start a script in a folder of its own; all its processes end with the block."""
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        (Path(folder) / "cluster.json").write_text(json.dumps(CLUSTER))
+        words = [sys.executable, str(SCRIPTS / f"{peer.script}.py")]
+        if peer.by_torchrun:
+            run = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+            words[1:1] = [*run, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        more = {"PEER_STEPS": str(STEPS), "PEER_DIM": str(DIM), "PEER_BLOCKS": str(BLOCKS)}
+        more |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        env = {**os.environ, **more, "PYTHONPATH": str(ROOT)}
+        with (Path(folder) / "errors").open("w+") as errors:
+            process = subprocess.Popen(
+                words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            alarm = threading.Timer(DEADLINE_S, process.kill)
+            alarm.start()
+            try:
+                yield process
+            finally:
+                alarm.cancel()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for pid in (*_tree(process.pid)[::-1], process.pid):
+        if process.poll() is None or pid != process.pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _steps(process: subprocess.Popen[str]) -> Iterator[tuple[int, int, float]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("STEP "):
+            _, rank, step, loss = line.split()
+            yield int(rank), int(step), float(loss)
+
+
+# --------------------------------------------------------------------------- its processes
+
+
+def _tree(pid: int) -> list[int]:
+    """Return the processes that a process has started, and theirs."""
+    found, seen = [pid], 0
+    while seen < len(found):
+        with suppress(OSError):
+            for task in Path(f"/proc/{found[seen]}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+        seen += 1
+    return found[1:]
+
+
+def _cpu_s(pid: int) -> float:
+    """Return processor seconds of a process and all that it has started."""
+    ticks = 0
+    for each in (pid, *_tree(pid)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # own, and of children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> dict[int, int]:
+    """Return the peak of resident memory of each process that computes."""
+    found = {}
+    for each in (pid, *_tree(pid)):
+        with suppress(OSError):
+            for line in Path(f"/proc/{each}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    found[each] = int(line.split()[1]) * 1024
+    return found
+
+
+def _kill_rank_1(pid: int) -> bool:
+    for each in _tree(pid):
+        with suppress(OSError):
+            words = Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
+            if b"RANK=1" in words:
+                os.kill(each, signal.SIGKILL)
+                return True
+    return False
+
+
+# --------------------------------------------------------------------------- the table
+
+
+def lines_beside_plain(script: str) -> int:
+    """Count the lines of code of a script that plain PyTorch has not."""
+    ours, plain = (_code(SCRIPTS / f"{name}.py") for name in (script, "plain"))
+    return sum(line.startswith("+ ") for line in difflib.ndiff(plain, ours))
+
+
+def _code(path: Path) -> list[str]:
+    text = path.read_text().split('"""', 2)[2]  # less what it says of itself
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def measured(peer: Peer) -> Row:
+    """Run a peer twice: in peace, and with a process killed."""
+    lines = lines_beside_plain(peer.script)
+    if importlib.util.find_spec(peer.package) is None:
+        return Row(peer, lines, why=f"{peer.package} is not installed here")
+    quiet = trained(peer)
+    if len(quiet.losses) != STEPS or quiet.code:
+        return Row(peer, lines, quiet, why=f"ended with code {quiet.code}")
+    return Row(peer, lines, quiet, None if peer.script == "plain" else trained(peer, kill=True))
+
+
+def told(row: Row, plain: Sequence[float]) -> Mapping[str, str]:
+    """Return a row's cells."""
+    quiet = row.quiet
+    if quiet is None or row.why:
+        return {"peer": row.peer.name, "lines": str(row.lines), "losses": row.why}
+    off = max(abs(a - b) / abs(b) for a, b in zip(quiet.losses, plain, strict=True))
+    same = "the bits" if off == 0 else f"to {off:.0e}"
+    return {
+        "peer": row.peer.name,
+        "lines": str(row.lines),
+        "cpu": f"{quiet.first_cpu_s:.1f} s",
+        "memory": f"{quiet.memory_bytes / 2**20:.0f} MiB",
+        "losses": same if off <= ROUNDING else f"OTHERS: {off:.1e} apart",
+        "kill": _end_of(row.struck, quiet),
+    }
+
+
+def _end_of(struck: Trained | None, quiet: Trained) -> str:
+    if struck is None:
+        return "-"
+    if not struck.killed:
+        return "no process of rank 1 was found"
+    if struck.code:
+        return f"all end, code {struck.code}; {struck.after_kill} more steps"
+    same = "the same losses" if struck.losses == quiet.losses else "other losses"
+    return f"goes on: {struck.after_kill} more steps, {same}"
+
+
+HEADS = {
+    "peer": "peer",
+    "lines": "lines beside plain PyTorch's",
+    "cpu": "processor time to first step",
+    "memory": "memory, all processes",
+    "losses": "losses as one process",
+    "kill": "rank 1 gets SIGKILL",
+}
+
+
+@click.command()
+@click.option("--only", multiple=True, help="A script of tools/peer_scripts; plain always runs.")
+def main(only: Sequence[str]) -> None:
+    """Run the rows and print the table as Markdown."""
+    wanted = [p for p in PEERS if p.script == "plain" or not only or p.script in only]
+    click.echo(f"| {' | '.join(HEADS.values())} |\n|{' --- |' * len(HEADS)}")
+    plain: Sequence[float] = ()
+    start = time.monotonic()
+    for peer in wanted:
+        row = measured(peer)
+        plain = plain or (row.quiet.losses if row.quiet else ())
+        cells = told(row, plain)
+        click.echo(f"| {' | '.join(cells.get(key, '') for key in HEADS)} |")
+    click.echo(f"\n{time.monotonic() - start:.0f} s in all", err=True)
+
+
+if __name__ == "__main__":
+    main()

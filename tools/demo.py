@@ -19,6 +19,14 @@ from bigbrain_fx.plan import read_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "demo-out"
+NEXT = """
+What to do next, after `source .venv/bin/activate`:
+  bigbrain-fx explain demo-out/gpt      why it is cut there; demo-out/gpt/README.md: what to read
+  bigbrain-fx init mine && cd mine      a model.py and a cluster.json to edit
+  bigbrain-fx doctor --write cluster.json --force     this machine as it is, or --hosts a,b
+  bigbrain-fx split model.py -d cluster.json && bigbrain-fx run bundle
+docs/tutorial.md: five minutes, up to a killed process that is replaced; docs/huggingface.md: your
+checkpoint; docs/commands.md: from a script or notebook, bb.machine("cluster.json").train(...)"""
 STEPS = 30
 WARM_UP = 5
 console = Console(highlight=False)
@@ -33,6 +41,7 @@ def main() -> None:
     done = train(bundle)
     command("verify", bundle)
     compare(bundle, done)
+    console.print(NEXT, soft_wrap=True)
 
 
 def command(*words: str) -> None:

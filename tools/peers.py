@@ -76,7 +76,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Row:
+class PeerRow:
     """One peer of the table; `why` says why there are no figures."""
 
     peer: Peer
@@ -137,6 +137,8 @@ def _end(process: subprocess.Popen[str]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _steps(process: subprocess.Popen[str]) -> Iterator[tuple[int, int, float]]:
@@ -206,18 +208,18 @@ def _code(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def measured(peer: Peer) -> Row:
+def measured(peer: Peer) -> PeerRow:
     """Run a peer twice: in peace, and with a process killed."""
     lines = lines_beside_plain(peer.script)
     if importlib.util.find_spec(peer.package) is None:
-        return Row(peer, lines, why=f"{peer.package} is not installed here")
+        return PeerRow(peer, lines, why=f"{peer.package} is not installed here")
     quiet = trained(peer)
     if len(quiet.losses) != STEPS or quiet.code:
-        return Row(peer, lines, quiet, why=f"ended with code {quiet.code}")
-    return Row(peer, lines, quiet, None if peer.script == "plain" else trained(peer, kill=True))
+        return PeerRow(peer, lines, quiet, why=f"ended with code {quiet.code}")
+    return PeerRow(peer, lines, quiet, None if peer.script == "plain" else trained(peer, kill=True))
 
 
-def told(row: Row, plain: Sequence[float]) -> Mapping[str, str]:
+def told(row: PeerRow, plain: Sequence[float]) -> Mapping[str, str]:
     """Return a row's cells."""
     quiet = row.quiet
     if quiet is None or row.why:

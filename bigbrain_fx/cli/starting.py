@@ -51,5 +51,8 @@ def init(folder: Path, example: str, force: bool, as_json: bool) -> None:
     """Write a commented model.py and cluster.json to start from."""
     from bigbrain_fx.cli.templates import write_starter
 
-    for path in write_starter(folder, force=force, example_name=example):
+    written = write_starter(folder, force=force, example_name=example)
+    for path in written:
         click.echo(json.dumps({"wrote": str(path)}) if as_json else f"wrote {path}")
+    if len(written) == 1:
+        click.echo("cluster.json is there, and stays as it is", err=True)

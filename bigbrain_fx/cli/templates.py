@@ -178,7 +178,8 @@ def write_starter(
 ) -> tuple[Path, ...]:
     """Write model.py and cluster.json into `folder`, which is made if it is not there.
 
-    Both or none: nothing is written if either exists and `force` is off.
+    Nothing is written if model.py exists and `force` is off; a cluster.json alone is kept, as
+    `doctor --write` left it.
 
     Args:
         folder: where.
@@ -194,7 +195,9 @@ def write_starter(
     folder = Path(folder)
     texts = {"model.py": example(example_name), CLUSTER_NAME: CLUSTER}
     there = [name for name in texts if os.path.lexists(folder / name)]
-    if there and not force:
+    if there == [CLUSTER_NAME] and (folder / CLUSTER_NAME).is_file() and not force:
+        del texts[CLUSTER_NAME]
+    elif there and not force:
         raise InputError(
             f"{' and '.join(there)} exist{'' if len(there) > 1 else 's'} already",
             at=str(folder),

@@ -59,8 +59,16 @@ def test_the_model_trains_and_the_cluster_parses(tmp_path: Path) -> None:
     assert seen["rows"] == [64]
 
 
-@pytest.mark.parametrize("name", ["model.py", "cluster.json"])
-def test_an_existing_file_stays(tmp_path: Path, name: str) -> None:
+def test_a_cluster_that_was_measured_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("mine", encoding="utf-8")
+    assert write_starter(tmp_path) == (tmp_path / "model.py",)
+    assert (tmp_path / "cluster.json").read_text(encoding="utf-8") == "mine"
+    with pytest.raises(InputError, match=r"model\.py and cluster\.json exist already"):
+        write_starter(tmp_path)
+
+
+def test_an_existing_model_stays(tmp_path: Path) -> None:
+    name = "model.py"
     (tmp_path / name).write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match=f"{name} exists already") as caught:
         write_starter(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 STEPS = int(os.environ.get("PEER_STEPS", "5"))
 RANK = int(os.environ.get("RANK", "0"))
@@ -10,4 +11,5 @@ RANK = int(os.environ.get("RANK", "0"))
 
 def tell(rank: int, step: int, loss: float) -> None:
     """Print a step's loss; `tools.peers` reads it."""
-    print(f"STEP {rank} {step} {loss!r}", flush=True)
+    sys.stdout.write(f"STEP {rank} {step} {loss!r}\n")  # in one piece: other ranks print, too
+    sys.stdout.flush()

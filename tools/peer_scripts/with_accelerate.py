@@ -1,7 +1,7 @@
 """accelerate: `prepare` wraps the model (by DDP), and the loop stays."""
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator  # type: ignore[import-not-found]  # it need not be here
 
 from tools import peer_model as gpt
 from tools.peer_scripts.told import RANK, STEPS, tell

@@ -73,7 +73,7 @@ class Machine(Shown):
             model,
             self.cluster,
             _temporary() if out is None else out,
-            options,
+            replace(options or Options(), tensor=1),  # `auto` would choose groups
             example_batch=example_batch,
             loss=loss,
             recipe=_recipe(recipe),

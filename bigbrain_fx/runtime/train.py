@@ -186,11 +186,20 @@ def run_steps(
         committer.close(device)
 
 
-def example_batches(path: Path) -> Iterator[dict[str, Tensor]]:
-    """Yield the example batch again and again: the model file has no `batches`.
+def example_batches(beside: str) -> Callable[[int], Iterator[dict[str, Tensor]]]:
+    """Return `batches` of a model file that has none: its example, again and again.
+
+    Args:
+        beside: a file of the bundle; example.safetensors is in the same folder.
+    """
+    return lambda _seed: _again_and_again(Path(beside).parent / "example.safetensors")
+
+
+def _again_and_again(path: Path) -> Iterator[dict[str, Tensor]]:
+    """Yield what a file holds without end.
 
     Raises:
-        BatchError: its file cannot be read.
+        BatchError: it cannot be read.
     """
     try:
         require_regular(path)

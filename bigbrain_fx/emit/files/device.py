@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from bigbrain_fx.core import (
     Backward,
     BackwardWeight,
     Compute,
-    Dim,
     Edge,
-    Graph,
     Program,
-    Stages,
-    TensorSpec,
 )
+from bigbrain_fx.emit.files.channels import Channels, DeviceFile
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.again import AGAIN
 from bigbrain_fx.emit.modules.classes import Classes, StageText
-from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
-from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
+from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, wrapped
+from bigbrain_fx.emit.modules.names import Names, identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
-from bigbrain_fx.plan import PartChannel, holders, micro_text
+from bigbrain_fx.plan import holders, micro_text
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
 _STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
-_LISTED = ("reduce", "gather", "statistics")  # buckets.json has their channels
 _AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"
 _SEEDED = (
     '`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and\n'
@@ -41,42 +36,12 @@ _SEEDED = (
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
-@dataclass(frozen=True)
-class DeviceFile:
-    """What one device file says, besides its classes."""
-
-    graph: Graph
-    stages: Stages
-    program: Program
-    schedule: str
-    micro_batches: int
-    rows: int
-    title: str
-    varies: bool = False  # micro-batches may have fewer rows than `rows`
-    own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
-    parts: tuple[PartChannel, ...] = ()  # between members of all groups
-    norms: Mapping[str, TensorSpec] = field(default_factory=dict)  # by device: what it sends
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The devices of its group, in order; none, where it is in none."""
-        if self.stages.members == 1:
-            return ()
-        own = self.stages.of(self.program.device)[0]
-        return tuple(stage.device for stage in self.stages.group_of(own))
-
-    @property
-    def names(self) -> DeviceNames:
-        """What this file and its device's class are called."""
-        return device_names(self.stages.devices)[self.program.device]
-
-
 def device_text(file: DeviceFile, classes: Classes) -> str:
     """Return the text of one device's file."""
     taps = classes.taps(file.stages.of(file.program.device))
     own = [classes.stage_text(stage, taps) for stage in file.stages.of(file.program.device)]
     used = dict.fromkeys(key for text in own for key in text.classes)
-    channels = _Channels(file, {text.stage.index: text for text in own})
+    channels = Channels(file, {text.stage.index: text for text in own})
     blocks = [line for key in used for line in ("", "", *classes.block_lines(key, taps))]
     bodies = [line for text in own for line in ("", "", *text.lines)]
     imports = _imports(file, own, [*blocks, *bodies, *channels.lines()], classes.users)
@@ -140,26 +105,36 @@ def _imports(
     optional = [*optional, AGAIN] if file.stages.again else optional
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
     names = ["Channel", _base_class(file), "Stage", *wanted]
-    listed = ", ".join(sorted(names, key=lambda name: (name[0].islower(), name)))
-    ours = {"runtime": listed}
+    ours = [("runtime", sorted(names, key=lambda name: (name[0].islower(), name)))]
     found = ["import math"] if "math." in text else []
-    found += [""] if found else []
+    found += ["from typing import ClassVar", ""]
     found += ["import torch"] if "torch." in text else []
     found += ["import torch.nn.functional as F"] if "F." in text else []
-    found += ["from torch import nn"] if "nn." in text.replace("torch.nn.", "") else []
+    taken = ["Tensor"] if re.search(r"\bTensor\b", text) else []
+    taken += ["nn"] if "nn." in text.replace("torch.nn.", "") else []
+    froms = [f"from torch import {', '.join(taken)}"] if taken else []
     for module, classes in sorted(_functions(file, own, users).items()):
         if module == file.own_module:
-            ours["functions"] = ", ".join(classes)
+            ours.insert(0, ("functions", classes))
         else:
-            found.append(f"from {module} import {', '.join(classes)}")
+            froms.append(f"from {module} import {', '.join(classes)}")
     return [
         *found,
+        *sorted(froms),
         "",
         f"if __package__:  # as in `from bundle.{file.names.module} import {own[0].name}`",
-        *(f"    from .{module} import {what}" for module, what in ours.items()),
+        *(line for module, what in ours for line in _import(f".{module}", what)),
         "else:",
-        *(f"    from {module} import {what}" for module, what in ours.items()),
+        *(line for module, what in ours for line in _import(module, what)),
     ]
+
+
+def _import(module: str, names: Sequence[str]) -> list[str]:
+    """Return an indented import, a name a line where it is long."""
+    whole = f"    from {module} import {', '.join(names)}"
+    if len(whole) <= WIDTH:
+        return [whole]
+    return [f"    from {module} import (", *(f"        {name}," for name in names), "    )"]
 
 
 def _functions(
@@ -174,102 +149,6 @@ def _functions(
         shown = name if called == name else f"{name} as {called}"
         names += [shown] if shown not in names else []
     return found
-
-
-class _Channels:
-    """The channels that start or end at a device, each with a constant's name."""
-
-    def __init__(self, file: DeviceFile, own: Mapping[int, StageText]) -> None:
-        self.file = file
-        self.own = own
-        device = file.program.device
-        at = {stage.index: stage.device for stage in file.stages.stages}
-        edges = [e for e in file.stages.edges if device in (at[e.source], at[e.target])]
-        self.edges = [edge for edge in edges if edge.kind not in _LISTED]
-        self.has_buckets = len(self.edges) < len(edges)
-        self.device_of = at
-        self.hints = _value_hints(own.values())
-        names = Names()
-        self.names = {edge: names.fresh(self._base(edge)) for edge in self.edges}
-
-    def lines(self) -> list[str]:
-        """Return one constant per channel."""
-        tags = {edge: tag for tag, edge in enumerate(self.file.stages.edges)}
-        lines: list[str] = []
-        for edge in self.edges:
-            lines += wrapped(f"{self.names[edge]} = {self._call(edge, tags[edge])}", 0)
-        legend = (
-            "# Channel(tag, kind, value, source stage, target stage, "
-            "sender, receiver, shape of a message, dtype)"
-        )
-        lines += self._parts()
-        if self.has_buckets:
-            lines.append("# Sums of gradients over replicas: buckets.json says which channels.")
-            lines.append(f"BUCKETS = bucket_channels(__file__, {self.file.program.device!r})")
-        return [legend, *lines] if lines else ["# This device neither sends nor receives."]
-
-    def all_names(self) -> list[str]:
-        """Return what a class lists as its channels."""
-        more = ["*PARTS"] if self.file.members else []
-        return [*self.names.values(), *more, *(["*BUCKETS"] if self.has_buckets else [])]
-
-    def _parts(self) -> list[str]:
-        """Return the channels between this device and the other members of its group."""
-        if not self.file.members:
-            return []
-        device, first = self.file.program.device, len(self.file.stages.edges)
-        lines = [
-            "# What members of the group send each other: a channel for each size.",
-            "PARTS = (",
-        ]
-        for tag, part in enumerate(self.file.parts, start=first):
-            if device in (part.sender, part.receiver):
-                what = f"{part.numel} x {part.dtype}"
-                ends = part.source, part.target, part.sender, part.receiver
-                said = ", ".join(repr(each) for each in (tag, "part", what, *ends, (part.numel,)))
-                call = f"Channel({said}, torch.{part.dtype}, per_step={part.per_step})"
-                lines += [*wrapped(f"{call},", 4)]
-        return [*lines, ")"]
-
-    def _call(self, edge: Edge, tag: int) -> str:
-        shape, dtype, wants = self._spec(edge)
-        ends = edge.source, edge.target, self.device_of[edge.source], self.device_of[edge.target]
-        parts = [repr(part) for part in (tag, edge.kind, edge.value, *ends, shape)]
-        parts += [f"torch.{dtype}", "requires_grad=True"] if wants else [f"torch.{dtype}"]
-        parts += ["varies=True"] * (self.file.varies and edge.kind in ("activation", "gradient"))
-        return f"Channel({', '.join(parts)})"
-
-    def _spec(self, edge: Edge) -> tuple[tuple[Dim, ...], str, bool]:
-        """Return the shape and element type of a message, and whether its gradient comes back."""
-        if edge.kind == "norm":
-            spec = self.file.norms[self.device_of[edge.source]]
-            return spec.shape, spec.dtype, False
-        if edge.kind == "tied":
-            spec = self.file.graph.param[edge.value].spec
-            return spec.shape, spec.dtype, False
-        spec = self.file.graph.op[edge.value].outputs[0].at(self.file.rows)
-        if edge.kind == "loss":
-            return (len(self.file.stages.micros_of(edge.source, 0)),), spec.dtype, False
-        relayed = {e.value for e in self.file.stages.out_of(edge.target, "gradient")}
-        wants = edge.kind == "activation" and edge.value in relayed
-        return spec.shape, spec.dtype, wants
-
-    def _base(self, edge: Edge) -> str:
-        outward = self.device_of[edge.source] == self.file.program.device
-        here, far = (edge.source, edge.target) if outward else (edge.target, edge.source)
-        words = {"norm": "norms", "loss": "losses"}
-        what = words.get(edge.kind) or self.hints.get(edge.value) or identifier(edge.value)
-        what = f"{what}_grad" if edge.kind in ("gradient", "tied") else what
-        where = f"to_{far}" if outward else f"from_{far}"
-        several = len(self.own) > 1
-        return f"{what}_{where}_at_{here}".upper() if several else f"{what}_{where}".upper()
-
-
-def _value_hints(own: Iterable[StageText]) -> dict[str, str]:
-    hints: dict[str, str] = {}
-    for text in own:
-        hints.update({**text.arguments, **text.results})
-    return hints
 
 
 def _base_class(file: DeviceFile) -> str:
@@ -287,7 +166,7 @@ def _tapping(lines: Sequence[str]) -> list[str]:
 
 
 def _device_class(
-    file: DeviceFile, own: Sequence[StageText], channels: _Channels, tapping: Sequence[str]
+    file: DeviceFile, own: Sequence[StageText], channels: Channels, tapping: Sequence[str]
 ) -> list[str]:
     device = file.program.device
     work = "in one step" if file.graph.training else "with one batch"
@@ -309,7 +188,7 @@ def _device_class(
 
 
 def _attributes(
-    file: DeviceFile, own: Sequence[StageText], channels: _Channels, tapping: Sequence[str]
+    file: DeviceFile, own: Sequence[StageText], channels: Channels, tapping: Sequence[str]
 ) -> list[str]:
     mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
     held = holders(file.graph, file.stages.beside(own[0].stage))
@@ -329,15 +208,15 @@ def _attributes(
         f"micro_batches = {file.micro_batches}",
         *([f"members = {file.members!r}  # parts are added in this order"] if file.members else []),
         *_replica_rows(file, own),
-        f"stages = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
+        f"stages: ClassVar = {{{', '.join(f'{text.stage.index}: {text.name}' for text in own)}}}",
         *([_RECOMPUTE, f"recompute = {again!r}"] if again else []),
         *([_AGAIN, f"makes_again = {promises!r}"] if promises else []),
         *([about, f"deferring = {waits!r}"] if waits else []),
         *([f"loss = {loss!r}"] if loss else []),
-        *([f"outputs = {output_dims(file.graph)!r}"] if collects else []),
+        *([f"outputs: ClassVar = {output_dims(file.graph)!r}"] if collects else []),
         f"channels = {_names_tuple(channels.all_names())}",
-        *([f"tied = {tied!r}"] if tied else []),
-        *([f"aliases = {aliases!r}"] if aliases else []),
+        *([f"tied: ClassVar = {tied!r}"] if tied else []),
+        *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
 
@@ -348,7 +227,7 @@ def _replica_rows(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
     if not stages.micros:
         return []
     return [
-        f"micros = ({', '.join(map(_numbers, stages.micros))},)",
+        f"micros = {_names_tuple(map(_numbers, stages.micros))}",
         f"replica = {own[0].stage.replica}",
         *([f"sum_order = {stages.sum_order!r}"] if stages.sum_order != "replica" else []),
         *([f"zero_stage = {stages.zero_stage}"] if stages.zero_stage else []),
@@ -362,9 +241,9 @@ def _numbers(micros: Sequence[int]) -> str:
     return repr(found if len(micros) > 2 and tuple(found) == tuple(micros) else tuple(micros))
 
 
-def _forward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
+def _forward(text: StageText, file: DeviceFile, channels: Channels) -> list[str]:
     stage, stages = text.stage, file.stages
-    lines = [f"    def forward_{stage.index}(self, m):"]
+    lines = [f"    def forward_{stage.index}(self, m: int) -> None:"]
     received = _received_names(text, file)
     for edge in stages.into(stage.index, "activation"):
         variable, name = received[edge.value], channels.names[edge]
@@ -403,10 +282,10 @@ def _result_names(text: StageText, received: Mapping[str, str]) -> dict[str, str
     return {value: names.fresh(name) for value, name in text.results.items()}
 
 
-def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[str]:
+def _backward(text: StageText, file: DeviceFile, channels: Channels) -> list[str]:
     stage, stages = text.stage, file.stages
     later = f"  # gradients of weights wait for weights_{stage.index}" if stage.deferred else ""
-    lines = [f"    def backward_{stage.index}(self, m):{later}"]
+    lines = [f"    def backward_{stage.index}(self, m: int) -> None:{later}"]
     public = {**text.arguments, **text.results}
     passed = []
     for edge in stages.into(stage.index, "gradient"):
@@ -428,7 +307,8 @@ def _backward(text: StageText, file: DeviceFile, channels: _Channels) -> list[st
 def _weights(text: StageText, file: DeviceFile) -> list[str]:
     number = text.stage.index
     call = f"        self.backward_weight({number}, m)"
-    return [f"    def weights_{number}(self, m):", call, *_reduced(number, file, waits=True)]
+    head = f"    def weights_{number}(self, m: int) -> None:"
+    return [head, call, *_reduced(number, file, waits=True)]
 
 
 def _reduced(stage: int, file: DeviceFile, *, waits: bool) -> list[str]:
@@ -448,8 +328,8 @@ def _peers(stage: int, file: DeviceFile) -> str:
     return f"  # with {', '.join(names)}" if names else ""
 
 
-def _update(file: DeviceFile, channels: _Channels) -> list[str]:
-    lines = ["    def update(self):"]
+def _update(file: DeviceFile, channels: Channels) -> list[str]:
+    lines = ["    def update(self) -> None:"]
     lines += ["        self.sum_gradients()  # over all replicas"] if file.stages.buckets else []
     lines += [_STATISTICS] if _writes(file) else []
     for kind, suffix in (("tied", "tied"), ("norm", "norms"), ("loss", "losses")):
@@ -500,7 +380,7 @@ def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()
         if isinstance(i, Compute)
     ]
     loops = roll(steps)
-    lines = ["    def step_once(self):"]
+    lines = ["    def step_once(self) -> None:"]
     lines += ["        own = self.micros[self.replica]  # its micro-batches"] if places else []
     if is_readable(loops):
         lines += [line for loop in loops for line in _loop(loop, bool(places))]

@@ -5,6 +5,7 @@ This file knows no difference between the two.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 
 from bigbrain_fx.emit.files.model_file import no_triple_blanks
@@ -46,18 +47,27 @@ def call_lines(name: str, kind: str, fields: Sequence[str]) -> list[str]:
     ]
 
 
+def _after_imports(text: str) -> tuple[str, str]:
+    """Part code after the imports at its top."""
+    lines, end = text.split("\n"), 0
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        end = node.end_lineno or node.lineno
+    return "\n".join(lines[:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
+
+
 def with_users_code(
     head: Sequence[str], imports: Sequence[str], taken: SourceSlice, ours: Sequence[str]
 ) -> str:
     """Join what was copied from the model file, as it stands, and what we write before and after.
 
-    A `from __future__` import of the user's comes first; our own lines get double quotes.
+    Our imports, of what stands in the bundle, come after the user's at the top; our own lines get
+    double quotes.
     """
-    lines, text = list(head), taken.text
-    if text.startswith("from __future__"):
-        first, _, text = text.partition("\n")
-        lines.append(first)
-    lines += imports
-    lines += ["", text.strip("\n"), ""] if text.strip() else [""]
+    top, rest = _after_imports(taken.text)
+    defines = rest.startswith(("def ", "class ", "@", "async "))
+    lines = [*head, *top.splitlines(), *(["", *imports] if imports else [])]
+    lines += ["", *[""] * defines, rest, ""] if rest else [""]
     quoted = double_quoted("\n".join(ours)).splitlines()
     return "\n".join(no_triple_blanks([*lines, *quoted])) + "\n"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
 from bigbrain_fx.emit.files.model_file import (
+    OWN_BATCHES,
     inputs_lines,
     our_names,
-    own_batches_lines,
     quiet,
     source_file,
     training_slice,
@@ -70,8 +70,7 @@ def _batches_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) 
     what = f"copied from {origin}" if plan.source.has_batches else "the example batch"
     head, ours = [f'"""What {title} is run on: {what}."""', ""], list[str]()
     if not plan.source.has_batches:
-        ours += ["from pathlib import Path", "", *_package(("runtime", "example_batches")), ""]
-        ours += own_batches_lines()
+        ours += [*_package(("runtime", "example_batches")), *OWN_BATCHES]
     ours += ["", *inputs_lines(plan, constants)]
     return with_users_code(head, [], taken, ours)
 
@@ -89,9 +88,13 @@ def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
         f'"""Run {quiet(plan.graph.name)} on rows of data: one process per device.',
         "",
         *(f"    {line}" for line in infer_commands(plan)),
+        "",
+        "`infer` is the same for a program of your own; `--help` lists what else may be said.",
         '"""',
         "",
         "from pathlib import Path",
+        "",
+        "from torch import Tensor",
         "",
         *_package(
             ("", "batches"), *classes, ("runtime", "Inference, infer_in_process, infer_main")
@@ -100,7 +103,7 @@ def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:
         *call_lines("INFERENCE", "Inference", fields),
         "",
         "",
-        "def infer(inputs):",
+        "def infer(inputs: dict[str, Tensor]) -> dict[str, Tensor]:",
         '    """Return the outputs by name for input tensors by name, of any number of rows.',
         "",
         "    All devices run in this process, in turn; the weights are read at the first call.",

@@ -149,15 +149,11 @@ def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:
     return (rows, *entry.spec.at(rows).shape[1:])  # a trace of one size has that size there
 
 
-def own_batches_lines() -> list[str]:
-    """Write the `batches` of a model file that has none."""
-    return [
-        "",
-        "def batches(seed):",
-        '    """The model file has no `batches`: take its example batch again and again."""',
-        '    return example_batches(Path(__file__).parent / "example.safetensors")',
-        "",
-    ]
+OWN_BATCHES = (
+    "",
+    "# The model file has no `batches`: its example batch is taken again and again.",
+    "batches = example_batches(__file__)",
+)
 
 
 def no_triple_blanks(lines: Sequence[str]) -> list[str]:

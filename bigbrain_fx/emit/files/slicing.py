@@ -52,7 +52,9 @@ def slice_file(path: Path, wanted: Sequence[str]) -> SourceSlice:
     chosen |= {id(node): set() for node in settings}
     kept = [node for node in tree.body if id(node) in chosen]
     shared = _sharing_a_line(tree.body)
-    text = "\n".join(_text(node, source, chosen, node in shared) for node in kept) + "\n"
+    parts = zip(_gaps(kept, source), kept, strict=True)
+    texts = [gap + _text(node, source, chosen, node in shared) for gap, node in parts]
+    text = "\n".join(texts) + "\n"
     return SourceSlice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
 
 
@@ -131,6 +133,17 @@ def _reads(node: ast.stmt) -> Iterator[str]:
                 yield name
             case ast.Constant(value=str(text)) if text.isidentifier():
                 yield text  # a quoted annotation
+
+
+def _gaps(kept: Sequence[ast.stmt], source: str) -> list[str]:
+    """Return an empty line for each statement that the file sets off from the one kept before."""
+    lines = source.split("\n")
+    found = [""] if kept else []
+    for a, b in pairwise(kept):
+        between = lines[a.end_lineno or a.lineno : b.lineno - 1]
+        has_own = isinstance(b, ast.FunctionDef | ast.ClassDef)  # two lines, by `_text`
+        found.append("" if has_own or all(map(str.strip, between)) else "\n")
+    return found
 
 
 def _text(node: ast.stmt, source: str, chosen: dict[int, set[str]], shared: bool) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Stages, Statistics
 from bigbrain_fx.emit.files.again import texts_like
-from bigbrain_fx.emit.files.device import DeviceFile, device_text
+from bigbrain_fx.emit.files.channels import DeviceFile
+from bigbrain_fx.emit.files.device import device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
 from bigbrain_fx.emit.files.model_file import functions_slice, quiet, source_file
 from bigbrain_fx.emit.files.readme import readme_text

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
 from bigbrain_fx.emit.files.model_file import (
+    OWN_BATCHES,
     inputs_lines,
     our_names,
-    own_batches_lines,
     quiet,
     source_file,
     training_slice,
@@ -95,9 +95,8 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
         *_CONTRACT,
         "",
     ]
-    imports = [] if source.has_batches else ["from pathlib import Path"]
-    imports += ["", f"from runtime import {', '.join(runtime)}"] if runtime else []
-    ours = [] if source.has_batches else own_batches_lines()
+    imports = [f"from runtime import {', '.join(runtime)}"] if runtime else []
+    ours = [] if source.has_batches else [*OWN_BATCHES]
     ours += ["", *inputs_lines(plan, constants)]
     optimizer = "optimizer" if source.has_optimizer else "adamw"
     ours.append(f"{constants['OPTIMIZER']} = {optimizer}")
@@ -138,6 +137,8 @@ def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:
         f'"""Train {quiet(plan.graph.name)}: one process per device.',
         "",
         *(f"    {line}" for line in train_commands(plan, lean)),
+        "",
+        "HOOKS has the places for functions of your own; `--help` lists what else may be said.",
         '"""',
         "",
         "from pathlib import Path",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Const, Dim, Graph, ModuleCall, Op, ParamRef, Ref, Stage
+from bigbrain_fx.emit.modules.merging import merged
 from bigbrain_fx.emit.modules.nesting import CallFacts, Nesting, gather_facts
 from bigbrain_fx.emit.ops.items import (
     BlockCall,
@@ -50,7 +51,7 @@ class Keys:
 
     def key(self, body: Body, module: ModuleCall) -> Signature:
         """Return the key of a body: all but its numbers."""
-        structure = (module.type, *self._structure(body))
+        structure = (module.type, len(body.takes), *self.structure(body))
         return (module.type, self.known.setdefault(structure, len(self.known)))
 
     def full(self, body: Body) -> list[Item]:
@@ -60,7 +61,8 @@ class Keys:
             self.kept.append(body)  # so that no other body gets its id
         return self.items[id(body)]
 
-    def _structure(self, body: Body) -> tuple[object, ...]:
+    def structure(self, body: Body) -> tuple[object, ...]:
+        """Return what a body calls, on what; values from outside are ("outside", place)."""
         items = self.full(body)
         labels: dict[str, object] = {name: ("outside", i) for i, name in enumerate(body.takes)}
         for i, item in enumerate(items):
@@ -68,7 +70,7 @@ class Keys:
         writer = _Skeleton(self.graph, body, labels, again=self.again)
         calls = tuple(writer.item(item) for item in items)
         gives = tuple(labels[name] for name in body.gives)
-        return calls, len(body.takes), len(body.outer_params), gives
+        return calls, len(body.outer_params), gives
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def find_blocks(
         for stage, given in zip(stages, results, strict=True)
     ]
     chosen = _chosen(bodies)
-    bodies = [_kept(graph, keys, body, chosen) for body in bodies]
+    bodies = merged(keys, [_kept(graph, keys, body, chosen) for body in bodies])
     uses: dict[Signature, list[BlockCall]] = defaultdict(list)
     for body in bodies:
         for block in all_blocks(body.items):
@@ -301,7 +303,9 @@ def _template(keys: Keys, key: Signature, same: Sequence[BlockCall]) -> Template
         if len(set(column)) > 1:
             columns[column].append(where)
     shared = any(block.module.call for block in same)
-    return Template(key, same[0], tuple(map(tuple, columns.values())), shared, tuple(same))
+    model = max(same, key=lambda block: len(set(block.takes)))  # it is handed nothing twice
+    uses = (model, *(block for block in same if block is not model))
+    return Template(key, model, tuple(map(tuple, columns.values())), shared, uses)
 
 
 def numbers(keys: Keys, body: Body) -> dict[Where, Number]:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from bigbrain_fx.core import Graph, Op, Stage
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.again import AGAIN
-from bigbrain_fx.emit.modules.blocks import Blocks, Template, Where, find_blocks, inner_blocks
+from bigbrain_fx.emit.modules.annotations import TENSOR, number_type, signature, value_type
+from bigbrain_fx.emit.modules.blocks import (
+    Blocks,
+    Template,
+    Where,
+    find_blocks,
+    inner_blocks,
+    numbers,
+)
 from bigbrain_fx.emit.modules.construct import Construct
 from bigbrain_fx.emit.modules.expressions import attribute
 from bigbrain_fx.emit.modules.function import FunctionText
@@ -37,7 +45,7 @@ from bigbrain_fx.emit.ops.items import (
 from bigbrain_fx.frontend import draw_places
 
 OURS = (
-    *("torch", "nn", "F", "math", "bucket_channels"),
+    *("torch", "nn", "F", "math", "bucket_channels", TENSOR, "ClassVar"),
     *("Tensors", "Region", "Stage", "Device", "InferenceDevice", "Channel", "buffer", "parameter"),
     *kept.RUNTIME,
 )
@@ -74,7 +82,8 @@ class Classes:
 
     def __post_init__(self) -> None:
         self.devices = device_names(self.all_devices or [stage.device for stage in self.stages])
-        self.graph = tidied(self.graph)
+        again = {name for stage in self.stages for name in stage.again}
+        self.graph = tidied(self.graph, again)
         self.place = {stage.index: place for place, stage in enumerate(self.stages)}
         self.whole = value_names(self.graph)
         self.hints = self.whole.names
@@ -90,7 +99,7 @@ class Classes:
             taken.taken |= {AGAIN, "MakingAgain"}
         self.users = kept.user_aliases(self.graph, taken)
         names = {
-            key: taken.fresh(identifier(_short(template.module)))
+            key: taken.fresh(identifier(_short(template.module)), "")
             for key, template in self.blocks.templates.items()
         }
         self.class_names = names
@@ -113,13 +122,12 @@ class Classes:
         text = "\n".join([*init, *forward])
         owned = ("self.seeded(", "self.device", "self.group", "self.call", "self[", "self.hold(")
         base = "Region" if shared or any(word in text for word in owned) else "nn.Module"
-        signature = ", ".join(["self", *arguments.values()])
         return [
             f"class {self.class_names[key]}({base}):",
             f'    """{self._block_doc(template)}"""',
             "",
             *init,
-            *wrapped(f"def forward({signature}):", 4),
+            *self._signature(arguments, body.gives),
             *forward,
         ]
 
@@ -136,8 +144,10 @@ class Classes:
         }
         if not tree and not used:
             return []
-        start = wrapped(f"def __init__({', '.join(['self', *names])}):", 4)
-        lines = [*start, *init_lines(tree, 8)]
+        given = numbers(self.blocks.keys, body)
+        types = {name: number_type(given[where]) for where, name in varying.items()}
+        made = signature("__init__", {name: types[name] for name in names}, ["None"])
+        lines = [*wrapped(made, 4), *init_lines(tree, 8)]
         return [*lines, *(f"        self.{name} = {name}" for name in names if name in used), ""]
 
     def _block_doc(self, template: Template) -> str:
@@ -190,8 +200,7 @@ class Classes:
             "",
         ]
         init = self._stage_init(stage, body, taps if stage.deferred else None)
-        signature = ", ".join(["self", *arguments.values()])
-        start = wrapped(f"def forward({signature}):", 4)
+        start = self._signature(arguments, results)
         lines = [*head, *init, *start, *self._under_autocast(text)]
         used = tuple(self.blocks.used(body))
         return StageText(stage, name, tuple(lines), arguments, public, used)
@@ -219,12 +228,19 @@ class Classes:
         tree = self.construct.tree(body, body.params, {}, taps)
         wanted = set(body.params)
         found = ties([param for param in self.graph.params if param.name in wanted])
-        lines = ["    def __init__(self):", *init_lines(tree, 8), *tie_lines(found, 8)]
+        start = wrapped(signature("__init__", {}, ["None"]), 4)
+        lines = [*start, *init_lines(tree, 8), *tie_lines(found, 8)]
         if not self.graph.training and any(map(_has_modes, layers_in(body.items))):
             lines.append("        self.eval()  # as it was traced")
         return [*lines, ""]
 
     # ------------------------------------------------------------------ shared
+
+    def _signature(self, arguments: Mapping[str, str], gives: Sequence[str]) -> list[str]:
+        """Return the head of a forward; `arguments` maps values to names."""
+        types = {name: value_type(self.graph, value) for value, name in arguments.items()}
+        gives = [value_type(self.graph, value) for value in gives]
+        return wrapped(signature("forward", types, gives), 4)
 
     def _forward(
         self,

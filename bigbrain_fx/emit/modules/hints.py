@@ -74,7 +74,10 @@ def hints(graph: Graph, body: Body, known: Mapping[str, str], ever: Hints | None
             found = hints(graph, inner, names, ever)
             names, assigned = {**names, **found.names}, {**found.assigned_to, **assigned}
         for value in gives_of(item) if not (isinstance(item, Op) and is_size(item)) else ():
-            names[value] = assigned.get(value) or _fallback(graph, item, value, names, ever)
+            outside = ever.assigned_to.get(value) if ever and value in body.gives else None
+            names[value] = assigned.get(value) or _fallback(
+                graph, item, value, names, ever, outside
+            )
     return Hints(names, assigned)
 
 
@@ -234,10 +237,17 @@ def alias(graph: Graph, reader: Op, value: str) -> str | None:
 
 
 def _fallback(
-    graph: Graph, item: Item, value: str, names: Mapping[str, str], ever: Hints | None
+    graph: Graph,
+    item: Item,
+    value: str,
+    names: Mapping[str, str],
+    ever: Hints | None,
+    outside: str | None,
 ) -> str:
+    """Name a value after its layer, what its caller calls what it is given, or its op."""
     if isinstance(item, Op):
-        return _by_layer(item) or _by_region(graph, item, names) or _by_target(item, names)
+        found = _by_layer(item) or _by_region(graph, item, names) or outside
+        return found or _by_target(item, names)
     if isinstance(item, LayerCall) or len(gives_of(item)) == 1:
         return _by_path(item.module.path) or _by_target(item.ops[-1], names)
     known = ever.names.get(value) if ever else None

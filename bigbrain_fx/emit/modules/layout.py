@@ -13,12 +13,21 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 def statement(node: ast.stmt | ast.expr, indent: int, comment: str = "") -> list[str]:
     """Return the lines of one simple statement, with an optional comment at its end."""
-    lines = wrapped(ast.unparse(ast.fix_missing_locations(node)), indent)
+    lines = wrapped(_text(ast.fix_missing_locations(node)), indent)
     if not comment:
         return lines
     if len(lines[-1]) + len(comment) + 4 > WIDTH:
         return [f"{' ' * indent}# {comment}", *lines]
     return [*lines[:-1], f"{lines[-1]}  # {comment}"]
+
+
+def _text(node: ast.stmt | ast.expr) -> str:
+    """Return a statement's text; `return a, b` has no brackets, as `a, b = c` has none."""
+    match node:
+        case ast.Return(value=ast.Tuple(elts=[first, second, *others])):
+            values = ", ".join(ast.unparse(value) for value in (first, second, *others))
+            return f"return {values}" if len(values) < WIDTH // 2 else ast.unparse(node)
+    return ast.unparse(node)
 
 
 def wrapped(text: str, indent: int) -> list[str]:

@@ -15,6 +15,7 @@ RESERVED = frozenset(
     {
         "self",
         "torch",
+        "Tensor",
         "nn",
         "F",
         "math",
@@ -101,11 +102,11 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = set(taken)
 
-    def fresh(self, base: str) -> str:
-        """Return `base`, or `base` with the smallest free number, and take it."""
+    def fresh(self, base: str, mark: str = "_") -> str:
+        """Return `base`, or `base_2` with the smallest free number, and take it."""
         name, number = base, 1
         while name in self.taken:
             number += 1
-            name = f"{base}_{number}"
+            name = f"{base}{mark}{number}"
         self.taken.add(name)
         return name

@@ -1,4 +1,4 @@
-"""Take out of a graph what a person would not write: joining with nothing, for a start.
+"""Take out of a graph what a person would not write: joining with nothing, `+ 0`, `* 1.0`.
 
 Values, strides and gradients stay bitwise what they are. This room knows ops; it knows nothing of
 stages or text.
@@ -6,20 +6,56 @@ stages or text.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref, TensorSpec
 
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
+_SAME = "aten.to.dtype_layout"
+"""What writes a value as it is, where no type is asked for."""
 
-def tidied(graph: Graph) -> Graph:
-    """Return the graph with the same values from plainer ops."""
-    return replace(graph, ops=tuple(_tidy(graph, op) for op in graph.ops))
+
+def tidied(graph: Graph, again: Collection[str] = ()) -> Graph:
+    """Return the graph with the same values from plainer ops.
+
+    Ops that are made `again` stay what they are: the plan speaks of them.
+    """
+    return replace(graph, ops=_all_tidy(graph, graph.ops, frozenset(again)))
 
 
-def _tidy(graph: Graph, op: Op) -> Op:
+def _all_tidy(scope: Graph, ops: Sequence[Op], again: frozenset[str]) -> tuple[Op, ...]:
+    """Tidy ops; `scope` has all that they read."""
+    writes = any(name not in scope.param for op in ops for name in op.mutates)
+    return tuple(_tidy(scope, op, not writes and op.name not in again, again) for op in ops)
+
+
+def _tidy(scope: Graph, op: Op, may_share: bool, again: frozenset[str]) -> Op:
+    if op.body is not None:
+        inner = replace(scope, ops=(*scope.ops, *op.body.ops))
+        return replace(op, body=replace(op.body, ops=_all_tidy(inner, op.body.ops, again)))
     if op.target == "aten.cat.default" and isinstance(op.args[0], tuple):
-        return _without_nothing(graph, op, op.args[0])
+        return _without_nothing(scope, op, op.args[0])
+    if may_share and _is_neutral(scope, op):
+        return replace(op, target=_SAME, args=op.args[:1], kwargs=())
     return op
+
+
+def _is_neutral(graph: Graph, op: Op) -> bool:
+    """Whether an op gives its first argument's own numbers, strides and type: `x + 0`.
+
+    A float + 0 makes 0.0 of -0.0; where a gradient comes back, one op less may sum it in another
+    order.
+    """
+    _, name, *_ = (*op.target.split("."), "")
+    if name not in _NEUTRAL or len(op.args) != 2 or op.kwargs or op.requires_grad:
+        return False
+    first, second = op.args
+    read = graph.op.get(first.value) if isinstance(first, Ref) else None
+    if read is None or read.outputs != op.outputs or isinstance(second, bool):
+        return False
+    is_exact = name != "add" or op.outputs[0].dtype.startswith(("int", "uint"))
+    return is_exact and isinstance(second, int | float) and second == _NEUTRAL[name]
 
 
 def _without_nothing(graph: Graph, op: Op, joined: tuple[Arg, ...]) -> Op:

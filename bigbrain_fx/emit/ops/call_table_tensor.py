@@ -40,6 +40,8 @@ _UNARY = (
     "ceil",
     "cos",
     "cosh",
+    "deg2rad",
+    "digamma",
     "erf",
     "erfinv",
     "exp",
@@ -60,6 +62,7 @@ _UNARY = (
     "round",
     "rsqrt",
     "sigmoid",
+    "sgn",
     "sign",
     "sin",
     "sinc",
@@ -71,7 +74,20 @@ _UNARY = (
     "trunc",
 )
 
-_BINARY = ("atan2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum")
+_BINARY = (
+    "atan2",
+    "heaviside",
+    "hypot",
+    "inner",
+    "kron",
+    "logaddexp",
+    "logaddexp2",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+)
 
 OPERATORS: Table = {
     "add.Tensor(self, other, alpha=1)": ("self + other", "torch.add(self, other, alpha=alpha)"),
@@ -226,6 +242,19 @@ REDUCTIONS: Table = {
     "cumsum.default(self, dim, dtype=None)": "torch.cumsum(self, dim=dim, dtype=dtype)",
     "cumprod.default(self, dim, dtype=None)": "torch.cumprod(self, dim=dim, dtype=dtype)",
     "cummax.default(self, dim)": "torch.cummax(self, dim=dim)",
+    "cummin.default(self, dim)": "torch.cummin(self, dim=dim)",
+    "logcumsumexp.default(self, dim)": "torch.logcumsumexp(self, dim=dim)",
+    "diff.default(self, n=1, dim=-1, prepend=None, append=None)": (
+        "torch.diff(self, n=n, dim=dim, prepend=prepend, append=append)"
+    ),
+    "kthvalue.default(self, k, dim=-1, keepdim=False)": (
+        "torch.kthvalue(self, k, dim=dim, keepdim=keepdim)"
+    ),
+    "nanmean.default(self, dim=None, keepdim=False, dtype=None)": (
+        "torch.nanmean(self, dim=dim, keepdim=keepdim, dtype=dtype)"
+    ),
+    "trace.default(self)": "torch.trace(self)",
+    "dist.default(self, other, p=2)": "torch.dist(self, other, p=p)",
     "topk.default(self, k, dim=-1, largest=True, sorted=True)": (
         "torch.topk(self, k, dim=dim, largest=largest, sorted=sorted)"
     ),

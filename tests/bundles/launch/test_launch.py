@@ -132,7 +132,7 @@ def test_what_is_missing_in_a_bundle_is_said(last: str, advice: str, tmp_path: P
 
 
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
-    line = "    def step_once(self):\n"
+    line = "    def step_once(self) -> None:\n"
     edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")
     with pytest.raises(RunError, match="the process of device d1 ended with exit code 1") as found:
         run(marked, QUICK)
@@ -171,7 +171,7 @@ def test_who_ended_because_a_peer_was_gone_is_not_named(bundle: Path) -> None:
 
 
 def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
-    line = "    def step_once(self):\n"
+    line = "    def step_once(self) -> None:\n"
     edit(
         marked / "device_d0.py",
         line,

@@ -51,7 +51,7 @@ if __name__ == "__main__":
 '''
     assert sliced(tmp_path, text).text == (
         "import math\n"
-        "from torch import optim\n"
+        "from torch import optim\n\n"
         "RATE = 0.1\n"
         "\n\ndef rate(step):\n    return RATE * math.exp(-step)\n\n"
         "\n\ndef optimizer(named_params):\n    return optim.SGD(named_params, lr=rate(0))\n\n"

@@ -8,9 +8,11 @@ clip gradients where the model file did not, split the model again: norms are me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+
 BATCH = 64  # images per mini-batch
 HELD_OUT = 360  # images never trained on
 

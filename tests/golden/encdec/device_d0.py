@@ -8,9 +8,11 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Device, Region, Stage, Tensors
@@ -19,19 +21,19 @@ else:
 
 
 class Attention(nn.Module):
-    """Attention, such as `encoder.0.attention`, first in encdec.py:40."""
+    """Attention, such as `decoder.0.cross`, first in encdec.py:40."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.q = nn.Linear(64, 64)
         self.k = nn.Linear(64, 64)
         self.v = nn.Linear(64, 64)
         self.out = nn.Linear(64, 64)
 
-    def forward(self, x, mask):
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2)  # encdec.py:45
-        k = self.k(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        v = self.v(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        k = self.k(memory).unflatten(-1, (4, -1)).transpose(1, 2)
+        v = self.v(memory).unflatten(-1, (4, -1)).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # encdec.py:41
         return self.out(mixed.transpose(1, 2).flatten(2))  # encdec.py:42
 
@@ -39,19 +41,19 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """FeedForward, such as `encoder.0.mlp`, first in encdec.py:58."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(64, 256)
         self.down = nn.Linear(256, 64)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(F.relu(self.up(x)))  # encdec.py:58
 
 
 class EncoderLayer(Region):
     """EncoderLayer, such as `encoder.0`, first in encdec.py:74."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.attention = Attention()
         self.mlp = FeedForward()
@@ -59,10 +61,10 @@ class EncoderLayer(Region):
         self.norm2 = nn.LayerNorm(64)
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, x, mask):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         read = self.norm1(x)  # encdec.py:74
         with self.seeded("drop", 0, 2):
-            x = x + self.drop(self.attention(read, mask))  # encdec.py:75
+            x = x + self.drop(self.attention(read, read, mask))  # encdec.py:75
         with self.seeded("drop", 1, 2):
             return x + self.drop(self.mlp(self.norm2(x)))  # encdec.py:76
 
@@ -72,7 +74,7 @@ class Stage0(Stage):
 
     returns = ("memory", "x", "drop")
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 64)
         self.position = nn.Embedding(17, 64)
@@ -82,7 +84,7 @@ class Stage0(Stage):
             [Tensors(attention=Attention(), norm1=nn.LayerNorm(64), drop=nn.Dropout(0.1))]
         )
 
-    def forward(self, source, target):
+    def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         written = target[:, :-1]  # encdec.py:122
         source_mask = (source != 0).unsqueeze(1).unsqueeze(2)  # encdec.py:123
         written_mask = (written != 0).unsqueeze(1).unsqueeze(2) & torch.tril(
@@ -98,34 +100,35 @@ class Stage0(Stage):
         read = self.decoder[0].norm1(x)  # encdec.py:94
         with self.seeded("decoder.0.drop"):
             # encdec.py:95
-            drop = self.decoder[0].drop(self.decoder[0].attention(read, written_mask))
-        return (memory, x, drop)
+            drop = self.decoder[0].drop(self.decoder[0].attention(read, read, written_mask))
+        return memory, x, drop
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 MEMORY_TO_1 = Channel(
-    0,
-    "activation",
-    "layer_norm_4",
-    0,
-    1,
-    "d0",
-    "d1",
-    (2, 16, 64),
-    torch.float32,
-    requires_grad=True,
+    0, "activation", "layer_norm_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 16, 64), dtype=torch.float32, requires_grad=True,
 )
 X_TO_1 = Channel(
-    1, "activation", "add_5", 0, 1, "d0", "d1", (2, 17, 64), torch.float32, requires_grad=True
+    1, "activation", "add_5", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 17, 64), dtype=torch.float32, requires_grad=True,
 )
 DROP_TO_1 = Channel(
-    2, "activation", "dropout_4", 0, 1, "d0", "d1", (2, 17, 64), torch.float32, requires_grad=True
+    2, "activation", "dropout_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 17, 64), dtype=torch.float32, requires_grad=True,
 )
 MEMORY_GRAD_FROM_1 = Channel(
-    3, "gradient", "layer_norm_4", 1, 0, "d1", "d0", (2, 16, 64), torch.float32
+    3, "gradient", "layer_norm_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 16, 64), dtype=torch.float32,
 )
-X_GRAD_FROM_1 = Channel(4, "gradient", "add_5", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
-DROP_GRAD_FROM_1 = Channel(5, "gradient", "dropout_4", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
+X_GRAD_FROM_1 = Channel(
+    4, "gradient", "add_5", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 17, 64), dtype=torch.float32,
+)
+DROP_GRAD_FROM_1 = Channel(
+    5, "gradient", "dropout_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 17, 64), dtype=torch.float32,
+)
 
 
 class DeviceD0(Device):
@@ -134,10 +137,10 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 8
-    stages = {0: Stage0}
+    stages: ClassVar = {0: Stage0}
     channels = (MEMORY_TO_1, X_TO_1, DROP_TO_1, MEMORY_GRAD_FROM_1, X_GRAD_FROM_1, DROP_GRAD_FROM_1)
 
-    def forward_0(self, m):
+    def forward_0(self, m: int) -> None:
         source = self.batch("source", m)
         target = self.batch("target", m)
         memory, x, drop = self.forward(0, m, source=source, target=target)
@@ -145,16 +148,16 @@ class DeviceD0(Device):
         self.send(X_TO_1, m, x)  # to d1
         self.send(DROP_TO_1, m, drop)  # to d1
 
-    def backward_0(self, m):
+    def backward_0(self, m: int) -> None:
         memory_grad = self.recv(MEMORY_GRAD_FROM_1, m)  # from d1
         x_grad = self.recv(X_GRAD_FROM_1, m)  # from d1
         drop_grad = self.recv(DROP_GRAD_FROM_1, m)  # from d1
         self.backward(0, m, memory=memory_grad, x=x_grad, drop=drop_grad)
 
-    def update(self):
+    def update(self) -> None:
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(2):
             self.forward_0(m)
         for m in range(6):

@@ -8,9 +8,11 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Region, Stage, Tensors
@@ -19,46 +21,16 @@ else:
 
 
 class Attention(nn.Module):
-    """Attention, such as `encoder.0.attention`, first in encdec.py:40."""
-
-    def __init__(self):
-        super().__init__()
-        self.q = nn.Linear(64, 64)
-        self.k = nn.Linear(64, 64)
-        self.v = nn.Linear(64, 64)
-        self.out = nn.Linear(64, 64)
-
-    def forward(self, x, mask):
-        q = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2)  # encdec.py:45
-        k = self.k(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        v = self.v(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # encdec.py:41
-        return self.out(mixed.transpose(1, 2).flatten(2))  # encdec.py:42
-
-
-class FeedForward(nn.Module):
-    """FeedForward, such as `encoder.0.mlp`, first in encdec.py:58."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(64, 256)
-        self.down = nn.Linear(256, 64)
-
-    def forward(self, x):
-        return self.down(F.relu(self.up(x)))  # encdec.py:58
-
-
-class Attention_2(nn.Module):
     """Attention, such as `decoder.0.cross`, first in encdec.py:40."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.q = nn.Linear(64, 64)
         self.k = nn.Linear(64, 64)
         self.v = nn.Linear(64, 64)
         self.out = nn.Linear(64, 64)
 
-    def forward(self, x, memory, mask):
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2)  # encdec.py:45
         k = self.k(memory).unflatten(-1, (4, -1)).transpose(1, 2)
         v = self.v(memory).unflatten(-1, (4, -1)).transpose(1, 2)
@@ -66,23 +38,35 @@ class Attention_2(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # encdec.py:42
 
 
+class FeedForward(nn.Module):
+    """FeedForward, such as `encoder.0.mlp`, first in encdec.py:58."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 256)
+        self.down = nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)))  # encdec.py:58
+
+
 class DecoderLayer(Region):
     """DecoderLayer, such as `decoder.1`, first in encdec.py:94."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.attention = Attention()
-        self.cross = Attention_2()
+        self.cross = Attention()
         self.mlp = FeedForward()
         self.norm1 = nn.LayerNorm(64)
         self.norm2 = nn.LayerNorm(64)
         self.norm3 = nn.LayerNorm(64)
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, x, memory, mask, cross_mask):
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor, cross_mask: Tensor) -> Tensor:
         read = self.norm1(x)  # encdec.py:94
         with self.seeded("drop", 0, 3):
-            x = x + self.drop(self.attention(read, mask))  # encdec.py:95
+            x = x + self.drop(self.attention(read, read, mask))  # encdec.py:95
         with self.seeded("drop", 1, 3):
             x = x + self.drop(self.cross(self.norm2(x), memory, cross_mask))  # encdec.py:96
         with self.seeded("drop", 2, 3):
@@ -94,12 +78,12 @@ class Stage1(Stage):
 
     returns = ("cross_entropy_loss",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.decoder = nn.ModuleList(
             [
                 Tensors(
-                    cross=Attention_2(),
+                    cross=Attention(),
                     mlp=FeedForward(),
                     norm2=nn.LayerNorm(64),
                     norm3=nn.LayerNorm(64),
@@ -111,7 +95,9 @@ class Stage1(Stage):
         self.norm = nn.LayerNorm(64)
         self.head = nn.Linear(64, 11)
 
-    def forward(self, memory, x, drop, source, target):
+    def forward(
+        self, memory: Tensor, x: Tensor, drop: Tensor, source: Tensor, target: Tensor
+    ) -> Tensor:
         written = target[:, :-1]  # encdec.py:122
         expected = target[:, 1:]
         source_mask = (source != 0).unsqueeze(1).unsqueeze(2)  # encdec.py:123
@@ -133,30 +119,31 @@ class Stage1(Stage):
         return F.cross_entropy(logits.flatten(0, 1), expected.flatten(), ignore_index=0)
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 MEMORY_FROM_0 = Channel(
-    0,
-    "activation",
-    "layer_norm_4",
-    0,
-    1,
-    "d0",
-    "d1",
-    (2, 16, 64),
-    torch.float32,
-    requires_grad=True,
+    0, "activation", "layer_norm_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 16, 64), dtype=torch.float32, requires_grad=True,
 )
 X_FROM_0 = Channel(
-    1, "activation", "add_5", 0, 1, "d0", "d1", (2, 17, 64), torch.float32, requires_grad=True
+    1, "activation", "add_5", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 17, 64), dtype=torch.float32, requires_grad=True,
 )
 DROP_FROM_0 = Channel(
-    2, "activation", "dropout_4", 0, 1, "d0", "d1", (2, 17, 64), torch.float32, requires_grad=True
+    2, "activation", "dropout_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 17, 64), dtype=torch.float32, requires_grad=True,
 )
 MEMORY_GRAD_TO_0 = Channel(
-    3, "gradient", "layer_norm_4", 1, 0, "d1", "d0", (2, 16, 64), torch.float32
+    3, "gradient", "layer_norm_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 16, 64), dtype=torch.float32,
 )
-X_GRAD_TO_0 = Channel(4, "gradient", "add_5", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
-DROP_GRAD_TO_0 = Channel(5, "gradient", "dropout_4", 1, 0, "d1", "d0", (2, 17, 64), torch.float32)
+X_GRAD_TO_0 = Channel(
+    4, "gradient", "add_5", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 17, 64), dtype=torch.float32,
+)
+DROP_GRAD_TO_0 = Channel(
+    5, "gradient", "dropout_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 17, 64), dtype=torch.float32,
+)
 
 
 class DeviceD1(Device):
@@ -165,11 +152,11 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 8
-    stages = {1: Stage1}
+    stages: ClassVar = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (MEMORY_FROM_0, X_FROM_0, DROP_FROM_0, MEMORY_GRAD_TO_0, X_GRAD_TO_0, DROP_GRAD_TO_0)
 
-    def forward_1(self, m):
+    def forward_1(self, m: int) -> None:
         memory = self.recv(MEMORY_FROM_0, m)  # from d0
         x = self.recv(X_FROM_0, m)  # from d0
         drop = self.recv(DROP_FROM_0, m)  # from d0
@@ -177,16 +164,16 @@ class DeviceD1(Device):
         target = self.batch("target", m)
         self.forward(1, m, memory=memory, x=x, drop=drop, source=source, target=target)
 
-    def backward_1(self, m):
+    def backward_1(self, m: int) -> None:
         memory_grad, x_grad, drop_grad = self.backward(1, m)
         self.send(MEMORY_GRAD_TO_0, m, memory_grad)  # to d0
         self.send(X_GRAD_TO_0, m, x_grad)  # to d0
         self.send(DROP_GRAD_TO_0, m, drop_grad)  # to d0
 
-    def update(self):
+    def update(self) -> None:
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(8):
             self.forward_1(m)
             self.backward_1(m)

@@ -7,12 +7,14 @@ clip gradients where the model file did not, split the model again: norms are me
 
 from __future__ import annotations
 
-from runtime import adamw
-
 import itertools
 from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from runtime import adamw
+
 PAD, START, END = 0, 1, 2  # tokens; letters come after them
 LETTERS = 8
 VOCABULARY = 3 + LETTERS

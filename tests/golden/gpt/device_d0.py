@@ -8,9 +8,11 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Device, Region, Stage
@@ -21,12 +23,12 @@ else:
 class Attention(Region):
     """Attention, such as `blocks.0.attention`, first in gpt.py:41."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(128, 384)
         self.out = nn.Linear(128, 128)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         batch = x.size(0)
         split = self.qkv(x).view(batch, 64, 3, 4, 32)  # gpt.py:41
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind()  # gpt.py:42
@@ -40,7 +42,7 @@ class Attention(Region):
 class Block(Region):
     """Block, such as `blocks.0`, first in gpt.py:62."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(128)
         self.attention = Attention()
@@ -49,7 +51,7 @@ class Block(Region):
         self.down = nn.Linear(512, 128)
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         attention = self.attention(self.norm1(x))  # gpt.py:62
         with self.seeded("drop", 0, 2):
             x = x + self.drop(attention)
@@ -62,14 +64,14 @@ class Stage0(Stage):
 
     returns = ("x",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, 128)
         self.position = nn.Embedding(64, 128)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, tokens):
+    def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(64, device=tokens.device)  # gpt.py:92
         with self.seeded("drop"):
             x = self.drop(self.embed(tokens) + self.position(positions))  # gpt.py:93
@@ -78,16 +80,22 @@ class Stage0(Stage):
         return x
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 X_TO_1 = Channel(
-    0, "activation", "add_4", 0, 1, "d0", "d1", (4, 64, 128), torch.float32, requires_grad=True
+    0, "activation", "add_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(4, 64, 128), dtype=torch.float32, requires_grad=True,
 )
-X_GRAD_FROM_1 = Channel(1, "gradient", "add_4", 1, 0, "d1", "d0", (4, 64, 128), torch.float32)
+X_GRAD_FROM_1 = Channel(
+    1, "gradient", "add_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(4, 64, 128), dtype=torch.float32,
+)
 EMBED_WEIGHT_GRAD_FROM_1 = Channel(
-    2, "tied", "embed.weight", 1, 0, "d1", "d0", (256, 128), torch.float32
+    2, "tied", "embed.weight", source=1, target=0, sender="d1", receiver="d0",
+    shape=(256, 128), dtype=torch.float32,
 )
 EMBED_WEIGHT_GRAD_TO_1 = Channel(
-    3, "tied", "embed.weight", 0, 1, "d0", "d1", (256, 128), torch.float32
+    3, "tied", "embed.weight", source=0, target=1, sender="d0", receiver="d1",
+    shape=(256, 128), dtype=torch.float32,
 )
 
 
@@ -97,25 +105,25 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1")
     micro_batches = 4
-    stages = {0: Stage0}
+    stages: ClassVar = {0: Stage0}
     channels = (X_TO_1, X_GRAD_FROM_1, EMBED_WEIGHT_GRAD_FROM_1, EMBED_WEIGHT_GRAD_TO_1)
-    tied = {"embed.weight": (0, 1)}
+    tied: ClassVar = {"embed.weight": (0, 1)}
 
-    def forward_0(self, m):
+    def forward_0(self, m: int) -> None:
         tokens = self.batch("tokens", m)
         x = self.forward(0, m, tokens=tokens)
         self.send(X_TO_1, m, x)  # to d1
 
-    def backward_0(self, m):
+    def backward_0(self, m: int) -> None:
         x_grad = self.recv(X_GRAD_FROM_1, m)  # from d1
         self.backward(0, m, x=x_grad)
 
-    def update(self):
+    def update(self) -> None:
         self.send_tied(EMBED_WEIGHT_GRAD_TO_1)  # to d1
         self.recv_tied(EMBED_WEIGHT_GRAD_FROM_1)  # from d1
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(2):
             self.forward_0(m)
         for m in range(2):

@@ -8,9 +8,11 @@ place, here the second of two of `drop` in one call, so that no cut changes them
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Region, Stage, Tensors
@@ -21,12 +23,12 @@ else:
 class Attention(Region):
     """Attention, such as `blocks.0.attention`, first in gpt.py:41."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(128, 384)
         self.out = nn.Linear(128, 128)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         batch = x.size(0)
         split = self.qkv(x).view(batch, 64, 3, 4, 32)  # gpt.py:41
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind()  # gpt.py:42
@@ -40,7 +42,7 @@ class Attention(Region):
 class Block(Region):
     """Block, such as `blocks.0`, first in gpt.py:62."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(128)
         self.attention = Attention()
@@ -49,7 +51,7 @@ class Block(Region):
         self.down = nn.Linear(512, 128)
         self.drop = nn.Dropout(0.1)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         attention = self.attention(self.norm1(x))  # gpt.py:62
         with self.seeded("drop", 0, 2):
             x = x + self.drop(attention)
@@ -62,29 +64,35 @@ class Stage1(Stage):
 
     returns = ("cross_entropy_loss",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = Tensors({i: Block() for i in range(2, 4)})
         self.norm = nn.LayerNorm(128)
         self.head = nn.Linear(128, 256, bias=False)
 
-    def forward(self, x, targets):
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         for block in self.blocks:  # gpt.py:95
             x = block(x)
         # gpt.py:106
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 X_FROM_0 = Channel(
-    0, "activation", "add_4", 0, 1, "d0", "d1", (4, 64, 128), torch.float32, requires_grad=True
+    0, "activation", "add_4", source=0, target=1, sender="d0", receiver="d1",
+    shape=(4, 64, 128), dtype=torch.float32, requires_grad=True,
 )
-X_GRAD_TO_0 = Channel(1, "gradient", "add_4", 1, 0, "d1", "d0", (4, 64, 128), torch.float32)
+X_GRAD_TO_0 = Channel(
+    1, "gradient", "add_4", source=1, target=0, sender="d1", receiver="d0",
+    shape=(4, 64, 128), dtype=torch.float32,
+)
 EMBED_WEIGHT_GRAD_TO_0 = Channel(
-    2, "tied", "embed.weight", 1, 0, "d1", "d0", (256, 128), torch.float32
+    2, "tied", "embed.weight", source=1, target=0, sender="d1", receiver="d0",
+    shape=(256, 128), dtype=torch.float32,
 )
 EMBED_WEIGHT_GRAD_FROM_0 = Channel(
-    3, "tied", "embed.weight", 0, 1, "d0", "d1", (256, 128), torch.float32
+    3, "tied", "embed.weight", source=0, target=1, sender="d0", receiver="d1",
+    shape=(256, 128), dtype=torch.float32,
 )
 
 
@@ -94,27 +102,27 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages = {1: Stage1}
+    stages: ClassVar = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (X_FROM_0, X_GRAD_TO_0, EMBED_WEIGHT_GRAD_TO_0, EMBED_WEIGHT_GRAD_FROM_0)
-    tied = {"embed.weight": (0, 1)}
-    aliases = {"head.weight": "embed.weight"}
+    tied: ClassVar = {"embed.weight": (0, 1)}
+    aliases: ClassVar = {"head.weight": "embed.weight"}
 
-    def forward_1(self, m):
+    def forward_1(self, m: int) -> None:
         x = self.recv(X_FROM_0, m)  # from d0
         targets = self.batch("targets", m)
         self.forward(1, m, x=x, targets=targets)
 
-    def backward_1(self, m):
+    def backward_1(self, m: int) -> None:
         x_grad = self.backward(1, m)
         self.send(X_GRAD_TO_0, m, x_grad)  # to d0
 
-    def update(self):
+    def update(self) -> None:
         self.send_tied(EMBED_WEIGHT_GRAD_TO_0)  # to d0
         self.recv_tied(EMBED_WEIGHT_GRAD_FROM_0)  # from d0
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(4):
             self.forward_1(m)
             self.backward_1(m)

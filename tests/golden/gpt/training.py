@@ -11,8 +11,10 @@ import itertools
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
 import torch
 from torch import Tensor, nn
+
 SEQUENCE = 64  # bytes per row
 BATCH = 16  # rows per mini-batch
 TEXT_BYTES = 2_000_000

@@ -5,9 +5,11 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Stage, Tensors
@@ -18,28 +20,28 @@ else:
 class Rotary(nn.Module):
     """Rotary, such as `rotary`, first in llama.py:63."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("frequencies", torch.empty(8))
 
-    def forward(self):
+    def forward(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():  # llama.py:63
             positions = torch.arange(62, device=self.frequencies.device)
             angles = torch.outer(positions.float(), self.frequencies)  # llama.py:64
             angles = torch.cat([angles, angles], dim=-1)  # llama.py:65
             cos = torch.cos(angles)  # llama.py:66
             sin = torch.sin(angles)
-        return (cos, sin)
+        return cos, sin
 
 
 class RMSNorm(nn.Module):
     """RMSNorm, such as `blocks.0.attention_norm`, first in llama.py:47."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(64))
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         # llama.py:47
         return x * torch.rsqrt((x ** 2).mean(dim=-1, keepdim=True) + 1e-05) * self.weight
 
@@ -47,14 +49,14 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Attention, such as `blocks.0.attention`, first in llama.py:89."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.q = nn.Linear(64, 64, bias=False)
         self.k = nn.Linear(64, 32, bias=False)
         self.v = nn.Linear(64, 32, bias=False)
         self.out = nn.Linear(64, 64, bias=False)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q = self.q(x).unflatten(-1, (-1, 16)).transpose(1, 2)  # llama.py:97
         k = self.k(x).unflatten(-1, (-1, 16)).transpose(1, 2)
         v = self.v(x).unflatten(-1, (-1, 16)).transpose(1, 2)
@@ -71,27 +73,27 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """FeedForward, such as `blocks.0.mlp`, first in llama.py:111."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(64, 172, bias=False)
         self.up = nn.Linear(64, 172, bias=False)
         self.down = nn.Linear(172, 64, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))  # llama.py:111
 
 
 class Block(nn.Module):
     """Block, such as `blocks.0`, first in llama.py:47."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.attention_norm = RMSNorm()
         self.attention = Attention()
         self.mlp_norm = RMSNorm()
         self.mlp = FeedForward()
 
-    def forward(self, x, cos, sin):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin)  # llama.py:126
         return x + self.mlp(self.mlp_norm(x))  # llama.py:127
 
@@ -101,14 +103,14 @@ class Stage1(Stage):
 
     returns = ("cross_entropy_loss",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = Tensors({i: Block() for i in range(2, 4)})
         self.norm = RMSNorm()
         self.head = nn.Linear(64, 13, bias=False)
         self.rotary = Rotary()
 
-    def forward(self, x, targets):
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         cos, sin = self.rotary()  # llama.py:155
         for block in self.blocks:  # llama.py:157
             x = block(x, cos, sin)
@@ -116,13 +118,23 @@ class Stage1(Stage):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # llama.py:159
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 X_FROM_0 = Channel(
-    0, "activation", "add_11", 0, 1, "d0", "d1", (4, 62, 64), torch.float32, requires_grad=True
+    0, "activation", "add_11", source=0, target=1, sender="d0", receiver="d1",
+    shape=(4, 62, 64), dtype=torch.float32, requires_grad=True,
 )
-X_GRAD_TO_0 = Channel(1, "gradient", "add_11", 1, 0, "d1", "d0", (4, 62, 64), torch.float32)
-NORMS_FROM_0 = Channel(2, "norm", "norms", 0, 1, "d0", "d1", (19,), torch.float32)
-NORMS_TO_0 = Channel(3, "norm", "norms", 1, 0, "d1", "d0", (20,), torch.float32)
+X_GRAD_TO_0 = Channel(
+    1, "gradient", "add_11", source=1, target=0, sender="d1", receiver="d0",
+    shape=(4, 62, 64), dtype=torch.float32,
+)
+NORMS_FROM_0 = Channel(
+    2, "norm", "norms", source=0, target=1, sender="d0", receiver="d1",
+    shape=(19,), dtype=torch.float32,
+)
+NORMS_TO_0 = Channel(
+    3, "norm", "norms", source=1, target=0, sender="d1", receiver="d0",
+    shape=(20,), dtype=torch.float32,
+)
 
 
 class DeviceD1(Device):
@@ -131,25 +143,25 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1")
     micro_batches = 4
-    stages = {1: Stage1}
+    stages: ClassVar = {1: Stage1}
     loss = (1, "cross_entropy_loss")
     channels = (X_FROM_0, X_GRAD_TO_0, NORMS_FROM_0, NORMS_TO_0)
 
-    def forward_1(self, m):
+    def forward_1(self, m: int) -> None:
         x = self.recv(X_FROM_0, m)  # from d0
         targets = self.batch("targets", m)
         self.forward(1, m, x=x, targets=targets)
 
-    def backward_1(self, m):
+    def backward_1(self, m: int) -> None:
         x_grad = self.backward(1, m)
         self.send(X_GRAD_TO_0, m, x_grad)  # to d0
 
-    def update(self):
+    def update(self) -> None:
         self.send_norms(NORMS_TO_0)  # to d0
         self.recv_norms(NORMS_FROM_0)  # from d0
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(4):
             self.forward_1(m)
             self.backward_1(m)

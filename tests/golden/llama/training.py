@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
+
 ALPHABET = "0123456789+=\n"
 SUMS = 9  # "7+5=12\n" per row
 BATCH = 16  # rows per mini-batch

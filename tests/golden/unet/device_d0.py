@@ -5,9 +5,11 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d0 import Stage0`
     from .runtime import Channel, Device, Stage, Tensors
@@ -18,14 +20,14 @@ else:
 class DoubleConv(nn.Module):
     """DoubleConv, such as `inlet`, first in unet.py:36."""
 
-    def __init__(self, in_channels, channels):
+    def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
         self.norm1 = nn.GroupNorm(4, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = nn.GroupNorm(4, channels)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm1(self.conv1(x)))  # unet.py:36
         return F.relu(self.norm2(self.conv2(x)))  # unet.py:37
 
@@ -35,7 +37,7 @@ class Stage0(Stage):
 
     returns = ("x", "x_2", "conv2")
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.inlet = DoubleConv(1, 8)
         self.down = nn.ModuleList(
@@ -49,28 +51,38 @@ class Stage0(Stage):
             ],
         )
 
-    def forward(self, image):
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = self.inlet(image)  # unet.py:66
         down_0 = self.down[0](F.max_pool2d(x, 2))  # unet.py:70
         x_2 = F.relu(self.down[1].norm1(self.down[1].conv1(F.max_pool2d(down_0, 2))))  # unet.py:36
         conv2 = self.down[1].conv2(x_2)  # unet.py:37
-        return (x, down_0, conv2)
+        return x, down_0, conv2
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 X_TO_2 = Channel(
-    0, "activation", "relu_1", 0, 2, "d0", "d2", (2, 8, 32, 32), torch.float32, requires_grad=True
+    0, "activation", "relu_1", source=0, target=2, sender="d0", receiver="d2",
+    shape=(2, 8, 32, 32), dtype=torch.float32, requires_grad=True,
 )
 X_2_TO_2 = Channel(
-    1, "activation", "relu_3", 0, 2, "d0", "d2", (2, 16, 16, 16), torch.float32, requires_grad=True
+    1, "activation", "relu_3", source=0, target=2, sender="d0", receiver="d2",
+    shape=(2, 16, 16, 16), dtype=torch.float32, requires_grad=True,
 )
 CONV2_TO_1 = Channel(
-    2, "activation", "conv2d_5", 0, 1, "d0", "d1", (2, 32, 8, 8), torch.float32, requires_grad=True
+    2, "activation", "conv2d_5", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 32, 8, 8), dtype=torch.float32, requires_grad=True,
 )
-X_GRAD_FROM_2 = Channel(4, "gradient", "relu_1", 2, 0, "d2", "d0", (2, 8, 32, 32), torch.float32)
-X_2_GRAD_FROM_2 = Channel(5, "gradient", "relu_3", 2, 0, "d2", "d0", (2, 16, 16, 16), torch.float32)
+X_GRAD_FROM_2 = Channel(
+    4, "gradient", "relu_1", source=2, target=0, sender="d2", receiver="d0",
+    shape=(2, 8, 32, 32), dtype=torch.float32,
+)
+X_2_GRAD_FROM_2 = Channel(
+    5, "gradient", "relu_3", source=2, target=0, sender="d2", receiver="d0",
+    shape=(2, 16, 16, 16), dtype=torch.float32,
+)
 CONV2_GRAD_FROM_1 = Channel(
-    6, "gradient", "conv2d_5", 1, 0, "d1", "d0", (2, 32, 8, 8), torch.float32
+    6, "gradient", "conv2d_5", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 32, 8, 8), dtype=torch.float32,
 )
 
 
@@ -80,26 +92,26 @@ class DeviceD0(Device):
     name = "d0"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages = {0: Stage0}
+    stages: ClassVar = {0: Stage0}
     channels = (X_TO_2, X_2_TO_2, CONV2_TO_1, X_GRAD_FROM_2, X_2_GRAD_FROM_2, CONV2_GRAD_FROM_1)
 
-    def forward_0(self, m):
+    def forward_0(self, m: int) -> None:
         image = self.batch("image", m)
         x, x_2, conv2 = self.forward(0, m, image=image)
         self.send(X_TO_2, m, x)  # to d2
         self.send(X_2_TO_2, m, x_2)  # to d2
         self.send(CONV2_TO_1, m, conv2)  # to d1
 
-    def backward_0(self, m):
+    def backward_0(self, m: int) -> None:
         x_grad = self.recv(X_GRAD_FROM_2, m)  # from d2
         x_2_grad = self.recv(X_2_GRAD_FROM_2, m)  # from d2
         conv2_grad = self.recv(CONV2_GRAD_FROM_1, m)  # from d1
         self.backward(0, m, x=x_grad, x_2=x_2_grad, conv2=conv2_grad)
 
-    def update(self):
+    def update(self) -> None:
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(4):
             self.forward_0(m)
         for m in range(4):

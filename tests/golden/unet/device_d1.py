@@ -5,9 +5,11 @@
 Written by bigbrain-fx; needs torch, safetensors and runtime/.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 if __package__:  # as in `from bundle.device_d1 import Stage1`
     from .runtime import Channel, Device, Stage, Tensors
@@ -18,14 +20,14 @@ else:
 class DoubleConv(nn.Module):
     """DoubleConv, such as `inlet`, first in unet.py:36."""
 
-    def __init__(self, in_channels, channels):
+    def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
         self.norm1 = nn.GroupNorm(4, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = nn.GroupNorm(4, channels)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm1(self.conv1(x)))  # unet.py:36
         return F.relu(self.norm2(self.conv2(x)))  # unet.py:37
 
@@ -33,12 +35,12 @@ class DoubleConv(nn.Module):
 class Up(nn.Module):
     """Up, such as `up.0`, first in unet.py:50."""
 
-    def __init__(self, in_channels, channels):
+    def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()
         self.grow = nn.ConvTranspose2d(in_channels, channels, 2, stride=2)
         self.conv = DoubleConv(in_channels, channels)
 
-    def forward(self, x, skip):
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         return self.conv(torch.cat([skip, self.grow(x)], dim=1))  # unet.py:50
 
 
@@ -47,37 +49,34 @@ class Stage1(Stage):
 
     returns = ("grow",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.down = Tensors({1: Tensors(norm2=nn.GroupNorm(4, 32)), 2: DoubleConv(32, 64)})
         self.up = nn.ModuleList([Up(64, 32), Tensors(grow=nn.ConvTranspose2d(32, 16, 2, stride=2))])
 
-    def forward(self, conv2):
+    def forward(self, conv2: Tensor) -> Tensor:
         relu = F.relu(self.down[1].norm2(conv2))  # unet.py:37
         x = self.down[2](F.max_pool2d(relu, 2))  # unet.py:70
         x = self.up[0](x, relu)  # unet.py:72
         return self.up[1].grow(x)  # unet.py:50
 
 
-# Channel(tag, kind, value, source stage, target stage, sender, receiver, shape of a message, dtype)
+# Messages: tag, kind, the value's name in plan.json; from where to where; one's form.
 CONV2_FROM_0 = Channel(
-    2, "activation", "conv2d_5", 0, 1, "d0", "d1", (2, 32, 8, 8), torch.float32, requires_grad=True
+    2, "activation", "conv2d_5", source=0, target=1, sender="d0", receiver="d1",
+    shape=(2, 32, 8, 8), dtype=torch.float32, requires_grad=True,
 )
 GROW_TO_2 = Channel(
-    3,
-    "activation",
-    "conv_transpose2d_1",
-    1,
-    2,
-    "d1",
-    "d2",
-    (2, 16, 16, 16),
-    torch.float32,
-    requires_grad=True,
+    3, "activation", "conv_transpose2d_1", source=1, target=2, sender="d1", receiver="d2",
+    shape=(2, 16, 16, 16), dtype=torch.float32, requires_grad=True,
 )
-CONV2_GRAD_TO_0 = Channel(6, "gradient", "conv2d_5", 1, 0, "d1", "d0", (2, 32, 8, 8), torch.float32)
+CONV2_GRAD_TO_0 = Channel(
+    6, "gradient", "conv2d_5", source=1, target=0, sender="d1", receiver="d0",
+    shape=(2, 32, 8, 8), dtype=torch.float32,
+)
 GROW_GRAD_FROM_2 = Channel(
-    7, "gradient", "conv_transpose2d_1", 2, 1, "d2", "d1", (2, 16, 16, 16), torch.float32
+    7, "gradient", "conv_transpose2d_1", source=2, target=1, sender="d2", receiver="d1",
+    shape=(2, 16, 16, 16), dtype=torch.float32,
 )
 
 
@@ -87,23 +86,23 @@ class DeviceD1(Device):
     name = "d1"
     names = ("d0", "d1", "d2")
     micro_batches = 4
-    stages = {1: Stage1}
+    stages: ClassVar = {1: Stage1}
     channels = (CONV2_FROM_0, GROW_TO_2, CONV2_GRAD_TO_0, GROW_GRAD_FROM_2)
 
-    def forward_1(self, m):
+    def forward_1(self, m: int) -> None:
         conv2 = self.recv(CONV2_FROM_0, m)  # from d0
         grow = self.forward(1, m, conv2=conv2)
         self.send(GROW_TO_2, m, grow)  # to d2
 
-    def backward_1(self, m):
+    def backward_1(self, m: int) -> None:
         grow_grad = self.recv(GROW_GRAD_FROM_2, m)  # from d2
         conv2_grad = self.backward(1, m, grow=grow_grad)
         self.send(CONV2_GRAD_TO_0, m, conv2_grad)  # to d0
 
-    def update(self):
+    def update(self) -> None:
         self.optimizer_step()
 
-    def step_once(self):
+    def step_once(self) -> None:
         for m in range(4):
             self.forward_1(m)
         for m in range(4):

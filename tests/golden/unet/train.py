@@ -4,6 +4,8 @@
     python launch.py --steps 100                             # the same without bigbrain-fx
     torchrun --nproc-per-node 3 train.py --steps 100         # under torchrun; one death ends all
     python train.py --in-process --steps 2                   # all devices in one process, for pdb
+
+HOOKS has the places for functions of your own; `--help` lists what else may be said.
 """
 
 from pathlib import Path

@@ -7,12 +7,14 @@ clip gradients where the model file did not, split the model again: norms are me
 
 from __future__ import annotations
 
-from runtime import adamw
-
 import itertools
 from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from runtime import adamw
+
 SIZE = 32  # pixels per side, a multiple of 2 ** DEPTH
 BATCH = 8  # images per mini-batch
 DISCS = 3  # per image

@@ -11,7 +11,6 @@ import torch
 from .data import Spec, Splitting, Stream
 from .device import Device, Training
 from .hooks import Hooks
-from .replicas import read_buckets
 from .tensor_file import write_tensors
 from .transport import Transport
 from .weights import AGAIN, WeightsError, checked_weights, read_index
@@ -48,6 +47,8 @@ def make_device(
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
     if device.micros:
+        from .replicas import read_buckets  # only bundles with replicas have it
+
         device.join(read_buckets(bundle.folder))
     device.train_with(bundle.training)
     return device

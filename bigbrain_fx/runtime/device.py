@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,18 @@ from .channel import Channel, disclose, enclose
 from .data import Stream, mean_loss, share_of
 from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
-from .group import Group
 from .hooks import Hooks
 from .loss_scale import LEAST, LossScale, are_finite, unscaled
 from .modules import Stage, active, set_parameter
 from .rates import LearningRates, LrScale, MakeScheduler
 from .recompute import Read, Twice
-from .replicas import Listed, Replicas, buckets_of
-from .statistics import Statistics, groups_of
 from .transport import Transport
 from .weights import AGAIN, OwnWeights, WeightsError, fill
+
+if TYPE_CHECKING:  # a bundle has the files of what its plan uses
+    from .group import Group
+    from .replicas import Listed, Replicas
+    from .statistics import Statistics
 
 Optimizer = torch.optim.Optimizer
 _NOTHING: Parts = MappingProxyType({})
@@ -139,6 +141,8 @@ class Device:
         self.loss_scale: LossScale | None = None
 
     def _group(self) -> Group:
+        from .group import Group  # only bundles with groups have it
+
         return Group(self.members, self.name, self.channels, self._send, self._receive)
 
     # ------------------------------------------------------------------ set-up
@@ -175,6 +179,9 @@ class Device:
         Raises:
             WeightsError: it names parameters or buffers that this device does not hold.
         """
+        from .replicas import Replicas, buckets_of  # only bundles with replicas have these
+        from .statistics import Statistics, groups_of
+
         sums = {name: entry for name, entry in listed.items() if "params" in entry}
         found = [*buckets_of(sums, self.name, tuple(self.stages), self.channels)]
         each = self.sum_order == "micro" or self.zero_stage >= 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
-from bigbrain_fx.emit.files.copied import SUPERVISED, runtime_files
+from bigbrain_fx.emit.files.copied import GROUPED, REPLICATED, SUPERVISED, runtime_files
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
@@ -142,7 +142,9 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     supervised = "launch.py" in texts
     is_chain = plan.stages.is_chain and plan.placement.tensor is None
     asked = ("pipelining",) if supervised and is_chain else ()
-    without = () if supervised else SUPERVISED
+    without = [*(() if supervised else SUPERVISED)]
+    without += REPLICATED if plan.stages.replicas == 1 else ()
+    without += GROUPED if plan.stages.members == 1 else ()
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):
         (folder / room).mkdir()

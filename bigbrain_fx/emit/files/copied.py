@@ -14,6 +14,8 @@ ROOM = "runtime"
 
 
 SUPERVISED = ("control", "member")  # the ways into what only processes of a supervisor run
+REPLICATED = ("replicas", "statistics")  # what only plans with replicas run
+GROUPED = ("group",)  # what only groups of devices run
 
 
 def runtime_files(
@@ -25,7 +27,7 @@ def runtime_files(
         runtime: the folder.
         texts: the bundle's own Python.
         asked: files that are wanted though nothing of the bundle imports them: "pipelining".
-        without: files that nothing will need, and that lead nowhere: `SUPERVISED`.
+        without: files that nothing will need, and that lead nowhere: `SUPERVISED`, `GROUPED`, ...
     """
     homes = _homes(runtime)
     names = {name for text in texts for name in _imported(text)}

@@ -1,4 +1,4 @@
-"""Plan -> one self-contained HTML page: stages, memory, cuts, and the forecast step as a picture.
+"""Plan -> one self-contained HTML page: the step as a picture, devices, memory, cuts, the search.
 
 No script, no font and no image from elsewhere: the page opens from a file. This room knows plans
 and forecasts; it draws what they say and measures nothing.
@@ -6,23 +6,18 @@ and forecasts; it draws what they say and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from bigbrain_fx.core import Forecast, Slice
-from bigbrain_fx.plan.explain import Cut, DevicePart, Explanation, explain
+from bigbrain_fx.core import Forecast
+from bigbrain_fx.plan.explain import Cut, Explanation, explain, size_text
 from bigbrain_fx.plan.making import timeline
 from bigbrain_fx.plan.nouns import Plan, micro_text
+from bigbrain_fx.plan.picture import ROW, WIDTH, gantt, key, rect, svg, text
+from bigbrain_fx.plan.search import Candidate, Search
 
-WIDTH = 1000  # of the drawing, in pixels
-ROW = 26
-LABEL = 90
-COLOURS = {
-    "forward": "#4c78a8",
-    "backward": "#f58518",
-    "weights": "#eeca3b",
-    "optimizer": "#54a24b",
-}
+MOST_ROWS = 24  # of a table or a drawing; plan.json and `explain` have all
+MOST_CUTS = 8
 PARTS = (
     ("weights", "weights_bytes", "#4c78a8"),
     ("gradients", "gradients_bytes", "#f58518"),
@@ -31,10 +26,14 @@ PARTS = (
     ("messages", "messages_bytes", "#72b7b2"),
 )
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1040px; color: #222; }
-table { border-collapse: collapse; } td, th { padding: .25rem .8rem .25rem 0; text-align: left; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; color: #222;
+  max-width: 1040px; }
+.wide { overflow-x: auto; } svg { display: block; width: 100%; min-width: 640px; }
+table { border-collapse: collapse; }
+td, th { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }
 th { border-bottom: 1px solid #999; } svg text { font: 12px system-ui, sans-serif; }
-.key span { margin-right: 1.2rem; } .key i { display: inline-block; width: .8em; height: .8em; }
+.key span { margin-right: 1.2rem; white-space: nowrap; }
+.key i { display: inline-block; width: .8em; height: .8em; }
 """
 
 
@@ -47,117 +46,127 @@ def report(plan: Plan) -> str:
         f"{micro_text(plan.micro_batches)} of {plan.rows} rows; forecast {forecast.step_s:.4f} s "
         f"a step, {rows / forecast.step_s:.1f} rows a second"
     )
-    head += f"; {found.recompute}" if found.recompute else ""
-    head += f"; {found.split}" if found.split else ""
-    head += f"; {found.tensor}" if found.tensor else ""
+    said = (found.recompute, found.split, found.tensor)
+    head = "; ".join([head, *(each for each in said if each)])
     title = escape(plan.graph.name)
     return "\n".join(
         (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<style>{STYLE}</style>",
             f"<h1>{title}</h1><p>{escape(head)}</p>",
+            "<h2>One step, by forecast</h2>",
+            gantt(forecast.timeline, plan.stages.devices, forecast.step_s),
             "<h2>Devices</h2>",
-            _devices(found.devices),
+            _devices(plan, found),
             "<h2>Memory at the peak</h2>",
             _memory(plan, forecast),
-            "<h2>Cuts</h2>",
-            _cuts(found),
-            "<h2>One step</h2>",
-            _gantt(forecast, plan),
+            *(("<h2>Cuts</h2>", _cuts(found)) if found.cuts else ()),
+            *(("<h2>What auto compared</h2>", _compared(plan.search)) if plan.search else ()),
             "</html>\n",
         )
     )
 
 
-def _devices(parts: Sequence[DevicePart]) -> str:
-    rows = [
-        (
-            part.device,
-            ", ".join(map(str, part.stages)),
-            part.modules,
-            str(part.ops),
-            f"{part.busy_s:.4f}",
-            f"{part.idle_s:.4f}",
-        )
-        for part in parts
-    ]
-    return _table(("device", "stages", "modules", "ops", "busy s", "idle s"), rows)
+def _devices(plan: Plan, found: Explanation) -> str:
+    rows = []
+    for part in found.devices:
+        device = plan.cluster.device[part.device]
+        speed = _speed(device.flops_per_s, "FLOP/s"), _speed(device.memory_bytes_per_s, "B/s")
+        times = f"{1e3 * part.busy_s:.1f} ms", f"{1e3 * part.idle_s:.1f} ms"
+        stages = ", ".join(map(str, part.stages))
+        peak = f"{size_text(part.peak_bytes)} of {size_text(part.memory_bytes)}"
+        rows.append((part.device, *speed, stages, part.modules, str(part.ops), *times, peak))
+    rates = "computes", "reads memory"
+    head = ("device", *rates, "stages", "modules", "ops", "busy", "idle", "memory at the peak")
+    return _table(head, rows, MOST_ROWS)
+
+
+def _speed(per_s: float, unit: str) -> str:
+    prefix, size = ("T", 1e12) if per_s >= 1e12 else ("G", 1e9)
+    return f"{per_s / size:.3g} {prefix}{unit}"
 
 
 def _cuts(found: Explanation) -> str:
+    """Return the cuts that take longest, each with the nearest of its alternatives."""
+    slowest = sorted(found.cuts, key=lambda cut: -cut.transfer_s - cut.back_transfer_s)
+    kept = sorted(slowest[:MOST_CUTS], key=lambda cut: (cut.source, cut.target))
     rows = [
         (
             f"{cut.source} → {cut.target}",
             cut.after,
-            f"{cut.nbytes / 2**10:.1f} KiB",
-            f"{1e3 * cut.transfer_s:.2f} ms",
-            _reasons(found, cut),
+            f"{size_text(cut.nbytes)} in {1e3 * cut.transfer_s:.2f} ms",
+            _nearest(found, cut),
         )
-        for cut in found.cuts
+        for cut in kept
     ]
-    return _table(("stages", "after", "a micro-batch", "each way", "and not elsewhere"), rows)
+    head = ("stages", "after", "a micro-batch", "the nearest other place")
+    more = len(found.cuts) - len(kept)
+    note = f"<p>Those that take longest; {more} others: bigbrain-fx explain.</p>" if more else ""
+    return _table(head, rows, MOST_CUTS) + note
 
 
-def _reasons(found: Explanation, cut: Cut) -> str:
-    return "; ".join(found.compare(other) for other in cut.alternatives)
+def _nearest(found: Explanation, cut: Cut) -> str:
+    possible = sorted(cut.alternatives, key=lambda each: each.step_s or float("inf"))
+    return found.compare(possible[0]) if possible else ""
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _compared(search: Search) -> str:
+    """Return the plans that `auto` looked at closest, beside the one it took."""
+    best_s = search.winner.step_s or 0.0
+    tried = [search.winner, *search.others, *search.refused]
+    rows = [(_candidate(each), *_fared(each, best_s), each.why) for each in tried]
+    note = f"{search.looked_at} splits compared, {search.simulated} simulated. {search}"
+    head = ("plan", "a step", "slower by", "why not")
+    return _table(head, rows, MOST_ROWS) + f"<p>{escape(note)}</p>"
+
+
+def _candidate(each: Candidate) -> str:
+    again = "; recompute" if each.recompute else ""
+    order = ", ".join(each.devices[:6]) + (", ..." if len(each.devices) > 6 else "")
+    return f"{each.partitioner}, {each.schedule}, {micro_text(each.micro_batches)}{again}: {order}"
+
+
+def _fared(each: Candidate, best_s: float) -> tuple[str, str]:
+    if each.step_s is None:
+        return "does not fit", ""
+    slower = each.step_s / best_s - 1 if best_s else 0.0
+    return f"{each.step_s:.4f} s", f"{slower:.1%}" if slower else "taken"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> str:
     lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows[:most]]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table>{body}</table></div>' + _left_out(len(rows), most)
+
+
+def _left_out(count: int, most: int) -> str:
+    return f"<p>The first {most} of {count}; plan.json has all.</p>" if count > most else ""
 
 
 def _memory(plan: Plan, forecast: Forecast) -> str:
-    """Draw a bar per device, of what its peak is made of; the frame is what the device has."""
-    has = {e.device: plan.cluster.device[e.device].memory_bytes for e in forecast.devices}
-    scale = (WIDTH - LABEL - 10) / max(*has.values(), *(e.peak_bytes for e in forecast.devices))
+    """Draw a bar per device, of what its peak is made of, with what it has beside it."""
+    shown = forecast.devices[:MOST_ROWS]
+    parts = [(name, field, colour) for name, field, colour in PARTS if _is_shown(plan, name)]
+    label = 12 + 7.0 * max(len(entry.device) for entry in shown)
+    largest = max(entry.peak_bytes for entry in shown)
+    scale = (WIDTH - label - 230) / (largest or 1)
     shapes: list[str] = []
-    for row, entry in enumerate(forecast.devices):
-        y, x = row * ROW, float(LABEL)
-        shapes.append(_text(0, y, entry.device))
-        for name, field, colour in PARTS:
+    for row, entry in enumerate(shown):
+        y, x = row * ROW, label
+        shapes.append(text(0, y, entry.device))
+        for name, field, colour in parts:
             nbytes = int(getattr(entry, field))
-            if plan.mode == "eval" and nbytes == 0:
-                continue
-            shapes.append(_bar(x, y, nbytes * scale, colour, f"{name} {nbytes / 2**20:.1f} MiB"))
+            shapes.append(rect(x, y, nbytes * scale, colour, f"{name} {size_text(nbytes)}"))
             x += nbytes * scale
-        frame = f'x="{LABEL}" y="{y}" width="{has[entry.device] * scale:.2f}" height="{ROW - 6}"'
-        shapes.append(f'<rect {frame} fill="none" stroke="#999"/>')
-    trained = plan.mode == "train"
-    shown = [(n, c) for n, _, c in PARTS if trained or n not in ("gradients", "optimizer")]
-    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in shown)
-    return f'<p class="key">{key}</p>' + _svg(shapes, len(forecast.devices))
+        has = plan.cluster.device[entry.device].memory_bytes
+        share = f"{size_text(entry.peak_bytes)}, {entry.peak_bytes / has:.1%} of {size_text(has)}"
+        shapes.append(text(x + 8, y, share))
+    colours = {name: colour for name, _, colour in parts}
+    rest = _left_out(len(forecast.devices), MOST_ROWS)
+    return key(colours) + svg(shapes, len(shown) * ROW) + rest
 
 
-def _gantt(forecast: Forecast, plan: Plan) -> str:
-    """Draw who computes what when."""
-    devices = plan.stages.devices
-    scale = (WIDTH - LABEL - 10) / (forecast.step_s or 1.0)
-    shapes = [_text(0, row * ROW, device) for row, device in enumerate(devices)]
-    bars = [bar for bar in forecast.timeline if bar.device in devices]
-    shapes += [_slice(bar, devices.index(bar.device) * ROW, scale) for bar in bars]
-    kinds = dict.fromkeys(bar.what.split()[0] for bar in bars)
-    shown = [(name, colour) for name, colour in COLOURS.items() if name in kinds]
-    key = "".join(f'<span><i style="background:{c}"></i> {n}</span>' for n, c in shown)
-    return f'<p class="key">{key}</p>' + _svg(shapes, len(devices))
-
-
-def _slice(bar: Slice, y: int, scale: float) -> str:
-    colour = COLOURS.get(bar.what.split()[0], "#999")
-    label = f"{bar.what}: {1e3 * bar.start_s:.2f} to {1e3 * bar.end_s:.2f} ms"
-    return _bar(LABEL + bar.start_s * scale, y, (bar.end_s - bar.start_s) * scale, colour, label)
-
-
-def _bar(x: float, y: int, width: float, colour: str, label: str) -> str:
-    place = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW - 6}"'
-    return f'<rect {place} fill="{colour}" stroke="#fff"><title>{escape(label)}</title></rect>'
-
-
-def _text(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y + ROW - 12}">{escape(text)}</text>'
-
-
-def _svg(shapes: Sequence[str], rows: int) -> str:
-    size = f'width="{WIDTH}" height="{rows * ROW}"'
-    return f'<svg {size} role="img">' + "\n".join(shapes) + "</svg>"
+def _is_shown(plan: Plan, name: str) -> bool:
+    return plan.mode == "train" or name not in ("gradients", "optimizer")

@@ -1,0 +1,45 @@
+"""The report shows the step with its times, devices with their figures, and opens at once."""
+
+from __future__ import annotations
+
+import re
+
+from bigbrain_fx.core import Slice
+from bigbrain_fx.plan.picture import MOST_BARS, gantt, ticks
+from bigbrain_fx.plan.report import report
+from tests.support import samples
+
+
+def test_a_step_has_an_axis_numbers_and_links() -> None:
+    page = report(samples.plan("gpt", "naive", 3, "1f1b", 4))
+    assert "<script" not in page
+    assert re.search(r">\d+ ms</text>", page)
+    assert page.count(' text-anchor="middle" fill="#fff">3</text>') == 6  # forth and back, thrice
+    assert all(f">{lane}</text>" in page for lane in ("d0", "d0-&gt;d1", "d2-&gt;d1"))
+    assert page.count("60 GFLOP/s") == page.count("12 GB/s") == 3
+    assert page.count(" of 4.0 GiB</td>") == 3
+    assert "What auto compared" not in page
+
+
+def test_what_auto_compared_stands_beside_what_it_took() -> None:
+    page = report(samples.plan("gpt", "auto", 2, None, 4))
+    assert "<h2>What auto compared</h2>" in page
+    assert ">taken</td>" in page
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert ticks(0.1)[1] == (0.02, "20 ms")
+    assert ticks(2.4)[-1] == (2.0, "2 s")
+    assert all(3 <= len(ticks(0.9**n)) <= 9 for n in range(100))
+    assert ticks(0.0) == []
+
+
+def test_300_stages_stay_a_small_page() -> None:
+    devices = [f"d{i}" for i in range(300)]
+    bars = [
+        Slice(d, f"forward {i} #{m}", m, m + 1) for i, d in enumerate(devices) for m in range(64)
+    ]
+    drawn = gantt(bars, devices, 64.0)
+    assert drawn.count("<rect") <= MOST_BARS
+    assert "of 300 devices and links; timeline.json has all" in drawn
+    assert len(drawn) < 500_000

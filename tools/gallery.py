@@ -1,6 +1,7 @@
 """Pictures of schedules, drawn by the simulator: who computes what when, and the emitted order.
 
-    python -m tools.gallery            writes the pictures of docs/schedules.md anew
+    python -m tools.gallery            writes the pictures of docs/schedules.md anew, and the
+                                       emitted and written code that docs/gallery.md shows
 
 Four equal stages on four devices, eight micro-batches; a forward takes one unit, a backward two,
 and of a split one gradients of inputs and of weights one each. Messages are free. Each letter is
@@ -11,6 +12,7 @@ of a device's second piece is small.
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +23,15 @@ from bigbrain_fx.plan.schedule import SPLIT, StageCosts, build
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import loop_line, v_line
 
-DOC = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOC = ROOT / "docs" / "schedules.md"
+SHELF = ROOT / "docs" / "gallery.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
 SHOWN = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v")
 LINES = {"interleaved": loop_line(STAGES, 2), "zb-v": v_line(STAGES), "dualpipe-v": v_line(STAGES)}
 _BLOCK = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pipeline(schedule: str) -> tuple[Stages, StageCosts]:
@@ -76,5 +81,20 @@ def with_pictures(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{picture(found[2])}{found[3]}", text)
 
 
+def code(file: str, name: str) -> str:
+    """Return the text of a class or function of a file of the repository."""
+    text = (ROOT / file).read_text()
+    nodes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    node = next(node for node in nodes if node.name == name)
+    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    return "\n".join(["```python", *lines, "```", ""])
+
+
+def with_code(text: str) -> str:
+    """Return the page with the code that it shows as it is today."""
+    return _CODE.sub(lambda found: f"{found[1]}{code(found[2], found[3])}{found[4]}", text)
+
+
 if __name__ == "__main__":
+    SHELF.write_text(with_code(SHELF.read_text()))
     DOC.write_text(with_pictures(DOC.read_text()))

@@ -3,6 +3,7 @@
     python -m tools.house                     this checkout
     python -m tools.house --base OTHER        beside another one, as it was before
     python -m tools.house --json
+    python -m tools.house --picture docs/design.md    the rooms and their arrows, drawn there
 
 It reads files as text and runs nothing of them.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import statistics
 import tomllib
 from collections import Counter
@@ -233,12 +235,46 @@ def _short(value: object) -> str:
     return f"{len(value) if isinstance(value, tuple) else value:,}"
 
 
+ROOMS = re.compile(r"(<!-- rooms -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def picture(root: Path) -> str:
+    """Draw the rooms in mermaid: an arrow where one imports another and no path says so already."""
+    modules = {module.name: module for module in _modules(root)}
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for module in modules.values():
+        here = _drawn(module.name)
+        there = {_drawn(target) for target in _imported(module, modules, at_run=True)} - {here}
+        graph.add_edges_from((here, target) for target in there)
+    graph.remove_nodes_from(_FACES & set(graph))
+    least = nx.transitive_reduction(graph)
+    arrows = sorted(f"    {a} --> {b}" for a, b in least.edges)
+    return "\n".join(["```mermaid", "flowchart TD", *arrows, "```", ""])
+
+
+_FACES = {"bigbrain_fx", "__init__", "__main__", "api"}  # they hand on what the rooms have
+
+
+def _drawn(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "bigbrain_fx" and len(parts) > 1 else parts[0]
+
+
+def with_picture(text: str, root: Path) -> str:
+    """Return a page with its picture of the rooms drawn anew."""
+    return ROOMS.sub(lambda found: f"{found[1]}{picture(root)}{found[2]}", text)
+
+
 @click.command()
 @click.option("--base", type=click.Path(path_type=Path, exists=True), help="Another checkout.")
 @click.option("--names", "named", is_flag=True, help="Say what was counted, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def main(base: Path | None, named: bool, as_json: bool) -> None:
-    """Count the house, and print it."""
+@click.option("--picture", "page", type=click.Path(path_type=Path, exists=True), help="Draw there.")
+def main(base: Path | None, named: bool, as_json: bool, page: Path | None) -> None:
+    """Count the house, and print it; or draw its rooms into a page, where `<!-- rooms -->` is."""
+    if page is not None:
+        page.write_text(with_picture(page.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+        return
     now = counted(ROOT)
     if as_json:
         click.echo(json.dumps(asdict(now), indent=2))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from tools.gallery import DOC, SHOWN, picture, with_pictures
+from tools.gallery import DOC, SHELF, SHOWN, picture, with_code, with_pictures
 
 
 def test_the_page_is_as_it_is_drawn() -> None:
     text = DOC.read_text()
     assert all(f"<!-- {schedule} -->" in text for schedule in SHOWN)
     assert with_pictures(text) == text
+
+
+def test_the_gallery_shows_what_is_emitted() -> None:
+    text = SHELF.read_text()
+    assert text.count("<!-- tests/golden/") >= 8
+    assert with_code(text) == text, "python -m tools.gallery"
 
 
 def test_a_picture_shows_every_unit() -> None:

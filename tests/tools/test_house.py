@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tools.house import House, counted, table
+from tools.house import House, counted, picture, table, with_picture
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_NAMES = 16
@@ -76,3 +77,10 @@ def test_each_fault_is_seen(small: Path) -> None:
 def test_two_checkouts_stand_side_by_side(small: Path, house: House) -> None:
     lines = table(house, counted(small)).splitlines()
     assert lines[1].split() == ["names", str(len(house.names)), "2"]
+
+
+def test_the_picture_of_the_rooms_is_drawn_by_the_imports() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert with_picture(text, ROOT) == text, "python -m tools.house --picture docs/design.md"
+    assert "    emit --> plan" in picture(ROOT)
+    assert not re.search(r"--> cli", picture(ROOT))

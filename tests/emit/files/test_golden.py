@@ -1,4 +1,4 @@
-"""What the emitter writes, byte for byte, for five models; `pytest --update-golden` rewrites it.
+"""What the emitter writes, byte for byte, for six models; `pytest --update-golden` rewrites it.
 
 Left out: the plan's key and the forecast, which change with every change of an estimate.
 """
@@ -20,6 +20,7 @@ CELLS = {
     "encdec": ("naive", 2, "1f1b", 8),
     "llama": ("chain-dp", 2, "1f1b", 4),
     "digits": ("naive", 2, "zb-h1", 8),
+    "moe": ("naive", 2, "1f1b", 2),
 }
 
 

@@ -36,7 +36,7 @@ def complaints(folder: Path, bundles: Mapping[str, Mapping[str, str]]) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         (folder / name / "runtime").mkdir()
-        (folder / name / "runtime" / "__init__.py").touch()
+        (folder / name / "runtime" / "__init__.py").write_text('"""Stands in."""\n')
     options = ["--config", str(samples.ROOT / "pyproject.toml"), "--config", NO_DOCS]
     command = [
         sys.executable,

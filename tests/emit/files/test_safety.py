@@ -19,7 +19,7 @@ CELLS = [
 FORBIDDEN = {"eval", "exec", "open", "compile", "__import__", "globals", "locals", "input"}
 MANAGERS = {"torch.no_grad", "torch.enable_grad", "torch.autocast"}  # of regions
 LAYERS = {f"nn.{name}" for name in (*RULES, "Sequential", "ModuleList", "Parameter")}
-OURS = {"runtime", "supervisor", "training", "functions", "pathlib", "math", "__future__"}
+OURS = {"typing", "runtime", "supervisor", "training", "functions", "pathlib", "math", "__future__"}
 
 
 def trees(model: str, partitioner: str) -> Iterator[tuple[str, ast.Module]]:

@@ -224,7 +224,7 @@ def test_two_classes_of_one_name_get_two_names() -> None:
     other = type("Mix", (Inner,), {})
     kinds = iter((Mix, other, Mix, other))
     (text,) = emitted(captured(Pair(lambda: next(kinds)(), count=4)))
-    assert sorted(classes(text)) == ["Mix", "Mix_2"]
+    assert sorted(classes(text)) == ["Mix", "Mix2"]
 
 
 @pytest.mark.parametrize(

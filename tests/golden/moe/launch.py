@@ -1,0 +1,16 @@
+"""Train MoE on this host and keep it going when processes die.
+
+    python launch.py --steps 100 --spares 1
+
+A process that dies is replaced by a spare, which takes over the device's last snapshot
+and computes again what came after it; the others wait, and the result is the same.
+"""
+
+from pathlib import Path
+
+from supervisor import main
+
+DEVICES = ("d0", "d1")
+
+if __name__ == "__main__":
+    main(Path(__file__).resolve().parent, DEVICES, "train.py")

@@ -1,0 +1,96 @@
+"""Commands in the pages for newcomers exist, with their options; the tutorial does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from bigbrain_fx.cli.group import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("tutorial", "commands", "huggingface", "model_file", "hosts")),
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+README_LINES = 120
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command line of ours that a page shows; `...` stands for anything."""
+    for language, block in FENCE.findall(text):
+        lines = block.splitlines() if language in ("", "sh") else []
+        for line in lines:
+            found = re.search(r"(?:^|\()\s*(?:bigbrain-fx|.*python -m bigbrain_fx) (.*)", line)
+            if found:
+                yield shlex.split(found[1].rstrip(" &"), comments=True)
+
+
+def of_ours(words: list[str]) -> None:
+    """Let click read a command line, without running it or looking for its files."""
+    name, *rest = words
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, f"no command {name!r}"
+    rest = rest[: rest.index("--")] if "--" in rest else rest
+    command.make_parser(click.Context(command, info_name=name)).parse_args(list(rest))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    wrong = []
+    for words in commands(text):
+        try:
+            of_ours(words)
+        except (click.UsageError, AssertionError) as error:
+            wrong.append(f"{' '.join(words)}: {error}")
+    assert not wrong
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    shown = "```\nbigbrain-fx split model.py --device c.json\nbigbrain-fx splt model.py\n```"
+    for words, error in zip(commands(shown), (click.UsageError, AssertionError), strict=True):
+        with pytest.raises(error):
+            of_ours(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_tool_and_page_that_is_named_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in re.findall(r"python -m (tools[\w.]*)", text):
+        place = ROOT.joinpath(*name.split("."))
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+@pytest.mark.promise
+def test_the_tutorial_by_the_letter(tmp_path: Path) -> None:
+    blocks = FENCE.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
+    script = "\n".join(text for language, text in blocks if language == "sh")
+    assert "kill -9" in script
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=1500,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert "<All keys matched successfully>" in ran.stdout

@@ -15,7 +15,6 @@ RESERVED = frozenset(
     {
         "self",
         "torch",
-        "Tensor",
         "nn",
         "F",
         "math",

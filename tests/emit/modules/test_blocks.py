@@ -267,3 +267,45 @@ def test_a_tensor_that_an_inner_block_is_given_has_a_shape_of_its_own() -> None:
     assert classes(text) == ["Norm", "Held"]
     assert "(6, 4)" in text
     assert "(5, 6)" in text
+
+
+def test_a_class_named_as_the_file_names_torchs_gets_another_name() -> None:
+    torch.manual_seed(0)
+    kind = type("Tensor", (Mix,), {})
+    module = Pair(lambda: kind(0.1))
+    (text,) = emitted(captured(module))
+    assert classes(text) == ["Tensor2"]
+    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
+    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
+    assert torch.equal(stage(x), module(x).square().mean())
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.sigmoid(self.a(x)) * self.b(y) - self.a(y)
+
+
+class Selves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = Joined(), Joined(), Joined()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x, x)
+        z = self.second(x, y)
+        return self.third(z, z) * self.second.a.weight.sum()
+
+
+def test_a_class_serves_a_call_that_hands_one_value_twice() -> None:
+    torch.manual_seed(0)
+    module = Selves()
+    (text,) = emitted(captured(module))
+    assert classes(text) == ["Joined"]
+    assert "self.first(x, x)" in text
+    stage, x = samples.loaded(text, "device_d0").Stage0(), torch.randn(8, 4)
+    stage.load_state_dict({name: module.state_dict()[name] for name in stage.state_dict()})
+    assert torch.equal(stage(x), module(x).square().mean())

@@ -143,7 +143,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     is_chain = plan.stages.is_chain and plan.placement.tensor is None
     asked = ("pipelining",) if supervised and is_chain else ()
     without = [*(() if supervised else SUPERVISED)]
-    without += REPLICATED if plan.stages.replicas == 1 else ()
+    without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
     without += GROUPED if plan.stages.members == 1 else ()
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):

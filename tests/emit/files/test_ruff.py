@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.emit.files.texts import bundle_texts
-from bigbrain_fx.plan import Options, make_plan, wanted_axes
+from bigbrain_fx.plan import Options, make_plan
 from tests.support import samples
 
 NO_DOCS = 'lint.per-file-ignores={"*"=["D102"]}'  # as in tools/zoo: its class says what it does
@@ -57,9 +56,7 @@ def complaints(folder: Path, bundles: Mapping[str, Mapping[str, str]]) -> str:
 def of_gpt(kind: str) -> Mapping[str, str]:
     found = samples.sample("gpt")
     devices = samples.cluster(4 if kind == "replica" else 2)
-    along = wanted_axes(found.captured.graph, KINDS[kind])
-    options = replace(KINDS[kind], tensor_along=along)
-    return bundle_texts(make_plan(found.captured.graph, devices, found.source, options))
+    return bundle_texts(make_plan(found.captured.graph, devices, found.source, KINDS[kind]))
 
 
 def test_golden_files_pass(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ graph: who asks says about what a pipeline takes (`Rough`).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,7 +64,7 @@ def device_orders(
             Devices that could change places without a difference count as one.
         rough: about what a pipeline takes; without it, of work and cuts of a middling size.
     """
-    known = _Known(canonical(cluster), rough or Rough.of(cluster))
+    known = _Known(cluster, rough or Rough.of(cluster))
     every = list(islice(_distinct(known.kinds), most + 1))
     paths = every if len(every) <= most else list(_promising(known, most))
     names = known.names
@@ -75,10 +76,7 @@ def canonical(cluster: Cluster) -> Cluster:
 
     By what each does and holds, by its links and its neighbours' (as far as these differ), by name.
     """
-    devices = sorted(cluster.devices, key=lambda device: _natural(device.name))
-    colours = _colours(cluster, devices)
-    ranked = sorted(range(len(devices)), key=lambda i: (colours[i], i))
-    return replace(cluster, devices=tuple(devices[i] for i in ranked))
+    return replace(cluster, devices=_Seen.of(cluster).devices)
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -116,20 +114,69 @@ _Wire = tuple[float, float, bool]
 
 
 def _wire(cluster: Cluster, a: Device, b: Device) -> _Wire:
-    """Return what a message meets: latency, seconds per byte, whether it leaves a shared host."""
+    """Return what a message meets: latency, minus the rate, whether it leaves a shared host."""
     leaves = bool(cluster.hosts) and a.host != b.host
     latency_s = cluster.link(a.name, b.name).latency_s
-    return latency_s, 1.0 / bytes_per_s(cluster, a.name, b.name), leaves
+    return latency_s, -bytes_per_s(cluster, a.name, b.name), leaves
 
 
-def _colours(cluster: Cluster, devices: Sequence[Device]) -> list[int]:
+@dataclass(frozen=True)
+class _Seen:
+    """Devices in an order that their list has no part in, and what tells them apart.
+
+    Attributes:
+        devices: in this order.
+        wires: device -> device -> the number of what a message from one to the other meets.
+        colours: equal where traits and, as far as these differ, links and neighbours are.
+    """
+
+    devices: tuple[Device, ...]
+    wires: list[list[int]]
+    colours: list[int]
+
+    @staticmethod
+    def of(cluster: Cluster) -> _Seen:
+        """Look at a cluster; its pairs of devices are asked for once, they may be a million."""
+        devices = sorted(cluster.devices, key=lambda device: _natural(device.name))
+        met = [[_wire(cluster, a, b) for b in devices] for a in devices]
+        number = {wire: i for i, wire in enumerate(sorted({w for row in met for w in row}))}
+        wires = [[number[wire] for wire in row] for row in met]
+        colours = _colours(devices, wires)
+        ranked = sorted(range(len(devices)), key=lambda i: (colours[i], i))
+        return _Seen(
+            tuple(devices[i] for i in ranked),
+            [[wires[a][b] for b in ranked] for a in ranked],
+            [colours[i] for i in ranked],
+        )
+
+    def kinds(self) -> list[int]:
+        """Return the first device that each could change places with; itself, maybe."""
+        found: list[int] = []
+        firsts: dict[int, list[int]] = {}
+        for i, colour in enumerate(self.colours):
+            alike = firsts.setdefault(colour, [])
+            found.append(next((j for j in alike if self._could_swap(j, i)), i))
+            if found[i] == i:
+                alike.append(i)
+        return found
+
+    def _could_swap(self, a: int, b: int) -> bool:
+        """Whether two devices of one colour meet the same on the way to every third."""
+        rows = [list(self.wires[i]) for i in (a, b)]
+        for row in rows:
+            row[a] = row[b] = 0
+        return rows[0] == rows[1]
+
+
+def _colours(devices: Sequence[Device], wires: Sequence[Sequence[int]]) -> list[int]:
     """Number devices such that equal numbers have equal traits and, seen so, equal links."""
-    wires = [[_wire(cluster, a, b) for b in devices] for a in devices]
     colours = _numbered([traits(device) for device in devices])
     while True:
+        counts = [Counter(zip(row, colours, strict=True)) for row in wires]
         seen = [
-            (colour, *sorted((wire, c) for wire, c in zip(row, colours, strict=True)))
-            for colour, row in zip(colours, wires, strict=True)
+            # many of the least pair come before few, as in a sorted list of all pairs
+            (colour, *sorted((pair, -count) for pair, count in near.items()))
+            for colour, near in zip(colours, counts, strict=True)
         ]
         finer = _numbered(seen)
         if len(set(finer)) == len(set(colours)):
@@ -142,50 +189,70 @@ def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
     return [number[key] for key in keys]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What a step on a path is made of.
+
+    Attributes:
+        speed: of all devices together, in whole micro-batches a second.
+        trips_s: of one micro-batch over all hops.
+        wire_s: of the slowest hop.
+    """
+
+    speed: float
+    trips_s: float = 0.0
+    wire_s: float = 0.0
+
+
 class _Known:
     """A cluster in canonical order, and what its pipelines take, roughly."""
 
     def __init__(self, cluster: Cluster, rough: Rough) -> None:
-        self.cluster, self.rough = cluster, rough
-        self.devices = cluster.devices
+        self.rough, self.seen = rough, _Seen.of(cluster)
+        self.cluster, self.devices = cluster, self.seen.devices
         self.names = [device.name for device in self.devices]
-        self.colours = _colours(cluster, self.devices)
+        self.colours = self.seen.colours
         self.speed = [1.0 / max(rough.whole_s[name], 1e-300) for name in self.names]
-        self.trip_s = [[self._trip_s(a, b) for b in self.devices] for a in self.devices]
-        self.wire_s = [[self._wire_s(a, b) for b in self.devices] for a in self.devices]
+        self._trip: dict[tuple[int, int, int], float] = {}
+        self._wire: dict[int, float] = {}
 
     @cached_property
     def kinds(self) -> list[int]:
         """The first device that each could change places with; itself, maybe."""
-        devices = self.devices
-        wires = [[_wire(self.cluster, a, b) for b in devices] for a in devices]
+        return self.seen.kinds()
 
-        def swappable(a: int, b: int) -> bool:
-            if self.colours[a] != self.colours[b]:
-                return False
-            others = (i for i in range(len(wires)) if i not in (a, b))
-            return all(wires[a][i] == wires[b][i] for i in others)
+    def begun(self, i: int) -> _Sums:
+        """Return the sums of a path of one device."""
+        return _Sums(self.speed[i])
 
-        found: list[int] = []
-        for i in range(len(devices)):
-            firsts = (j for j in range(i) if found[j] == j and swappable(j, i))
-            found.append(next(firsts, i))
-        return found
+    def longer(self, sums: _Sums, last: int, i: int) -> _Sums:
+        """Return the sums of a path that goes on from its last device to another."""
+        return _Sums(
+            sums.speed + self.speed[i],
+            sums.trips_s + self.trip_s(last, i),
+            max(sums.wire_s, self.wire_s(last, i)),
+        )
+
+    def sums(self, path: Path) -> _Sums:
+        """Add up what a step on a path is made of."""
+        total = self.begun(path[0])
+        for last, i in pairwise(path):
+            total = self.longer(total, last, i)
+        return total
+
+    def step_of(self, sums: _Sums, length: int) -> float:
+        """Return about what a step takes, in seconds."""
+        share_s = 1.0 / sums.speed
+        alone_s = length * share_s + sums.trips_s
+        return alone_s + (self.rough.micro_batches - 1) * max(share_s, sums.wire_s)
+
+    def links_of(self, sums: _Sums, length: int) -> float:
+        """Return what only the links take of a step, in seconds."""
+        return sums.trips_s + (self.rough.micro_batches - 1) * sums.wire_s
 
     def step_s(self, path: Path) -> float:
         """Return about what a step takes on a path of devices."""
-        share_s = 1.0 / sum(self.speed[i] for i in path)
-        hops = list(pairwise(path))
-        busy_s = max([share_s, *(self.wire_s[a][b] for a, b in hops)])
-        alone_s = len(path) * share_s + sum(self.trip_s[a][b] for a, b in hops)
-        return alone_s + (self.rough.micro_batches - 1) * busy_s
-
-    def links_s(self, path: Path) -> float:
-        """Return what only the links of a path take of a step."""
-        hops = list(pairwise(path))
-        busy_s = max((self.wire_s[a][b] for a, b in hops), default=0.0)
-        trips_s = sum(self.trip_s[a][b] for a, b in hops)
-        return trips_s + (self.rough.micro_batches - 1) * busy_s
+        return self.step_of(self.sums(path), len(path))
 
     def ranked(self, paths: Iterable[Path]) -> list[Path]:
         """Return paths, the best first, but soon one of each length; too small ones last."""
@@ -200,6 +267,21 @@ class _Known:
 
     def _is_small(self, path: Path) -> bool:
         return sum(self.devices[i].memory_bytes for i in path) < self.rough.held_bytes
+
+    def trip_s(self, a: int, b: int) -> float:
+        """Return the seconds of one micro-batch from one device to another, and back."""
+        # of one colour and over one wire it is the same: a million pairs have few
+        key = self.colours[a], self.colours[b], self.seen.wires[a][b]
+        if key not in self._trip:
+            self._trip[key] = self._trip_s(self.devices[a], self.devices[b])
+        return self._trip[key]
+
+    def wire_s(self, a: int, b: int) -> float:
+        """Return the seconds that a message takes of the link between two devices."""
+        key = self.seen.wires[a][b]
+        if key not in self._wire:
+            self._wire[key] = self._wire_s(self.devices[a], self.devices[b])
+        return self._wire[key]
 
     def _trip_s(self, a: Device, b: Device) -> float:
         rough = self.rough
@@ -248,7 +330,7 @@ def _promising(known: _Known, most: int) -> Iterator[Path]:
     Mirror images are yielded, too: a model is not the same from its two ends.
     """
     whole = len(known.devices)
-    beams = [_beam(known, known.step_s), _beam(known, known.links_s)]
+    beams = [_beam(known, known.step_of), _beam(known, known.links_of)]
     found = [path for length in zip(*beams, strict=True) for paths in length for path in paths]
     best = sorted(found, key=lambda path: (known.step_s(path), path))[:_IMPROVED]
     longest = [path for path in found if len(path) == whole][:_IMPROVED]
@@ -261,24 +343,62 @@ def _promising(known: _Known, most: int) -> Iterator[Path]:
         yield path[::-1]
 
 
-def _beam(known: _Known, score_s: Callable[[Path], float]) -> list[list[Path]]:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A path that a beam extends: its sums, and the first device of each kind that is left."""
+
+    path: Path
+    sums: _Sums
+    nexts: tuple[int, ...]
+
+
+def _beam(known: _Known, score_s: Callable[[_Sums, int], float]) -> list[list[Path]]:
     """Return, for each length, the best paths of those that extend the best ones before."""
-    paths: list[Path] = [(i,) for i in _next(known.kinds, ())]
+    after = _next_alike(known.kinds)
+    nexts = tuple(_next(known.kinds, ()))
+    begun = [_Begun((), _Sums(0.0), nexts)]
     found = []
-    for _ in known.devices:
-        alike: dict[tuple[object, ...], Path] = {}
-        for path in paths:
-            alike.setdefault(_signature(known, path), path)
-        ranked = sorted(alike.values(), key=lambda path: (score_s(path), path))[:_BEAM]
-        found.append(ranked[:_PER_LENGTH])
-        paths = [(*path, i) for path in ranked for i in _next(known.kinds, path)]
+    for length in range(1, len(known.devices) + 1):
+        longer = [
+            (score_s(sums, length), old.path, i, sums, old)
+            for old in begun
+            for i, sums in _extended(known, old)
+        ]
+        longer.sort(key=lambda each: each[:3])
+        begun = [
+            _Begun((*path, i), sums, _without(old.nexts, i, after[i]))
+            for _, path, i, sums, old in longer[:_BEAM]
+        ]
+        found.append([each.path for each in begun[:_PER_LENGTH]])
     return found
 
 
-def _signature(known: _Known, path: Path) -> tuple[object, ...]:
-    """Return what tells paths apart that use different devices of one kind of neighbourhood."""
-    hops = (known.trip_s[a][b] for a, b in pairwise(path))
-    return (*(known.colours[i] for i in path), *hops)
+def _extended(known: _Known, old: _Begun) -> Iterator[tuple[int, _Sums]]:
+    """Yield the devices that a path may go on to, one of each neighbourhood and way there."""
+    last = old.path[-1] if old.path else None
+    alike: set[tuple[int, float]] = set()
+    for i in old.nexts:
+        key = known.colours[i], 0.0 if last is None else known.trip_s(last, i)
+        if key not in alike:
+            alike.add(key)
+            yield i, known.begun(i) if last is None else known.longer(old.sums, last, i)
+
+
+def _next_alike(kinds: Sequence[int]) -> list[int | None]:
+    """Return, for each device, the next of its kind."""
+    after: list[int | None] = [None] * len(kinds)
+    last: dict[int, int] = {}
+    for i, kind in enumerate(kinds):
+        if kind in last:
+            after[last[kind]] = i
+        last[kind] = i
+    return after
+
+
+def _without(nexts: tuple[int, ...], taken: int, after: int | None) -> tuple[int, ...]:
+    """Return the first devices of each kind once one of them is taken."""
+    left = [i for i in nexts if i != taken]
+    return tuple(left if after is None else sorted((*left, after)))
 
 
 def _improved(known: _Known, path: Path) -> Path:

@@ -155,15 +155,19 @@ def _missing_fields(document: Document, path: JsonPath, entry: DeviceEntry) -> I
 
 
 def _check_names(document: Document, devices: tuple[Device, ...]) -> None:
+    """Refuse names that are the same, to a disk that does not tell cases apart either."""
     first: dict[str, int] = {}
     for i, device in enumerate(devices):
-        if device.name in first:
-            raise document.error(
-                ("devices", i, "name"),
-                f"duplicate of devices[{first[device.name]}].name: {quoted(device.name)}",
-                "give every device its own name",
-            )
-        first[device.name] = i
+        before = first.setdefault(device.name.lower(), i)
+        if before == i:
+            continue
+        same, name = f"devices[{before}].name", quoted(device.name)
+        what = (
+            f"duplicate of {same}: {name}"
+            if device.name == devices[before].name
+            else f"{name} differs from {same} in case only: on some disks both write one file"
+        )
+        raise document.error(("devices", i, "name"), what, "give every device its own name")
 
 
 # --------------------------------------------------------------------------- hosts

@@ -236,6 +236,12 @@ BAD: dict[str, tuple[str, str, str, str]] = {
         "cluster.json:2: devices[1].name",
         "its own name",
     ),
+    "name in another case": (
+        f'{{"devices": [{D0},\n{D0.replace("d0", "D0")}]}}',
+        'devices[1].name: "D0" differs from devices[0].name in case only',
+        "cluster.json:2: devices[1].name",
+        "its own name",
+    ),
     "link to an unknown device": (
         f'{{"devices": [{D0}], "links": {{"between": [{{"devices": ["d0", "do"], {LINK}}}]}}}}',
         'links.between[0].devices[1]: no device "do" in this cluster',

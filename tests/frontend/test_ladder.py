@@ -285,6 +285,7 @@ def test_the_strict_tracer_follows_int_and_float() -> None:
     model.__class__ = Counted
     found = capture(model, (torch.randn(4, 4),))
     assert any("strict" in warning for warning in found.warnings)
+    assert {call.call for op in found.graph.ops for call in op.modules} == {0}  # no address
     for seed in range(3):
         x = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
         assert run(found, {"x": x})[found.graph.loss or ""] == model(x)

@@ -16,6 +16,7 @@ from tests.support.captured import assert_same
 
 THIS = Path(__file__).name
 STEP = 0
+DICE = torch.Generator().manual_seed(3)  # as `batches` may have one: forward does not draw
 
 
 class Net(nn.Module):
@@ -155,6 +156,15 @@ REFUSED = {
 
 def batch() -> tuple[Tensor]:
     return (torch.randn(8, 4, generator=torch.Generator().manual_seed(0)),)
+
+
+def test_a_generator_of_the_file_is_no_hindrance_to_a_trace() -> None:
+    place = DICE.get_state()
+    model = Net()
+    found = capture(model, batch())
+    assert not any("strict" in warning for warning in found.warnings)
+    assert torch.equal(DICE.get_state(), place)
+    assert_same(model, found, model)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

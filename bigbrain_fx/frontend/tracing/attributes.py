@@ -9,6 +9,7 @@ be a constant of the trace. This file knows Python's objects; it knows no graphs
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import random
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bigbrain_fx.frontend.translation.sources import is_users
 
@@ -161,7 +163,8 @@ class Attributes:
             drawn = value.getstate()
             self._undo.append(lambda: value.setstate(drawn))
         elif isinstance(value, torch.Generator):
-            place = value.get_state()
+            with _untraced():
+                place = value.get_state()
             self._undo.append(lambda: (value.set_state(place), None)[1])
         elif hasattr(value, "bit_generator"):
             inner = value.bit_generator
@@ -317,7 +320,8 @@ def _some(values: Any, count: int) -> list[Any]:  # noqa: ANN401  # any iterable
 def _state(value: Any) -> Hashable:  # noqa: ANN401  # any object
     """Return what tells an object's state: of generators their place, of arrays their numbers."""
     if isinstance(value, torch.Generator):
-        return bytes(value.get_state().numpy())
+        with _untraced():
+            return bytes(value.get_state().numpy())
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, itertools.count):
@@ -327,6 +331,13 @@ def _state(value: Any) -> Hashable:  # noqa: ANN401  # any object
     if hasattr(value, "tobytes") and getattr(value, "nbytes", _LARGE) < _LARGE:
         return value.tobytes()  # type: ignore[no-any-return]
     return _Held(value)
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Let new tensors have numbers, in a trace too."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def _put(owner: dict[Any, Any], kept: Mapping[Any, object]) -> None:

@@ -104,8 +104,8 @@ def _type_name(kind: object) -> str:
 
 @lru_cache(maxsize=65536)
 def _call(key: str, path: str, kind: str) -> ModuleCall:
-    _, _, call = key.rpartition("@")
-    return ModuleCall(inside(path), kind, int(call) if call.isdigit() else 0)
+    _, later, call = key.rpartition("@")  # the strict tracer's key of a first call is an address
+    return ModuleCall(inside(path), kind, int(call) if later and call.isdigit() else 0)
 
 
 def inside(path: str) -> str:

@@ -17,6 +17,15 @@ _LIKE_THE_EXAMPLE = (
     "last batch (DataLoader(..., drop_last=True))"
 )
 
+_REMEDIES = (
+    ("ended before", "use fewer --steps, or let batches(seed) go on"),
+    (
+        "differs between devices",
+        "make in batches() what it changes, a torch.Generator say: here all devices share what is "
+        "outside; or `verify --processes`: each device has it in a process of its own, as in a run",
+    ),
+)
+
 
 def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError | None:
     """Explain an exception; None for one that this product itself has raised.
@@ -28,11 +37,10 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
     """
     first = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "BatchError":  # of the bundle's own copy of the runtime
-        ended = "ended before" in first
         return InputError(
             f"the data do not fit the bundle: {first}",
             at=f"{model.name if model else bundle.name}: batches",
-            help="use fewer --steps, or let batches(seed) go on" if ended else _LIKE_THE_EXAMPLE,
+            help=next((remedy for said, remedy in _REMEDIES if said in first), _LIKE_THE_EXAMPLE),
         )
     if type(error).__name__ in ("AssumptionError", "WrongAnswerError"):  # of a bundle, or here
         line = first.partition(" was assumed")[0].rpartition(" ")[2]

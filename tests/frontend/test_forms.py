@@ -65,6 +65,32 @@ def test_write_into_a_viewed_input_is_refused() -> None:
     assert caught.value.help == "write into a copy: x = x.clone()"
 
 
+class Turned(nn.Module):
+    """Shapes written in place: of views of the input, of a weight, and of one that is read on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        part, weight = x[:, :4], self.linear.weight.detach()
+        part.t_()
+        weight.t_()
+        h = self.linear(x)
+        view = h[:, :4]
+        view.t_()
+        view.mul_(2.0)
+        return (h * weight.sum(0)).sum() + (view * part).sum()
+
+
+def test_a_view_that_is_turned_writes_nothing() -> None:
+    model = Turned()
+    found = capture(model, (torch.randn(4, 8),))
+    assert_same(model, found, model)
+    turned = [op for op in found.graph.ops if op.target == "aten.t.default"]
+    assert [op.mutates for op in turned] == [(), (), ()]
+
+
 def test_views_know_their_base_and_cost_nothing() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

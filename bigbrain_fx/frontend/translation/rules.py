@@ -215,6 +215,12 @@ def _write_positions(target: OpOverload) -> tuple[int, ...]:
     )
 
 
+def turns_in_place(target: object) -> bool:
+    """Whether an in-place op writes a shape and no numbers: `t_`, `squeeze_`."""
+    known = isinstance(target, OpOverload) and torch.Tag.inplace_view in target.tags
+    return known and family(target) != "detach"
+
+
 def plain_form(node: fx.Node, base: Tensor, others: list[Tensor]) -> OpOverload | None:
     """Return the op without the underscore when it computes the same: `relu_` -> `relu`.
 

@@ -269,7 +269,7 @@ class Scope:
             )
         )
         self.world.specs[made] = specs
-        if plain is not None:
+        if plain is not None and not self._turns_a_view(node):
             self.renamed[cast("Ref", self.arg(node.args[0])).value] = made
         itself = isinstance(base, ParamRef) and not needs and same_tensor(node, written[0])
         self.env[node] = base if itself and base is not None else Ref(made)
@@ -277,12 +277,26 @@ class Scope:
     def _plain_form(self, node: fx.Node, written: list[fx.Node]) -> OpOverload | None:
         if len(written) != 1 or written[0] is not node.args[0]:
             return None
+        if self._turns_a_view(node):
+            return rules.plain_form(node, written[0].meta["val"], [])
         base = self.arg(written[0])
         if not isinstance(base, Ref) or base.value not in self.fresh or base.value in self.viewed:
             return None
         others = [n.meta["val"] for n in node.all_input_nodes if n is not written[0]]
         tensors = [value for value in others if isinstance(value, Tensor)]
         return rules.plain_form(node, written[0].meta["val"], tensors)
+
+    def _turns_a_view(self, node: fx.Node) -> bool:
+        """Whether a call gives a tensor of forward's own another shape; who shares it keeps theirs.
+
+        A buffer itself, and what `contiguous` hands back, would be turned for the next call, too.
+        """
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or not rules.turns_in_place(node.target):
+            return False
+        if isinstance(self.arg(source), ParamRef):
+            return rules.family(source.target) == "detach"
+        return source.op != "placeholder"
 
     def _mark_written(self, entry: fx.Node, needs: bool) -> None:
         arg = self.arg(entry)

@@ -3,8 +3,8 @@
 Forward and backward apart, and in the backward the gradients of the op's inputs apart from those of
 its parameters. It runs nothing and needs no weights.
 
-Source: systems.md 2.17, T = max(flops / (F e_f), bytes / (BW e_b)) + launch; the roofline is
-Williams, Waterman and Patterson's, CACM 2009. The shares e_f and e_b are in `op_rules`.
+T = max(flops / (F e_f), bytes / (BW e_b)) + launch. Source: the roofline of Williams, Waterman and
+Patterson, CACM 2009. The shares e_f and e_b are in `op_rules`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ device's rates (`cost_model.features`). The optimizer's step is as the profiles 
 `analytical`'s. A sum of gradients that several readers send back is in the profile of a reader,
 where it happens.
 
-Source: systems.md 2.17 (analytical against machine-learned prediction of kernel times).
+How it does beside the roofline of `analytical`: docs/estimators.md.
 """
 
 from __future__ import annotations

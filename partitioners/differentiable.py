@@ -1,6 +1,6 @@
 """`differentiable`: contiguous splits by gradient descent through a soft dynamic program.
 
-Source: systems.md 2.14 (b), after Mensch and Blondel (ICML'18); see `soft_dp`. There is no
+Source: the soft dynamic program of Mensch and Blondel (ICML 2018); see `soft_dp`. There is no
 published planner to compare with; a dynamic program without a temperature is exact on the same
 splits, so this finds no better chain, and says how near it came.
 """

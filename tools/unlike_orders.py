@@ -2,11 +2,11 @@
 
     python -m tools.unlike_orders [--micro 4 8 16] [--mbit 100 1000] [--work 3000000] [--tight]
 
-An 8-block GPT in half blocks, milliseconds of one micro-batch as a split backward was measured
-(schedules.md, section 1), messages of 256 KiB. 1F1B is the best of every cut, sequence and number
-of devices; the others have the room that its fullest device needs. `page` is what the design page
-has for the same row. With --tight every device has half of that room, and 1F1B all of it (the
-page's figure there is of the best whole chain with half).
+An 8-block GPT in half blocks, milliseconds of one micro-batch as a split backward was measured on
+a processor core, messages of 256 KiB. 1F1B is the best of every cut, sequence and number
+of devices; the others have the room that its fullest device needs. `page` is what a
+prototype had for the same row. With --tight every device has half of that room, and 1F1B all of it
+(the prototype's figure there is of the best whole chain with half).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAGE = {
     (1000, 8): (536, 428),
     (1000, 16): (962, 863),
 }
-"""(Mbit/s, micro-batches) -> best 1F1B and best order of the design page."""
+"""(Mbit/s, micro-batches) -> best 1F1B and best order that a prototype found."""
 PAGE_TIGHT = {(1000, 8): (710, 468), (100, 8): (845, 639)}
 """The same with half the room: best whole chain, best order."""
 JUDGES = Taste(), Taste(patience=0.7), Taste(deep=False)

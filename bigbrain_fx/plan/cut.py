@@ -42,7 +42,7 @@ def cut(
     Returns:
         Stages in an order in which they can run. Deterministic.
 
-    Source: architecture.md, "Cut"; the greedy is run from both ends and the shorter list kept.
+    The greedy is run from both ends and the shorter list kept.
     """
     live = live_ops(graph)
     concrete = graph.at(rows)

@@ -3,7 +3,8 @@
 What a job takes on some devices is what the partitioner "auto" finds there, with devices of one
 host as slow as they are while the other jobs compute there too. It knows no files and no processes.
 
-Source: systems.md 2.20 (Synergy): who gets what decides; here devices are given whole.
+Source of the question: Mohan et al., Synergy (OSDI 2022), where jobs get shares of processors and
+memory; here devices are given whole.
 """
 
 from __future__ import annotations

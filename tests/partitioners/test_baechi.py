@@ -301,7 +301,7 @@ def test_micro_batches_must_be_positive() -> None:
 
 @pytest.mark.parametrize("method", [METF, MSCT])
 def test_two_thousand_ops_take_seconds(method: type[METF] | type[MSCT]) -> None:
-    """The limit is that of the issue: 30 s; one quiet core takes about 5."""
+    """The limit is 30 s; one quiet core takes about 5."""
     graph = branches(4, 500)
     cluster = cluster_of(*(device(f"d{i}", memory_bytes=GIB) for i in range(4)))
     costs = even_costs(graph, cluster, 500_000)

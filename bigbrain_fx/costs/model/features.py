@@ -2,8 +2,8 @@
 
 All sizes and rates are logarithms to base 2. This file knows signatures as data and no regression.
 
-Source: systems.md 2.17: log(flops, bytes in and out, arithmetic intensity, dimensions, dtype,
-device peak, bandwidth, launch cost, threads); the family of the op stands beside them.
+Features: log(flops, bytes in and out, arithmetic intensity, dimensions, dtype, device peak,
+bandwidth, launch cost, threads); the family of the op stands beside them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ seconds. With two stages, the first predicts from shapes which share of the roof
 and the second takes that as one more feature.
 
 Source of the two stages: Pham, Durillo and Fahringer, Predicting workflow task execution time in
-the cloud using a two-stage machine learning approach (systems.md 2.17).
+the cloud using a two-stage machine learning approach (IEEE Transactions on Cloud Computing, 2020).
 """
 
 from __future__ import annotations

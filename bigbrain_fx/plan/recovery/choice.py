@@ -2,10 +2,9 @@
 
 A device that dies goes on from its snapshot in its host's memory, and is sent again what it was
 sent since: its peers keep that in their logs. Often means copying, seldom means long logs and long
-replays. `replay.md`, fact 12, would have each device choose where log and snapshot take the same
-memory; building showed that all need one interval (who dies together has lost both logs), and that
-snapshots take the same memory at any interval, so the least that copying allows is best. Commits:
-Young (1974) and Daly (2006).
+replays. All need one interval (who dies together has lost both logs), and snapshots take the same
+memory at any interval, so the least that copying allows is best. Commits: Young (1974) and Daly
+(2006).
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ where a stage's head is the time in which its first micro-batch comes from the s
 its last goes back through them. Stages may run side by side (towers), so the head counts only
 stages with a gate: a unit on which all that come after it depend. A stage needs what the last gate
 before it made, and the gate's stage needs its gradient.
-
-Source: planners.md 4.
 """
 
 from __future__ import annotations

@@ -12,6 +12,12 @@ from bigbrain_fx.plan.tensor.choices import alike
 from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, exchange_s
 from bigbrain_fx.plan.tensor.messages import is_sent, part_channels
 
+# A plan of `auto` may have groups that nobody asked for.
+_ROUNDED = (
+    "Sums that members share equal one process's to rounding, the same in every run; this bundle "
+    "cannot be split again for other devices. --tensor 1 leaves groups out."
+)
+
 
 def tensor_text(plan: Plan) -> str:
     """Say which devices compute together, what they divide, and what a step sends; or nothing."""
@@ -23,7 +29,7 @@ def tensor_text(plan: Plan) -> str:
     shares = ":".join(map(str, tensor.shares))
     return (
         f"{groups} compute together, in shares {shares}: divided are "
-        f"{'; '.join(_axes(tensor))}. {_weights(plan)} {_sent(plan)}"
+        f"{'; '.join(_axes(tensor))}. {_weights(plan)} {_sent(plan)} {_ROUNDED}"
     )
 
 

@@ -61,13 +61,20 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
         sent = sum(axis.sent_bytes(backward=way) for axis in axes for way in (False, True))
         about = name, tuple(axis.name for axis in axes), size, parts, sent
         try:
-            yield AxisChoice(*about, _without(plan, replace(tensor, axes=rest)))
+            yield AxisChoice(*about, step_with(plan, rest))
         except (NoPlanError, InputError) as error:
             yield AxisChoice(*about, None, error.what)
 
 
-def _without(plan: Plan, tensor: TensorParallel) -> float:
-    """Return the forecast step of a plan that divides less."""
+def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
+    """Return the forecast step of a plan if it divided these axes; cuts and groups stay.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+        InputError: a group divides nothing.
+    """
+    assert plan.placement.tensor is not None
+    tensor = replace(plan.placement.tensor, axes=axes)
     options = Options(
         plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
     )

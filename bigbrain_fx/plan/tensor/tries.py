@@ -7,17 +7,19 @@ It plans nothing: `GroupTry.plan` does, where it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Axis, Cluster, Graph, TensorParallel
+from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.shard import chosen_axes
 from bigbrain_fx.plan.tensor.asked import named_axes
 from bigbrain_fx.plan.tensor.bounds import Prices
-from bigbrain_fx.plan.tensor.choices import axis_choices
+from bigbrain_fx.plan.tensor.choices import alike, step_with
 from bigbrain_fx.plan.tensor.groupings import Grouping, groupings
 from bigbrain_fx.plan.tensor.make import GroupMaker
 
@@ -67,7 +69,7 @@ def tensor_tries(
         divided = _divided(axes, grouping, prices, fits=fits)
         if divided:
             least_s = prices.least_s(divided, grouping)
-            maker = _maker(graph, cluster, source, options, grouping, divided)
+            maker = _maker(graph, cluster, source, options, grouping, divided, axes)
             found.append(GroupTry(grouping, least_s, maker))
     return tuple(sorted(found, key=lambda each: each.least_s))
 
@@ -86,6 +88,7 @@ def _maker(
     options: Options,
     grouping: Grouping,
     axes: tuple[Axis, ...],
+    usable: Sequence[Axis],
 ) -> Callable[[], Plan]:
     chosen = replace(options, tensor=grouping.members)
 
@@ -93,19 +96,31 @@ def _maker(
         tensor = TensorParallel(grouping.groups, grouping.shares, axes)
         return by_partitioner(GroupMaker(graph, cluster, source, chosen, tensor))
 
-    return lambda: _with_fewer(make(axes), make)
+    return lambda: _improved(make(axes), make, usable)
 
 
-def _with_fewer(plan: Plan, make: Callable[[tuple[Axis, ...]], Plan]) -> Plan:
-    """Return the plan, or one that leaves axes of alike layers whole while that is faster."""
+def _improved(plan: Plan, make: Callable[[tuple[Axis, ...]], Plan], usable: Sequence[Axis]) -> Plan:
+    """Return the plan, or one that divides other axes while that is faster."""
     while True:
-        whole = [each for each in axis_choices(plan) if each.whole_s is not None]
-        least = min(whole, key=lambda each: each.whole_s or 0.0, default=None)
-        tensor = plan.placement.tensor
-        assert tensor is not None
-        if least is None or (least.whole_s or 0.0) >= plan.forecast.step_s or len(whole) < 2:
+        other_s, axes = min(_others(plan, usable), key=lambda each: each[0], default=(0.0, ()))
+        if not axes or other_s >= plan.forecast.step_s:
             return plan
-        fewer = make(tuple(axis for axis in tensor.axes if axis.name not in least.axes))
-        if fewer.forecast.step_s >= plan.forecast.step_s:
+        other = make(axes)
+        if other.forecast.step_s >= plan.forecast.step_s:
             return plan
-        plan = fewer
+        plan = other
+
+
+def _others(plan: Plan, usable: Sequence[Axis]) -> Iterator[tuple[float, tuple[Axis, ...]]]:
+    """Yield other axes for the same groups, and about the step with them.
+
+    Axes of alike layers go together, and either nothing comes instead, or what met them may.
+    """
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    for same in alike(tensor.axes).values():
+        rest = tuple(axis for axis in tensor.axes if axis not in same)
+        instead = chosen_axes([a for a in usable if a not in same], len(tensor.shares))
+        for axes in dict.fromkeys(each for each in (rest, instead) if each):
+            with suppress(NoPlanError, InputError):
+                yield step_with(plan, axes), axes

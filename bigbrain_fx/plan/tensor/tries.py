@@ -114,13 +114,18 @@ def _improved(plan: Plan, make: Callable[[tuple[Axis, ...]], Plan], usable: Sequ
 def _others(plan: Plan, usable: Sequence[Axis]) -> Iterator[tuple[float, tuple[Axis, ...]]]:
     """Yield other axes for the same groups, and about the step with them.
 
-    Axes of alike layers go together, and either nothing comes instead, or what met them may.
+    Axes of alike layers go together: without them, with what they met instead, or with them too.
     """
     tensor = plan.placement.tensor
     assert tensor is not None
-    for same in alike(tensor.axes).values():
-        rest = tuple(axis for axis in tensor.axes if axis not in same)
-        instead = chosen_axes([a for a in usable if a not in same], len(tensor.shares))
-        for axes in dict.fromkeys(each for each in (rest, instead) if each):
+    own, count = tensor.axes, len(tensor.shares)
+    found: list[tuple[Axis, ...]] = []
+    for same in alike(own).values():
+        found.append(tuple(axis for axis in own if axis not in same))
+        found.append(chosen_axes([axis for axis in usable if axis not in same], count))
+    left = alike(axis for axis in usable if axis not in own).values()
+    found.extend(chosen_axes([*own, *same], count) for same in left)
+    for axes in dict.fromkeys(found):
+        if axes and set(axes) != set(own):
             with suppress(NoPlanError, InputError):
                 yield step_with(plan, axes), axes

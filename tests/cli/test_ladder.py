@@ -59,7 +59,7 @@ def test_a_branch_is_assumed_checked_and_verified(tmp_path: Path) -> None:
     assert f'assume(x.sum() > 0, "branch.py:{LINE}")' in texts
     assert "self.part(" in texts
     assert call("verify", bundle, "--steps", "2").code == 0
-    edit(bundle / "training.py", "def batches(seed):", "def _same(seed):")
+    edit(bundle / "training.py", "batches = example_batches", "_same = example_batches")
     with (bundle / "training.py").open("a") as file:
         file.write("\n\ndef contrary(seed):\n    for batch in _same(seed):\n")
         file.write("        yield {name: -tensor for name, tensor in batch.items()}\n")

@@ -264,9 +264,10 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         return Loss()
 
     control = SimpleNamespace(
-        begin=lambda _: True, say=lambda _, **facts: told.append(facts), fed=False
+        begin=lambda _: True, say=lambda _, **facts: told.append(facts), fed=False, peers=False
     )
-    snapshots: Any = SimpleNamespace(control=control, after_step=lambda *_: None)
+    alone = SimpleNamespace(peers=None)
+    snapshots: Any = SimpleNamespace(control=control, transport=alone, after_step=lambda *_: None)
     device: Any = SimpleNamespace(run_step=run_step)
     options: Any = SimpleNamespace(steps=1, first_gradients=None)
     monkeypatch.setattr(member, "time", SimpleNamespace(perf_counter=lambda: clock[0]))

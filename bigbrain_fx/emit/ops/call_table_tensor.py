@@ -76,7 +76,6 @@ _UNARY = (
 
 _BINARY = (
     "atan2",
-    "heaviside",
     "hypot",
     "inner",
     "kron",
@@ -119,6 +118,7 @@ OPERATORS: Table = {
     "neg.default(self)": "-self",
     "bitwise_not.default(self)": "~self",
     "matmul.default(self, other)": "self @ other",
+    "heaviside.default(self, values)": "torch.heaviside(self, values)",
 }
 
 VIEWS: Table = {

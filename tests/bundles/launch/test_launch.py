@@ -283,8 +283,11 @@ def of_gpus(bundle: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", [run, run_elastic, lambda b, o: commands(read_plan(b), o)])
-def test_no_process_is_replaced_over_nccl(of_gpus: Path, start: Callable[..., object]) -> None:
+def test_no_process_is_replaced_over_nccl(
+    of_gpus: Path, start: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A supervised run would go over gloo, which is not what the plan foretells."""
+    monkeypatch.setattr("bigbrain_fx.bundles.launch.running.require_gpus", lambda _: None)
     assert not can_supervise(read_plan(of_gpus))
     with pytest.raises(InputError, match=r"all its devices are GPUs.* over nccl") as caught:
         start(of_gpus, RunOptions(steps=1, spares=1))

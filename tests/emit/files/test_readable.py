@@ -46,11 +46,12 @@ def device_lines(blocks: int, partitioner: str, schedule: str, micro_batches: in
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp"])
-def test_24_blocks_on_4_devices(partitioner: str, schedule: str) -> None:
-    few, many = (device_lines(24, partitioner, schedule, count) for count in MICRO)
+@pytest.mark.parametrize("blocks", [12, 24])
+def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) -> None:
+    few, many = (device_lines(blocks, partitioner, schedule, count) for count in MICRO)
     assert max(few) < LINES
     assert few == many
-    twice = device_lines(48, partitioner, schedule, MICRO[0])
+    twice = device_lines(2 * blocks, partitioner, schedule, MICRO[0])
     assert all(abs(a - b) <= 10 for a, b in zip(few, twice, strict=True)), (few, twice)
 
 

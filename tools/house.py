@@ -18,6 +18,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import click
@@ -73,6 +74,12 @@ class Module:
     def package(self) -> str:
         """The package that its relative imports start from."""
         return self.name if self.is_package else self.name.rpartition(".")[0]
+
+    @cached_property
+    def promised(self) -> frozenset[str]:
+        """The names that a package's `__init__` binds itself: they are no modules of it."""
+        imports = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
+        return frozenset(alias.asname or alias.name for node in imports for alias in node.names)
 
 
 def counted(root: Path) -> House:
@@ -208,16 +215,10 @@ def _sources(module: Module, node: ast.ImportFrom, modules: dict[str, Module]) -
     if node.level:
         start = module.package.split(".")
         base = ".".join([*start[: len(start) - node.level + 1], *([base] if base else [])])
-    promised = _promised(modules[base]) if base in modules else set()
+    promised = modules[base].promised if base in modules else frozenset[str]()
     for alias in node.names:
         inner = f"{base}.{alias.name}"
         yield inner if inner in modules and alias.name not in promised else base
-
-
-def _promised(package: Module) -> set[str]:
-    """Return the names that a package's `__init__` binds itself: they are no modules of it."""
-    imports = (n for n in ast.walk(package.tree) if isinstance(n, ast.ImportFrom))
-    return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def table(now: House, base: House | None = None) -> str:

@@ -121,3 +121,29 @@ def test_dice_of_python_are_refused_in_what_is_kept_whole() -> None:
         captured(Net(Throwing()))
     with pytest.raises(CaptureError, match="BX0120"):
         captured(Net(Throwing()), leaves=["Throwing"])
+
+
+class Matcher(nn.Module):
+    """Made anew wherever it is called: no part of any model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[x[:, 0] > 0]
+        return rows.sum() * rows.shape[0] if rows.shape[0] > 2 else rows.sum()
+
+
+class Matching(nn.Module):
+    """Computes its loss by a module that a function makes, as DETR's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lift(x).sum() + Matcher()(x)
+
+
+def test_only_a_part_of_the_model_is_named_as_one_to_keep_whole() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError) as caught:
+        capture(Matching(), {"x": torch.randn(8, 6)})
+    assert "--leaf with its class" in str(caught.value.help)

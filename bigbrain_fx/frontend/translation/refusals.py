@@ -181,12 +181,15 @@ def may_be_loss(error: BaseException, model: str) -> bool:
 
 
 def owner(error: BaseException) -> str | None:
-    """Return the class of the module whose line an error passed through, the innermost one's."""
-    for frame in reversed(_frames(error)):
-        module = frame.f_locals.get("self")
-        if hasattr(module, "named_parameters"):
-            return type(module).__name__
-    return None
+    """Return the class of the module whose line an error passed through, the innermost one's.
+
+    A module that a function makes for itself is no part of the model: nobody can keep it whole.
+    """
+    owners = (frame.f_locals.get("self") for frame in _frames(error))
+    modules = [module for module in owners if hasattr(module, "named_parameters")]
+    known = {id(part) for module in modules[:1] for part in module.modules()}
+    inner = (type(module).__name__ for module in reversed(modules) if id(module) in known)
+    return next(inner, None)
 
 
 def modules_of(error: BaseException) -> tuple[object, ...]:

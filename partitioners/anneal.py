@@ -1,4 +1,4 @@
-"""A placement -> a better one, contiguous or not, by a seeded random walk over any `State`.
+"""A placement -> a better one, contiguous or not, by a seeded random walk over any `Walkable`.
 
 Markov chain Monte Carlo as in FlexFlow (Jia et al., MLSys'19, section 6.2); pieces of the graph are
 moved as a whole, because single nodes that are dear to cut off never leave. What it walks over, and
@@ -20,7 +20,7 @@ _BORDER_TRIES = 30  # draws of a node at a border before any will do
 _HOT, _COLD = 0.03, 0.0001  # temperature at first and last, in shares of the load
 
 
-class State(Protocol):
+class Walkable(Protocol):
     """A placement that is changed move by move: what a walk goes over."""
 
     homes: list[int]
@@ -51,7 +51,7 @@ class State(Protocol):
 
 
 def walked(
-    state: State,
+    state: Walkable,
     near: Sequence[Sequence[int]],
     devices: int,
     steps: int,
@@ -70,19 +70,19 @@ def walked(
         heat: temperature at first and last, in shares of the energy.
         borders: move mostly nodes that hang together with some on another device.
     """
-    walk = _Walk(state, near, devices, random.Random(seed), borders)
+    walk = _Annealing(state, near, devices, random.Random(seed), borders)
     hot, cold = heat
     for step in range(steps):
         walk.step(hot * (cold / hot) ** (step / steps))
     return walk.best
 
 
-class _Walk:
+class _Annealing:
     """A random walk over placements: mutable, used once."""
 
     def __init__(
         self,
-        state: State,
+        state: Walkable,
         near: Sequence[Sequence[int]],
         devices: int,
         dice: random.Random,

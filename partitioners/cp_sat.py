@@ -60,7 +60,7 @@ class CPSat:
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start = good_start(judge)
-        case = _Case.of(judge, start)
+        case = _SatCase.of(judge, start)
         if case is None:
             return judge.placement(start, self._too_large(judge, start))
         step = least_step(case.timing, case.room, case.start, self.work, self.seed)
@@ -86,7 +86,7 @@ class CPSat:
             return 0.0
         start = (0,) * len(judge.known.groups)
         simple_s = _simple_bound_s(judge)
-        case = _Case.of(judge, start)
+        case = _SatCase.of(judge, start)
         if case is None or not case.is_whole:
             return simple_s
         busy = least_busiest(case.timing, case.room, case.start, self.work, self.seed)
@@ -116,7 +116,7 @@ class CPSat:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _SatCase:
     """A graph made small enough for a program: runs of units as one."""
 
     runs: list[range]
@@ -125,7 +125,7 @@ class _Case:
     room: Room
 
     @staticmethod
-    def of(judge: Judge, start: Homes) -> _Case | None:
+    def of(judge: Judge, start: Homes) -> _SatCase | None:
         """Return the finest case that a program can take; None when even few runs are too many."""
         most = MOST_UNITS
         while most >= len(judge.cluster.devices):
@@ -133,7 +133,7 @@ class _Case:
             timing = Timing(known, judge.cluster, judge.micro_batches)
             if rides(timing) <= MOST_RIDES:
                 room = Room(known, judge.cluster, judge.micro_batches, judge.in_flight)
-                return _Case(runs, [start[run[0]] for run in runs], timing, room)
+                return _SatCase(runs, [start[run[0]] for run in runs], timing, room)
             most //= 2
         return None
 

@@ -27,7 +27,7 @@ from bigbrain_fx.planning import (
     unit_orders,
 )
 from partitioners.coarse import blocks, quiet_cuts
-from partitioners.improve import COLD, Search, improved
+from partitioners.improve import COLD, Improving, improved
 from partitioners.judge import Homes, Judge, require_micro_batches
 from partitioners.soft_dp import Pipeline, most_likely, soft_step
 from partitioners.starts import start_of
@@ -85,7 +85,7 @@ class Differentiable:
         start, _ = start_of(judge, self.unaided)
         rounded = judge.best(self._rounded(judge))
         best = judge.best([start, *([rounded] if rounded else [])]) or start
-        search = Search(self.proposals, self.seed, walks=2, heat=COLD)
+        search = Improving(self.proposals, self.seed, walks=2, heat=COLD)
         found = improved(judge, best, search)
         return judge.placement(found, self._reason(judge, rounded, start, found))
 

@@ -23,7 +23,7 @@ def heft(jobs: Jobs, room: Room) -> tuple[int, ...]:
         jobs: what to run.
         room: the devices' memory; asked in the order of ranks.
     """
-    run = _Run(jobs, room)
+    run = _HeftRun(jobs, room)
     ranks = upward_ranks(jobs)
     for job in sorted(range(jobs.times.shape[1]), key=lambda job: (-ranks[job], job)):
         if not run.place(job):
@@ -54,7 +54,7 @@ def _mean_move_s(jobs: Jobs, value: int) -> float:
     return sum(jobs.move(value, a, b) for a, b in pairs) / max(1, len(pairs))
 
 
-class _Run:
+class _HeftRun:
     """Devices with what is on them already: mutable, used once."""
 
     def __init__(self, jobs: Jobs, room: Room) -> None:

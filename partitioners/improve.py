@@ -27,7 +27,7 @@ COLD = (1e-6, 1e-6)  # no way but down
 
 
 @dataclass(frozen=True)
-class Search:
+class Improving:
     """How to walk.
 
     Attributes:
@@ -46,7 +46,7 @@ class Search:
     micro_batches: int | None = None
 
 
-def improved(judge: Judge, homes: Homes, search: Search) -> Homes:
+def improved(judge: Judge, homes: Homes, search: Improving) -> Homes:
     """Return a placement that the judge finds no slower than the one given, and that fits.
 
     Args:

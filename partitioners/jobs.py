@@ -74,13 +74,13 @@ def timetable(jobs: Jobs, room: Room, favourite: Mapping[int, int] | None = None
         room: the devices' memory.
         favourite: job -> its favourite child.
     """
-    run = _Run(jobs, room, favourite or {})
+    run = _JobRun(jobs, room, favourite or {})
     while run.ready and run.place_next():
         pass
     return Timetable(tuple(run.homes), tuple(run.starts), float(run.free.max(initial=0.0)))
 
 
-class _Run:
+class _JobRun:
     """The state of one timetable in the making: mutable, used once."""
 
     def __init__(self, jobs: Jobs, room: Room, favourite: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ from bigbrain_fx.planning import canonical
 from partitioners.baechi import Ledger, prepared
 from partitioners.chain_dp import ChainDP
 from partitioners.heft import heft
-from partitioners.improve import COLD, Search, improved
+from partitioners.improve import COLD, Improving, improved
 from partitioners.judge import Homes, Judge, require_micro_batches
 from partitioners.m_etf import METF
 from partitioners.m_sct import MSCT
@@ -66,7 +66,9 @@ class Latency:
             start = good_start(judge)  # raises, with the arithmetic
             found[start] = "the chain-dp split"
         ranked = sorted(found, key=lambda homes: judge.step_s(homes, 1))
-        search = Search(self.proposals // _IMPROVED, self.seed, walks=2, heat=COLD, micro_batches=1)
+        search = Improving(
+            self.proposals // _IMPROVED, self.seed, walks=2, heat=COLD, micro_batches=1
+        )
         for homes in ranked[:_IMPROVED]:
             found.setdefault(improved(judge, homes, search), f"{found[homes]}, improved")
         best = min(found, key=lambda homes: judge.step_s(homes, 1))

@@ -20,7 +20,7 @@ MOST_RIDES = 60_000  # values x pairs of devices; beyond, programs take gigabyte
 
 
 @dataclass(frozen=True)
-class Found:
+class LeastStep:
     """Homes, if any that fit were found, and a bound in seconds of the objective."""
 
     homes: tuple[int, ...] | None
@@ -34,7 +34,9 @@ def rides(timing: Timing) -> int:
     return len(timing.known.values) * devices * (devices - 1)
 
 
-def least_step(timing: Timing, room: Room, start: Sequence[int], work: float, seed: int) -> Found:
+def least_step(
+    timing: Timing, room: Room, start: Sequence[int], work: float, seed: int
+) -> LeastStep:
     """Return a placement whose serial step is least, as far as the work allows.
 
     Args:
@@ -52,7 +54,7 @@ def least_step(timing: Timing, room: Room, start: Sequence[int], work: float, se
 
 def least_busiest(
     timing: Timing, room: Room, start: Sequence[int], work: float, seed: int
-) -> Found:
+) -> LeastStep:
     """Return a placement whose busiest device or link is least, and a bound of that.
 
     Memory counts only what no placement holds less than, so that the bound is one of all.
@@ -97,7 +99,7 @@ class _Program:
         for device in self._devices:
             self._limit_memory(device)
 
-    def found(self, start: Sequence[int], work: float, seed: int) -> Found:
+    def found(self, start: Sequence[int], work: float, seed: int) -> LeastStep:
         """Solve, from a placement on."""
         wanted = [here for each in self.runs for here in each]
         homes = list(start)
@@ -109,10 +111,10 @@ class _Program:
         answer = solved(self.model, wanted, hints, work, seed)
         bound_s = answer.bound * self.ticks / TICKS_PER_S
         if answer.values is None:
-            return Found(None, bound_s, answer.impossible)
+            return LeastStep(None, bound_s, answer.impossible)
         count = len(self._devices)
         rows = (answer.values[i : i + count] for i in range(0, len(wanted), count))
-        return Found(tuple(row.index(1) for row in rows), bound_s)
+        return LeastStep(tuple(row.index(1) for row in rows), bound_s)
 
     def _unit(self, unit: int) -> list[Variable]:
         each = [self.model.new_bool_var(f"{unit} on {device}") for device in self._devices]

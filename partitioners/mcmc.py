@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.planning import canonical
-from partitioners.improve import Search, improved
+from partitioners.improve import Improving, improved
 from partitioners.judge import Judge, require_micro_batches
 from partitioners.starts import start_of
 
@@ -52,7 +52,7 @@ class MCMC:
         if not judge.known.groups:
             return judge.placement((), "nothing to split")
         start, origin = start_of(judge, self.unaided)
-        found = improved(judge, start, Search(self.proposals, self.seed))
+        found = improved(judge, start, Improving(self.proposals, self.seed))
         before_s, after_s = judge.step_s(start), judge.step_s(found)
         reason = (
             f"on {judge.used(found)}: about {after_s:.4g} s a step, {before_s:.4g} s where it "

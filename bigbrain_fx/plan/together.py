@@ -58,7 +58,7 @@ def plan_together(
         NoPlanError: nothing fits in memory; the arithmetic of a pipeline.
         InputError: what was asked for cannot be.
     """
-    found = _Found()
+    found = _SoFar()
     alone = replace(options, tensor=1) if tensor_is_open(options) else options
     for one in _numbers(graph, cluster, alone):
         found.add(_said(one), partial(make, graph, cluster, source, one))
@@ -110,7 +110,7 @@ def _for_groups(options: Options) -> Options:
 
 
 def _groups(
-    found: _Found, graph: Graph, cluster: Cluster, source: Source, options: Options
+    found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options
 ) -> None:
     """Plan the most promising groups, while one may be faster than the best."""
     refused = [what for what, _ in not_yet(graph, cluster, source, options)]
@@ -129,7 +129,7 @@ def _groups(
 
 
 @dataclass
-class _Found:
+class _SoFar:
     """What was planned so far: mutable, used once.
 
     Attributes:

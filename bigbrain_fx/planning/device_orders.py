@@ -190,7 +190,7 @@ def _numbered(keys: Sequence[tuple[Any, ...]]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class _PathSums:
     """What a step on a path is made of.
 
     Attributes:
@@ -221,32 +221,32 @@ class _Known:
         """The first device that each could change places with; itself, maybe."""
         return self.seen.kinds()
 
-    def begun(self, i: int) -> _Sums:
+    def begun(self, i: int) -> _PathSums:
         """Return the sums of a path of one device."""
-        return _Sums(self.speed[i])
+        return _PathSums(self.speed[i])
 
-    def longer(self, sums: _Sums, last: int, i: int) -> _Sums:
+    def longer(self, sums: _PathSums, last: int, i: int) -> _PathSums:
         """Return the sums of a path that goes on from its last device to another."""
-        return _Sums(
+        return _PathSums(
             sums.speed + self.speed[i],
             sums.trips_s + self.trip_s(last, i),
             max(sums.wire_s, self.wire_s(last, i)),
         )
 
-    def sums(self, path: Path) -> _Sums:
+    def sums(self, path: Path) -> _PathSums:
         """Add up what a step on a path is made of."""
         total = self.begun(path[0])
         for last, i in pairwise(path):
             total = self.longer(total, last, i)
         return total
 
-    def step_of(self, sums: _Sums, length: int) -> float:
+    def step_of(self, sums: _PathSums, length: int) -> float:
         """Return about what a step takes, in seconds."""
         share_s = 1.0 / sums.speed
         alone_s = length * share_s + sums.trips_s
         return alone_s + (self.rough.micro_batches - 1) * max(share_s, sums.wire_s)
 
-    def links_of(self, sums: _Sums, length: int) -> float:
+    def links_of(self, sums: _PathSums, length: int) -> float:
         """Return what only the links take of a step, in seconds."""
         return sums.trips_s + (self.rough.micro_batches - 1) * sums.wire_s
 
@@ -348,15 +348,15 @@ class _Begun:
     """A path that a beam extends: its sums, and the first device of each kind that is left."""
 
     path: Path
-    sums: _Sums
+    sums: _PathSums
     nexts: tuple[int, ...]
 
 
-def _beam(known: _Known, score_s: Callable[[_Sums, int], float]) -> list[list[Path]]:
+def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[list[Path]]:
     """Return, for each length, the best paths of those that extend the best ones before."""
     after = _next_alike(known.kinds)
     nexts = tuple(_next(known.kinds, ()))
-    begun = [_Begun((), _Sums(0.0), nexts)]
+    begun = [_Begun((), _PathSums(0.0), nexts)]
     found = []
     for length in range(1, len(known.devices) + 1):
         longer = [
@@ -373,7 +373,7 @@ def _beam(known: _Known, score_s: Callable[[_Sums, int], float]) -> list[list[Pa
     return found
 
 
-def _extended(known: _Known, old: _Begun) -> Iterator[tuple[int, _Sums]]:
+def _extended(known: _Known, old: _Begun) -> Iterator[tuple[int, _PathSums]]:
     """Yield the devices that a path may go on to, one of each neighbourhood and way there."""
     last = old.path[-1] if old.path else None
     alike: set[tuple[int, float]] = set()

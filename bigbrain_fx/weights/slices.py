@@ -32,7 +32,7 @@ def part_shape(whole: Sequence[int], shard: Shard) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Runs:
+class _ByteRuns:
     """Where a part's bytes lie in the whole: `count` runs of `length`, `period` apart."""
 
     count: int
@@ -41,12 +41,12 @@ class _Runs:
     length: int
 
     @staticmethod
-    def of(whole: Sequence[int], shard: Shard, width: int) -> _Runs:
+    def of(whole: Sequence[int], shard: Shard, width: int) -> _ByteRuns:
         unit = shard.inner * prod(whole[shard.dim + 1 :]) * width
         rest = whole[shard.dim] // (shard.size * shard.inner)
         count = prod(whole[: shard.dim]) * rest
         length = (shard.stop - shard.start) * unit
-        return _Runs(count, shard.size * unit, shard.start * unit, length)
+        return _ByteRuns(count, shard.size * unit, shard.start * unit, length)
 
     def cut(self, data: bytes) -> bytes:
         starts = (i * self.period + self.first for i in range(self.count))
@@ -59,7 +59,7 @@ class _Runs:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _ToWrite:
     """A tensor to write: its name, type and shape, and where its bytes come from."""
 
     name: str
@@ -72,11 +72,11 @@ class _Made:
         if not joins:
             stored, shard = self.parts[0]
             data = b"".join(pieces_of(stored))
-            return data if shard is None else _Runs.of(stored.shape, shard, width).cut(data)
+            return data if shard is None else _ByteRuns.of(stored.shape, shard, width).cut(data)
         whole = bytearray(prod(self.shape) * width)
         for stored, shard in self.parts:
             assert shard is not None
-            _Runs.of(self.shape, shard, width).put(b"".join(pieces_of(stored)), whole)
+            _ByteRuns.of(self.shape, shard, width).put(b"".join(pieces_of(stored)), whole)
         return bytes(whole)
 
 
@@ -92,7 +92,7 @@ def cut_file(path: Path, shards: Iterable[Shard]) -> None:
         shard = own.get(name)
         shape = stored.shape if shard is None else part_shape(stored.shape, shard)
         kept = name if shard is None else part_name(name, shard.member)
-        made.append(_Made(kept, stored.dtype, shape, ((stored, shard),)))
+        made.append(_ToWrite(kept, stored.dtype, shape, ((stored, shard),)))
     scratch = path.with_name(f".cut-{path.name}")
     _write(scratch, made, joins=False)
     scratch.replace(path)
@@ -133,14 +133,14 @@ def whole_tensors(
                     help="gather the files of all devices of this bundle in one folder",
                 )
         pairs = tuple((p, s) for p, s in zip(stored, own, strict=True) if p is not None)
-        made.append(_Made(name, pairs[0][0].dtype, whole, pairs))
+        made.append(_ToWrite(name, pairs[0][0].dtype, whole, pairs))
     if not made:
         return dict(rest)
     _write(scratch, made, joins=True)
     return {**rest, **read_header(scratch)}
 
 
-def _write(path: Path, made: Sequence[_Made], *, joins: bool) -> None:
+def _write(path: Path, made: Sequence[_ToWrite], *, joins: bool) -> None:
     ordered = sorted(made, key=lambda each: (-DTYPES[CODES[each.dtype]][1], each.name))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0

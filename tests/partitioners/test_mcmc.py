@@ -13,7 +13,7 @@ from bigbrain_fx.planning.unit_work import work
 from partitioners.chain_dp import ChainDP
 from partitioners.clock import Clock, Timing
 from partitioners.footprint import needs
-from partitioners.improve import Search, coarse, improved
+from partitioners.improve import Improving, coarse, improved
 from partitioners.judge import Judge
 from partitioners.mcmc import MCMC
 from partitioners.room import Ledger, Room, is_pipeline
@@ -123,10 +123,10 @@ def test_is_never_worse_than_its_start(seed: int, count: int, devices: int) -> N
     graph, costs = case(seed, count, cluster)
     judge = Judge(graph, cluster, costs, 4)
     start = tuple(drawn_homes(seed, len(judge.known.groups), devices))
-    found = improved(judge, start, Search(120, seed, walks=2))
+    found = improved(judge, start, Improving(120, seed, walks=2))
     assert judge.step_s(found) <= judge.step_s(start)
     assert judge.fits(found)
-    assert improved(judge, start, Search(120, seed, walks=2)) == found
+    assert improved(judge, start, Improving(120, seed, walks=2)) == found
 
 
 def test_two_towers_that_chain_dp_cannot_part() -> None:

@@ -63,7 +63,7 @@ class ServingCrew:
     def __init__(self, plan: Plan, bundle: Path, logs: Path, deadline_s: float) -> None:
         self.plan, self.logs = plan, logs
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, _FrameQueue] = {}
         self._stopping = threading.Event()
         self._port = free_port()
         self.source, sink = os.pipe()
@@ -96,7 +96,7 @@ class ServingCrew:
             raise
         finally:
             os.close(ours)
-        self._ways[name] = _Way(theirs)
+        self._ways[name] = _FrameQueue(theirs)
         process = self.processes[name]
         threading.Thread(target=self._watch, args=(process,), daemon=True, name="watch").start()
 
@@ -184,7 +184,7 @@ class ServingCrew:
         os.close(self.source)
 
 
-class _Way:
+class _FrameQueue:
     """Frames on their way to one device: a thread writes, so that nobody waits for a full pipe."""
 
     def __init__(self, sink: int) -> None:

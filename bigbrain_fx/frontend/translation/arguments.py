@@ -22,7 +22,7 @@ from bigbrain_fx.frontend.translation.nodes import VALUE
 
 
 @dataclass
-class Given:
+class NotedArguments:
     """What calls were given: (module path, call) -> parameter -> name of the traced value.
 
     `results` are the names of what they returned, in order.
@@ -44,9 +44,9 @@ class Given:
 
 
 @contextlib.contextmanager
-def noting_arguments(model: nn.Module) -> Iterator[Given]:
+def noting_arguments(model: nn.Module) -> Iterator[NotedArguments]:
     """Note the arguments of every call of the user's modules that is traced meanwhile."""
-    given = Given()
+    given = NotedArguments()
     hooks = []
     for path, module in model.named_modules():
         signature = _signature(module)
@@ -61,7 +61,7 @@ def noting_arguments(model: nn.Module) -> Iterator[Given]:
             hook.remove()
 
 
-def with_hints(graph: Graph, given: Given, nodes: Iterable[fx.Node]) -> Graph:
+def with_hints(graph: Graph, given: NotedArguments, nodes: Iterable[fx.Node]) -> Graph:
     """Add to a graph what names are made of: arguments of calls, statements of lines.
 
     Args:
@@ -96,7 +96,7 @@ def _signature(module: nn.Module) -> inspect.Signature | None:
         return None
 
 
-def _noter(given: Given, path: str, signature: inspect.Signature):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a hook
+def _noter(given: NotedArguments, path: str, signature: inspect.Signature):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a hook
     def note(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if get_proxy_mode() is None:
             return
@@ -107,7 +107,7 @@ def _noter(given: Given, path: str, signature: inspect.Signature):  # type: igno
     return note
 
 
-def _result_noter(given: Given, path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a hook
+def _result_noter(given: NotedArguments, path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202  # a hook
     def note(_module: nn.Module, _args: object, output: object) -> None:
         if get_proxy_mode() is not None:
             nodes = [_node(tensor) for tensor in _tensors(output)]

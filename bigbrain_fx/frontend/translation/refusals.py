@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -185,7 +186,7 @@ def owner(error: BaseException) -> str | None:
 
     A module that a function makes for itself is no part of the model: nobody can keep it whole.
     """
-    owners = (frame.f_locals.get("self") for frame in _frames(error))
+    owners: Iterator[Any] = (frame.f_locals.get("self") for frame in _frames(error))
     modules = [module for module in owners if hasattr(module, "named_parameters")]
     known = {id(part) for module in modules[:1] for part in module.modules()}
     inner = (type(module).__name__ for module in reversed(modules) if id(module) in known)

@@ -27,7 +27,7 @@ class Scored:
     score: Score
 
 
-class Blocks:
+class CutBlocks:
     """The numbered layers of a graph: ("m.layers.3.up", "m.layers.3.down") is one."""
 
     def __init__(self, graph: Graph) -> None:
@@ -60,7 +60,7 @@ class Ranking:
         self.first_error: NoPlanError | None = None
         self._seen: dict[_Key, Score | None] = {}
         self._ops = [op.name for op in ask.graph.ops]
-        self._blocks = Blocks(ask.graph)
+        self._blocks = CutBlocks(ask.graph)
 
     def consider(self, trial: Trial) -> Score | None:
         """Simulate a trial, unless it is known; None when it cannot be run."""

@@ -34,7 +34,7 @@ from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
 from bigbrain_fx.plan.search.pool import splits
-from bigbrain_fx.plan.search.ranking import Blocks, Ranking
+from bigbrain_fx.plan.search.ranking import CutBlocks, Ranking
 from bigbrain_fx.planning.chain import Line, Setting
 from bigbrain_fx.planning.cutter import Cutter, range_minima
 from bigbrain_fx.planning.device_orders import device_orders
@@ -422,7 +422,7 @@ def test_of_plans_too_near_to_tell_the_simplest_is_taken() -> None:
 def test_whole_blocks_count() -> None:
     paths = [(ModuleCall(f"layers.{i // 2}.up", "Up"),) for i in range(4)]
     ops = [op(f"o{i}", "aten.relu.default", modules=path) for i, path in enumerate(paths)]
-    blocks = Blocks(graph_of(ops))
+    blocks = CutBlocks(graph_of(ops))
     whole = {"o0": "d0", "o1": "d0", "o2": "d1", "o3": "d1"}
     assert blocks.cut(Placement(whole)) == 0
     assert blocks.cut(Placement({**whole, "o1": "d1"})) == 1

@@ -22,7 +22,7 @@ import click
 
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
-from tools.published_gpus.rows import Row, data_folder, read_rows
+from tools.published_gpus.rows import Row, rows_or_end
 from tools.published_gpus.table import HEAD, line
 
 _SHAPES = {
@@ -90,11 +90,7 @@ def beside(said: Sequence[Said]) -> list[str]:
 @click.option("--data", type=click.Path(path_type=Path))
 def main(data: Path | None) -> None:
     """Print a line for each forecaster."""
-    folder = data_folder(data)
-    if folder is None:
-        click.echo("no published rows here: give --data DIR; nothing is compared")
-        return
-    rows = [row for row in read_rows(folder)[0] if row.key.name.startswith("mpt")]
+    rows = [row for row in rows_or_end(data) if row.key.name.startswith("mpt")]
     click.echo(HEAD)
     click.echo("\n".join(beside(said_of(rows))))
 

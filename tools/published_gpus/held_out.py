@@ -21,7 +21,7 @@ import click
 
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
-from tools.published_gpus.rows import data_folder, read_rows
+from tools.published_gpus.rows import rows_or_end
 from tools.published_gpus.table import HEAD, line, lines
 
 LOW, HIGH = 0.05, 0.95
@@ -113,11 +113,7 @@ def _ends(ratios: Sequence[float]) -> tuple[float, float]:
 @click.option("--data", type=click.Path(path_type=Path))
 def main(data: Path | None) -> None:
     """Print errors of what is left out, by card, and the intervals."""
-    folder = data_folder(data)
-    if folder is None:
-        click.echo("no published rows here: give --data DIR; nothing is compared")
-        return
-    rows = [row for row in read_rows(folder)[0] if row.parallelism != "PP"]
+    rows = [row for row in rows_or_end(data) if row.parallelism != "PP"]
     usual = said_of(rows, usual=True)
     ways = {
         "card": usual,

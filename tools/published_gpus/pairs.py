@@ -21,7 +21,7 @@ import click
 from tools.published_gpus.__main__ import said_of
 from tools.published_gpus.forecasts import Said
 from tools.published_gpus.held_out import ratio
-from tools.published_gpus.rows import data_folder, read_rows
+from tools.published_gpus.rows import rows_or_end
 
 _SHARES = (0.5, 0.67, 0.9)
 
@@ -81,11 +81,7 @@ def _near(pair: Pair) -> bool:
 @click.option("--data", type=click.Path(path_type=Path))
 def main(data: Path | None) -> None:
     """Print, for each kind of pairs, within which factor half, two thirds, nine of ten are."""
-    folder = data_folder(data)
-    if folder is None:
-        click.echo("no published rows here: give --data DIR; nothing is compared")
-        return
-    found = list(pairs(said_of(read_rows(folder)[0])))
+    found = list(pairs(said_of(rows_or_end(data))))
     click.echo(f"{'':<32}{'pairs':>6}" + "".join(f"{share:>8.0%}" for share in _SHARES))
     for name, is_kind in KINDS:
         own = [pair for pair in found if is_kind(pair)]

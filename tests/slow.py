@@ -27,6 +27,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/bundles/test_serving.py": ("test_processes_that_die",),
     "tests/measure/host/test_far.py": ("test_links_between_hosts_stand",),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),
+    "tests/bundles/launch/test_tracing.py": ("test_a_run_that_failed",),
     "tests/bundles/launch/test_scripts.py": (
         "test_a_script_trains",
         "test_nobody_said_where_to_meet",

@@ -116,6 +116,12 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--rescue", type=PATH, help="Write there what cannot be written to --commits; another disk."
 )
 @click.option("--resume", is_flag=True, help="Go on from the last commit in --commits.")
+@click.option(
+    "--trace",
+    type=PATH,
+    metavar="FILE",
+    help="Write what every device did beside its forecast to this file, for Perfetto.",
+)
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option(
     "--log-every",
@@ -192,6 +198,8 @@ def run(
         raise click.UsageError("--keep needs --commits FOLDER: whose commits to keep")
     if choices["rescue"] is not None and choices["commits"] is None:
         raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
+    if choices["trace"] is not None and elastic:
+        raise click.UsageError("--trace is of one plan, and --elastic may make others")
     if choices["spares"] is not None:
         require_not_lean(bundle)
     if not no_replay and can_supervise(plan) and not is_lean(bundle):
@@ -208,6 +216,7 @@ def run(
         _require_one_host(
             {
                 "--log-to": options.log_to,
+                "--trace": options.trace,
                 "--background": background,
                 "--metrics": options.metrics,
                 "--validate": validate,

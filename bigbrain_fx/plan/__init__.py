@@ -27,6 +27,7 @@ from bigbrain_fx.plan.making import (
     timeline,
     with_placement,
 )
+from bigbrain_fx.plan.measured import Measured, MeasuredStep, run_trace, typical_step
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
 from bigbrain_fx.plan.packing import PackedJob, Packing, PackJob, pack, part_of
 from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
@@ -82,6 +83,8 @@ __all__ = [
     "Compared",
     "Explanation",
     "FailureTrial",
+    "Measured",
+    "MeasuredStep",
     "Options",
     "PackJob",
     "PackedJob",
@@ -138,6 +141,7 @@ __all__ = [
     "restart_all",
     "roots",
     "ruleless",
+    "run_trace",
     "sharded",
     "size_text",
     "sound_axes",
@@ -147,6 +151,7 @@ __all__ = [
     "to_json",
     "trials",
     "tried",
+    "typical_step",
     "updating",
     "wanted_axes",
     "wants_tensor",

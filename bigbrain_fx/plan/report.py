@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from bigbrain_fx.core import Forecast
+from bigbrain_fx.core import DeviceForecast, Forecast
 from bigbrain_fx.plan.explain import Cut, Explanation, explain, size_text
 from bigbrain_fx.plan.making import timeline
+from bigbrain_fx.plan.measured import COMPUTES, MeasuredStep
 from bigbrain_fx.plan.nouns import Plan, micro_text
 from bigbrain_fx.plan.picture import ROW, WIDTH, gantt, key, rect, svg, text
 from bigbrain_fx.plan.search import Candidate, Search
@@ -37,8 +38,8 @@ th { border-bottom: 1px solid #999; } svg text { font: 12px system-ui, sans-seri
 """
 
 
-def report(plan: Plan) -> str:
-    """Return the page; the same plan gives the same text."""
+def report(plan: Plan, measured: MeasuredStep | None = None) -> str:
+    """Return the page; the same plan, and the same measured step, give the same text."""
     found, forecast = explain(plan), timeline(plan)
     rows = plan.micro_batches * plan.rows
     head = (
@@ -57,6 +58,7 @@ def report(plan: Plan) -> str:
             f"<h1>{title}</h1><p>{escape(head)}</p>",
             "<h2>One step, by forecast</h2>",
             gantt(forecast.timeline, plan.stages.devices, forecast.step_s),
+            *(_measured(plan, measured, forecast) if measured else ()),
             "<h2>Devices</h2>",
             _devices(plan, found),
             "<h2>Memory at the peak</h2>",
@@ -66,6 +68,41 @@ def report(plan: Plan) -> str:
             "</html>\n",
         )
     )
+
+
+def _measured(plan: Plan, step: MeasuredStep, forecast: Forecast) -> tuple[str, ...]:
+    """Draw a step that was run, and set it beside the forecast device by device."""
+    bars = [bar for bar in step.bars if bar.what.split(" ", 1)[0] in COMPUTES]
+    off = forecast.step_s / step.step_s - 1
+    said = (
+        f"Step {step.step}, of median length, took {1e3 * step.step_s:.2f} ms; the forecast for "
+        f"the devices of the cluster file is {1e3 * forecast.step_s:.2f} ms ({off:+.1%}). Between "
+        "bars a device waits, or sends."
+    )
+    if any(plan.cluster.device[name].kind == "cuda" for name in plan.stages.devices):
+        said += " Bars of a GPU are those of the process that starts its work."
+    rows = [_beside(entry, step) for entry in forecast.devices]
+    head = (
+        "device",
+        "computes, measured",
+        "computes, forecast",
+        "holds after an instruction",
+        "at its peak, forecast",
+    )
+    return (
+        "<h2>The same step, measured</h2>",
+        f"<p>{escape(said)}</p>",
+        gantt(bars, plan.stages.devices, step.step_s),
+        _table(head, rows, MOST_ROWS),
+    )
+
+
+def _beside(entry: DeviceForecast, step: MeasuredStep) -> tuple[str, ...]:
+    held = step.peak_bytes.get(entry.device)
+    busy_s = step.busy_s(entry.device)
+    times = f"{1e3 * busy_s:.2f} ms", f"{1e3 * entry.busy_s:.2f} ms"
+    sizes = "not measured" if held is None else size_text(held), size_text(entry.peak_bytes)
+    return (entry.device, *times, *sizes)
 
 
 def _devices(plan: Plan, found: Explanation) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import IO
 from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
 from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, users_environment
-from bigbrain_fx.bundles.launch.program import arguments, entry, reporter
+from bigbrain_fx.bundles.launch.program import arguments, entry, reporter, words
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import EventLog, warn
 
@@ -136,11 +135,11 @@ def processes(
     """Start a process for every device of a plan; end all of them, whatever happens."""
     reports = reporter(plan)
     crew = PlainCrew({}, logs, reports, entry(plan), events)
-    words = (sys.executable, entry(plan), "--json", *arguments(options, logs))
+    started = (*words(plan, options, logs), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):
             around, log = environment(plan, rank, port), logs / f"{name}.log"
-            command = Command(name, words, bundle, around, log, name == reports)
+            command = Command(name, started, bundle, around, log, name == reports)
             crew.processes[name] = spawn(command)
             events.write("started", 0, device=name, pid=_pid(crew.processes[name]))
         yield crew

@@ -88,6 +88,9 @@ class RunOptions:
     `log_to` are files (name.csv) and TensorBoard folders that take loss, seconds and rows a second
     of each training step. On the port `metrics` of the loopback interface Prometheus is answered.
 
+    `trace` is a file for a Chrome trace (Perfetto) of what the devices did beside the forecast; a
+    typical step of it is drawn in the bundle's report.html, too.
+
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
@@ -122,3 +125,4 @@ class RunOptions:
     on_nan: str | None = None
     log_to: tuple[Path, ...] = ()
     metrics: int | None = None
+    trace: Path | None = None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.options import RunOptions
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
+
+OBSERVER = Path(__file__).with_name("observer.py")
 
 
 def entry(plan: Plan) -> str:
@@ -27,6 +30,15 @@ def reporter(plan: Plan) -> str:
         f"{plan.graph.name} has no loss to train on",
         help="add `loss(output, batch)` to the model file, or split it with --mode eval",
     )
+
+
+NOTES = "notes"  # the folder in that of the logs for what `observer` notes
+
+
+def words(plan: Plan, options: RunOptions, logs: Path) -> tuple[str, ...]:
+    """Return what starts the program of a device; a run with a trace has its observer in front."""
+    observed = (str(OBSERVER), str(logs.resolve() / NOTES)) if options.trace is not None else ()
+    return (sys.executable, *observed, entry(plan))
 
 
 def arguments(options: RunOptions, logs: Path) -> Sequence[str]:

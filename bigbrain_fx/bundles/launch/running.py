@@ -30,6 +30,7 @@ from bigbrain_fx.bundles.launch.supervised import (
     require_supervised,
     run_supervised,
 )
+from bigbrain_fx.bundles.launch.tracing import RunTrace, traced
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
@@ -92,11 +93,12 @@ def run(
     if options.resume:  # until the first step is done
         keeper.begin(keeper.status.last_commit or 0)
     with (
+        traced(plan, bundle, options.trace, logs) as trace,
         step_files(options.log_to, plan.graph.batch) as files,
         metrics_at(options.metrics, lambda: keeper.status),
         _kept(keeper),
     ):
-        told = Told(keeper, files if options.log_to else None, on_step, on_batch, on_event)
+        told = Told(keeper, files if options.log_to else None, trace, on_step, on_batch, on_event)
         try:
             done = _run(plan, bundle, options, logs, spawn, told, rescue, feed)
         finally:
@@ -143,6 +145,7 @@ class Told:
         self,
         keeper: StatusKeeper,
         files: StepFiles | None,
+        trace: RunTrace | None,
         on_step: Callable[[StepLine], None] | None,
         on_batch: Callable[[BatchLine], None] | None,
         on_event: Callable[[Event], None] | None,
@@ -153,6 +156,7 @@ class Told:
         self.on_event = self.callers.of(on_event)
         self.keep_step = self.ours.of(keeper.hear_step)
         self.keep_event = self.ours.of(keeper.hear_event)
+        self.trace_event = self.ours.of(trace.hear_event if trace else None)
         self.write_step = self.ours.of(files.step if files else None)
 
     def step(self, line: StepLine) -> None:
@@ -175,7 +179,7 @@ class Told:
 
     def event(self, event: Event) -> None:
         """Something happened to a process."""
-        for tell in (self.on_event, self.keep_event):
+        for tell in (self.on_event, self.keep_event, self.trace_event):
             if tell is not None:
                 tell(event)
 

@@ -43,6 +43,10 @@ def cli(debug: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors meant for the user become one message and an exit code."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from bigbrain_fx.supervisor import hold_streams
+
+        hold_streams()
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given or os.environ.get("BIGBRAIN_FX_DEBUG", "0") not in ("", "0")
     words = [word for word in given if word != "--debug"]

@@ -261,7 +261,8 @@ def run(
         click.echo(pace_text(plan, done.median_s))
     if done.max_allocated_bytes:
         click.echo(f"tensors on the GPU, at most: {_sizes(done.max_allocated_bytes)}")
-    click.echo(f"resident memory {_sizes(done.max_rss_bytes)}; logs in {done.logs}")
+    held = f"resident memory {_sizes(done.max_rss_bytes)}; " if done.max_rss_bytes else ""
+    click.echo(f"{held}logs in {done.logs}")
 
 
 def _require_one_host(given: Mapping[str, object]) -> None:

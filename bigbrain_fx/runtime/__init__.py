@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from . import command_line as command_line  # before any code of the user's is imported
+from . import (
+    command_line as command_line,  # before any code of the user's is imported
+    launcher as launcher,  # before anything that takes long is
+)
 
 if TYPE_CHECKING:
     from .bundle import Bundle as Bundle

@@ -7,7 +7,6 @@ the supervisor ends, and then this process ends. This file knows neither torch n
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import json
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from .launcher import end_with_parent
 from .peers import PEER_LOST, PeerLostError
 from .process import CONTROL
 
@@ -35,7 +35,6 @@ LONGEST_TEXT = 2_000  # characters of an error that travel
 PART = 1 << 15  # characters of an object that travel in one packet: kernels allow that many
 LATER = (errno.ENOMEM, errno.ENOBUFS)  # the kernel has no memory for a packet just now
 LATER_S = 0.01
-PR_SET_PDEATHSIG = 1
 NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
 
 
@@ -134,7 +133,7 @@ class Control:
         if int(number) == 0:  # the line came as stdin, which user code may read
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
-        _end_with_parent()
+        end_with_parent()
         for known in (signal.SIGINT, signal.SIGTERM):  # the supervisor's to handle; what this
             signal.signal(known, lambda *_: None)  # process starts does not inherit a function
         write_what_can_be()
@@ -510,12 +509,6 @@ def log_limit() -> int | None:
 def said(error: BaseException) -> str:
     """Return an error as one line, short enough to travel."""
     return f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel to end this process with its parent, also while it is stopped."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave() -> None:

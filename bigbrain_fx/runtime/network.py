@@ -25,7 +25,7 @@ from torch import Tensor
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
 from .checksum import is_whole, seal, sealed_length
 from .data import require_same
-from .peers import PeerLostError, SpoiledError
+from .peers import LateMessageError, PeerLostError, SpoiledError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -122,7 +122,7 @@ class NetworkTransport:
         Over nccl it is the GPU that waits, and torch that ends the process: see `_wait_on_gpu`.
 
         Raises:
-            TimeoutError: none came within the deadline; names the channel.
+            LateMessageError: none came within the deadline; names the channel.
             PeerLostError: the sender is gone.
             SpoiledError: the message is not as it was sent.
             ValueError: the sender's shape is not the planned one.
@@ -285,7 +285,7 @@ class NetworkTransport:
         except RuntimeError as error:
             if time.monotonic() - start < seconds:
                 raise PeerLostError(f"the peer is gone: {channel}") from error
-            raise TimeoutError(f"no message within {seconds:g} s: {channel}") from error
+            raise LateMessageError(f"no message within {seconds:g} s: {channel}") from error
 
     def _wait_on_gpu(self, work: dist.Work, channel: Channel) -> None:
         """Let the stream that computes wait for a message over nccl; this thread goes on.

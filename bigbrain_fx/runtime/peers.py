@@ -22,11 +22,15 @@ class SpoiledError(PeerLostError):
     """A message is not as it was sent: nobody has died, but it must be sent again."""
 
 
+class LateMessageError(TimeoutError):
+    """Report a message that did not come within the deadline: its sender is slow, or stuck."""
+
+
 @contextmanager
 def blaming_peers() -> Iterator[None]:
     """End this process with PEER_LOST when a peer, or the store that all share, is gone."""
     try:
         yield
-    except (PeerLostError, dist.DistError) as error:
+    except (PeerLostError, LateMessageError, dist.DistError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(PEER_LOST)

@@ -5,17 +5,18 @@ and replaces what dies. It imports nothing of ours and knows neither torch nor w
 """
 
 from .command import main, stopped_by_sigterm, tail
-from .console import Aside, warn
+from .console import Aside, hold_streams, warn
 from .events import Event, EventLog, status
 from .feeding import Feed
 from .host import Supervisor
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import BAD_INPUT, Death
-from .processes import DeviceProcess, Order, Start, popen
+from .processes import LAUNCHER, DeviceProcess, Group, Order, Start, popen
 from .secured import how_to_make
 
 __all__ = [
     "BAD_INPUT",
+    "LAUNCHER",
     "Aside",
     "Death",
     "DeviceProcess",
@@ -23,6 +24,7 @@ __all__ = [
     "EventLog",
     "FailedError",
     "Feed",
+    "Group",
     "Job",
     "OnStep",
     "Order",
@@ -30,6 +32,7 @@ __all__ = [
     "Rescue",
     "Start",
     "Supervisor",
+    "hold_streams",
     "how_to_make",
     "main",
     "popen",

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from .console import Console
+from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
 from .hosts import Agent, Bridge, admit, start_on
@@ -45,6 +45,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         program: what each process runs, in the folder; it gets all words that are not ours.
         hosts: of each device, where there are several.
     """
+    hold_streams()
     parser = _parser(program)
     options, words = parser.parse_known_args()
     if (options.listen or options.join) and not options.secret:

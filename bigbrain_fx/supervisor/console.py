@@ -144,3 +144,25 @@ def warn(text: str) -> None:
     """Say something on stderr, if anybody is there."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+def hold_streams() -> None:
+    """Let nothing be read, and what is written be lost, where a standard stream is closed.
+
+    Else the next file that is opened would have its number, and take what is meant for it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        with suppress(OSError):
+            if not _is_open(number):
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # it stays
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

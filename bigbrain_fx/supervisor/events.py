@@ -126,12 +126,11 @@ def status(entry: Event) -> str | None:
         "left": "WARNING: process {pid} of {device} could not be ended",
         "events_lost": "WARNING: events are lost, the run goes on: {path}: {text}",
         "rolled_back": "all devices start again from step {step}",
-        "missed": "WARNING: no commit at step {step}: {text}; training goes on, and the newest "
-        "commit is of step {newest}",
+        "missed": "WARNING: no commit at step {step}: {text}; training goes on, and {newest_kept}",
         "committed_again": "commits are written again: step {step}, after {missed} were missed",
         "rescued": "from step {step} commits are in {folder}: go on from there with --resume",
-        "at_risk": "WARNING: the last {missed} commits were missed, the newest is of step "
-        "{newest}: what was trained up to step {step} is in the files of --save only, or nowhere",
+        "at_risk": "WARNING: the last {missed} commits were missed, and {newest_kept}: what was "
+        "trained up to step {step} is in the files of --save only, or nowhere",
         "moved": "going on from step {step} on {devices}: {bundle}",
     }
     text = words.get(entry["event"])
@@ -142,5 +141,7 @@ def status(entry: Event) -> str | None:
     if entry["event"] in ("missed", "rescued") and entry["row"] > 1:  # one line for all in a row
         return None
     where = f"in step {entry['step']}" if entry.get("step", -1) >= 0 else "before its first step"
-    said = text.format(**entry, where=where)
+    newest = entry.get("newest", -1)
+    kept = f"the newest commit is of step {newest}" if newest >= 0 else "there is no commit"
+    said = text.format(**entry, where=where, newest_kept=kept)
     return said if entry["generation"] < 0 else f"[generation {entry['generation']}] {said}"

@@ -17,7 +17,8 @@ from .hanging import Pulse
 from .interval import available_bytes
 from .pipe import Ears, Orders
 
-CONTROL = "BIGBRAIN_CONTROL"  # in a process's environment: the descriptor of its line
+LAUNCHER = "BIGBRAIN_LAUNCHER"  # in a process's environment: whom it ends with
+CONTROL = "BIGBRAIN_CONTROL"  # and the descriptor of its line
 ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it
 LOG_BYTES = "BIGBRAIN_LOG_BYTES"  # the most that it keeps of sent messages; or else
 LOG_SHARERS = "BIGBRAIN_LOG_SHARERS"  # among how many devices its host's free memory is divided
@@ -76,7 +77,11 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
         leader = popen(
             given.words,
             cwd=given.folder,
-            env={**given.environment, **log_limit(given.environment)},
+            env={
+                **given.environment,
+                **log_limit(given.environment),
+                LAUNCHER: str(os.getpid()),
+            },
             stdin=given.line,
             stdout=log,
             stderr=log,

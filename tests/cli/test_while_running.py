@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -118,6 +119,21 @@ def test_the_first_step_is_no_pace() -> None:
 def kept(logs: Path, **facts: object) -> StatusKeeper:
     logs.mkdir(exist_ok=True)
     return StatusKeeper(Status("/b", os.getpid(), str(logs), 8, steps=10, **facts))  # type: ignore[arg-type]
+
+
+def test_a_full_disk_keeps_the_last_status_in_place_of_the_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = kept(tmp_path, commits="x" * 100)
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    keeper.end("finished")
+    assert read_status(tmp_path).state == "finished"
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_status_follows_steps_and_deaths(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_receives_are_posted_before_anyone_asks(tmp_path: Path) -> None:
 
 def test_a_message_that_never_comes_is_named_in_time(tmp_path: Path) -> None:
     seen = scenario(tmp_path, "silent", deadline_s=1.0)[1]
-    assert seen["error"] == "TimeoutError"
+    assert seen["error"] == "LateMessageError"
     assert "within 1 s" in seen["text"]
     assert "activation 'one' from stage 0 (a) to stage 1 (b)" in seen["text"]
     assert 0.9 < seen["seconds"] < 10

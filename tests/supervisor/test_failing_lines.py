@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from bigbrain_fx.supervisor import (
     popen,
     processes as starting,
 )
-from bigbrain_fx.supervisor.console import Aside, Console
+from bigbrain_fx.supervisor.console import Aside, Console, hold_streams
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit
 from bigbrain_fx.supervisor.pipe import PART, Ears, Orders, line_pair
 from bigbrain_fx.supervisor.secured import Secured
@@ -446,3 +447,14 @@ def test_an_agent_hears_later_where_it_cannot_now(number: int) -> None:
     assert not said
     agent._hear(0)
     assert said == [{"from": 0, "packet": '{"say": "warm"}'}]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_is_written_to_a_closed_stream_is_lost(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, name, None)  # as Python has it then
+    hold_streams()
+    with getattr(sys, name) as stream:
+        assert not stream.isatty()
+        print("nobody reads this", file=stream, flush=True)

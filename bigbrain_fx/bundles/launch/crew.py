@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
+from bigbrain_fx.bundles.launch.log_warnings import LogWarnings
 from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import arguments, entry, reporter, words
@@ -21,6 +22,7 @@ from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import EventLog, warn
 
 POLL_S = 0.1
+LOOK_S = 0.5  # between two looks into the log
 GRACE_S = 5.0
 
 
@@ -34,6 +36,8 @@ class PlainCrew:
     program: str
     events: EventLog = field(default_factory=lambda: EventLog(None))
     lines: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    warnings: LogWarnings | None = None
+    looked: float = 0.0  # into the leading process's log, on a monotonic clock
 
     def watch(self, on_line: Callable[[Line], None]) -> Iterator[Line]:
         """Yield steps or batches as they are reported, until all processes have ended well."""
@@ -43,6 +47,7 @@ class PlainCrew:
         at_end = False
         while not at_end or any(p.poll() is None for p in self.processes.values()):
             self._require_alive()
+            self._look_at_log()
             try:
                 line = self.lines.get(timeout=POLL_S)
             except queue.Empty:
@@ -57,7 +62,13 @@ class PlainCrew:
             on_line(found)
             yield found
         self._require_alive()
+        self._look_at_log(within_s=0.0)
         self.events.write("finished", 0)
+
+    def _look_at_log(self, within_s: float = LOOK_S) -> None:
+        if self.warnings is not None and time.monotonic() - self.looked >= within_s:
+            self.looked = time.monotonic()
+            self.warnings.look()
 
     def stop(self) -> None:
         """End every process that still runs, by its id: first politely."""
@@ -73,10 +84,12 @@ class PlainCrew:
                 process.wait()
 
     def _read(self, stdout: IO[str]) -> None:
-        with stdout:
-            for line in stdout:
-                self.lines.put(line)
-        self.lines.put(None)
+        try:
+            with stdout:
+                for line in stdout:
+                    self.lines.put(line)
+        finally:
+            self.lines.put(None)
 
     def _require_alive(self) -> None:
         failed = self._failed()
@@ -135,6 +148,8 @@ def processes(
     """Start a process for every device of a plan; end all of them, whatever happens."""
     reports = reporter(plan)
     crew = PlainCrew({}, logs, reports, entry(plan), events)
+    leader = plan.stages.devices[0]
+    crew.warnings = LogWarnings(logs / f"{leader}.log", leader, warn)
     started = (*words(plan, options, logs), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):

@@ -72,6 +72,11 @@ def _advice(code: int, program: str) -> str:
         return "lower the learning rate, or run with --on-nan skip to leave such updates out"
     if code == TAKEN_OVER:
         return "run it with --resume to go on from its commits, once no other run writes there"
+    if code == PEER_LOST:
+        return (
+            "another device's process is stuck, slow or gone: see the logs beside this one; "
+            "--deadline SECONDS says how long a message is waited for"
+        )
     if code == -signal.SIGKILL:
         return (
             "Linux ends a process so when memory runs out (`dmesg` tells): give its device less "

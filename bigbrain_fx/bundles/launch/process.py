@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from bigbrain_fx.supervisor import LAUNCHER, Group
+
 
 class Process(Protocol):
     """A started process of a device, as `subprocess.Popen` shows it."""
@@ -75,14 +77,38 @@ Spawn = Callable[[Command], Process]
 
 
 def popen(command: Command) -> Process:
-    """Start a process as a child of this one."""
+    """Start a process as a child of this one; it leads a session, and a group, of its own.
+
+    So what it has started ends with it. It ends itself with this process, however that ends.
+    """
     with command.log.open("w") as log:
-        return subprocess.Popen(
+        leader = subprocess.Popen(
             command.words,
             cwd=command.folder,
-            env=command.environment,
+            env={**command.environment, LAUNCHER: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if command.reports else log,
             stderr=log,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
         )
+    return _Child(leader)
+
+
+class _Child(Group):
+    """A child of ours with what it has started, as `subprocess.Popen` shows one."""
+
+    def __init__(self, leader: subprocess.Popen[str]) -> None:
+        super().__init__(leader)
+        self.stdout = leader.stdout
+        self._terminate = leader.terminate
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, once somebody has looked for its end."""
+        return self.code
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._terminate()

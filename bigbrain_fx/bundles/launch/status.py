@@ -123,9 +123,16 @@ class StatusKeeper:
         self.written_s = time.monotonic()
         file = Path(self.status.logs) / FILE
         beside = file.with_name(f".{FILE}.{os.getpid()}")
-        with suppress(OSError):
-            beside.write_text(json.dumps(asdict(self.status)) + "\n", encoding="utf-8")
+        text = json.dumps(asdict(self.status)) + "\n"
+        try:
+            beside.write_text(text, encoding="utf-8")
             beside.replace(file)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink()
+            with suppress(OSError), file.open("r+", encoding="utf-8") as old:
+                old.write(text)  # a disk that is full takes what is no longer
+                old.truncate()
 
 
 def read_status(run: str | Path) -> Status:

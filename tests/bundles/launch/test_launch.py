@@ -29,6 +29,7 @@ from bigbrain_fx.bundles.launch import (
     run,
 )
 from bigbrain_fx.bundles.launch.failures import failure
+from bigbrain_fx.bundles.launch.log_warnings import LogWarnings
 from bigbrain_fx.bundles.launch.process import users_environment
 from bigbrain_fx.bundles.launch.program import allocated, peaks
 from bigbrain_fx.errors import InputError
@@ -181,6 +182,35 @@ def test_a_killed_process_is_named_by_its_signal(marked: Path) -> None:
         run(marked, QUICK)
     assert "when memory runs out" in str(caught.value.help)
     assert not any(map(is_running, pids(marked)))
+
+
+def test_what_a_user_prints_may_be_no_text_and_what_it_starts_ends(marked: Path) -> None:
+    prints = """
+import subprocess, sys
+Path("child.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+sys.stdout.buffer.write(b"\\xff\\n")
+"""
+    path = marked / "device_d1.py"
+    path.write_text(path.read_text() + prints.replace("Path(", "__import__('pathlib').Path("))
+    assert len(run(marked, QUICK).steps) == 2
+    assert not is_running(int((marked / "child.pid").read_text()))
+
+
+def test_of_commits_missed_in_a_row_the_first_is_told(tmp_path: Path) -> None:
+    log, heard = tmp_path / "d0.log", list[str]()
+    warnings = LogWarnings(log, "d0", heard.append)
+    warnings.look()  # there is no log yet
+    miss, again = "WARNING: no commit at step", "commits are written again: step"
+    said = (f"{miss} 2: full", f"{miss} 4: full", f"{again} 6", f"{miss} 8: full", "WARNING: x")
+    with log.open("w") as file:
+        for text in said:
+            file.write(f"d1: WARNING: not its own\nWARNING: a user's\nd0: {text}")
+            file.flush()
+            warnings.look()  # its line is not whole yet
+            file.write("\n")
+            file.flush()
+            warnings.look()
+    assert heard == [said[0], *said[2:]]
 
 
 def test_whoever_stops_watching_stops_the_run(marked: Path) -> None:

@@ -1,0 +1,49 @@
+"""Whoever started this process: it ends with that, for nobody would hear it any more.
+
+It is asked for before anything that takes long is imported. This file is stdlib only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+LAUNCHER = "BIGBRAIN_LAUNCHER"  # in the environment: the id of the process that started this one
+GONE = 75  # exit code: as where a peer is lost
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to end this process with its parent, also while it is stopped."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_launcher() -> None:
+    """End with the launcher, if there is one; it may have ended before this is asked.
+
+    Where something stands between the two, that is to see to it.
+    """
+    launcher = int(os.environ.pop(LAUNCHER, "0"))
+    if not launcher:
+        return
+    is_child = os.getppid() == launcher
+    if is_child:
+        end_with_parent()
+    if (is_child and os.getppid() != launcher) or not _is_there(launcher):
+        sys.exit(GONE)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it has become another user
+        return True
+    return True
+
+
+end_with_launcher()

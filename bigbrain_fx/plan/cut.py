@@ -9,7 +9,6 @@ This room knows the graph and the placement; it knows nothing of schedules, time
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -164,32 +163,31 @@ def _greedy(groups: _Groups) -> list[list[int]]:
 
     A device that this finishes goes first, else the one that can run most groups.
     """
-    left = Counter(groups.device_of)
+    left: dict[str, set[int]] = {}
+    for i, device in enumerate(groups.device_of):
+        left.setdefault(device, set()).add(i)
     waiting = [len(before) for before in groups.before]
-    devices = list(dict.fromkeys(groups.device_of))
+    place = {device: i for i, device in enumerate(left)}
     stages: list[list[int]] = []
-    done: set[int] = set()
     while left:
-        closures = {d: _closure(groups, d, waiting, done) for d in devices if left[d]}
+        closures = {d: _closure(groups, d, waiting, own) for d, own in left.items()}
         best = max(
             closures,
-            key=lambda d: (len(closures[d]) == left[d], len(closures[d]), -devices.index(d)),
+            key=lambda d: (len(closures[d]) == len(left[d]), len(closures[d]), -place[d]),
         )
         stages.append(sorted(closures[best]))
         for i in closures[best]:
-            done.add(i)
             for j in groups.after[i]:
                 waiting[j] -= 1
-        left[best] -= len(closures[best])
-        left += Counter()  # drops devices that are done
+        left[best] -= closures[best]
+        left = {device: own for device, own in left.items() if own}
     return stages
 
 
-def _closure(groups: _Groups, device: str, waiting: Sequence[int], done: set[int]) -> set[int]:
+def _closure(groups: _Groups, device: str, waiting: Sequence[int], left: set[int]) -> set[int]:
     """Return the groups of one device that can run with nothing more from the others."""
     met: dict[int, int] = {}
-    own = [i for i, name in enumerate(groups.device_of) if name == device]
-    ready = [i for i in own if i not in done and waiting[i] == 0]
+    ready = [i for i in left if waiting[i] == 0]
     closure: set[int] = set()
     while ready:
         i = ready.pop()

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from bigbrain_fx.plan import Plan
 from tests.support.command_line import CHOICES, call, write_cluster, write_model
 
 LIMIT_S = 240.0
+HERE = str(Path(sys.executable).parent)
+"""Scripts say `python`: the one that has torch, though nobody activated its environment."""
 ODD = "/tmp/it's $(touch here) `x`"
 
 
@@ -139,7 +142,7 @@ def test_nobody_said_where_to_meet(bundle: Path, tmp_path: Path) -> None:
     left_out = {"MASTER_ADDR", "PYTHONPATH"}
     environment = {k: v for k, v in os.environ.items() if k not in left_out}
     done = subprocess.run(
-        [shutil.which("python") or "python3", "train.py", "--steps", "1"],
+        [sys.executable, "train.py", "--steps", "1"],
         cwd=moved,
         env={**environment, "RANK": "1", "WORLD_SIZE": "2"},
         capture_output=True,
@@ -176,7 +179,7 @@ def test_a_script_trains(bundle: Path, plan: Plan, tmp_path: Path, kind: str) ->
         ["bash", tmp_path / "job"],
         env={
             **environment,
-            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join((str(tmp_path), HERE, os.environ["PATH"])),
             "MASTER_PORT": str(bb_port()),
             "SLURM_JOB_NODELIST": "here",
         },

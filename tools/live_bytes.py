@@ -96,7 +96,22 @@ def _track(path: Path) -> None:
     live = LiveBytes()
     live.__enter__()  # type: ignore[no-untyped-call]  # to the end of the process
     _leave_out_own_data(live)
+    _count_resizing(live)
     _Meter(live.reset_peak, lambda: live.peak, path).install()
+
+
+def _count_resizing(live: LiveBytes) -> None:
+    """Count what `resize_` of a storage takes and gives: weights that are gathered and let go."""
+    resize = torch.UntypedStorage.resize_
+
+    def resizing(storage: Any, nbytes: int) -> Any:  # noqa: ANN401  # as torch has it
+        before = storage.nbytes()
+        found = resize(storage, nbytes)
+        live.resized(storage, storage.nbytes() - before)
+        return found
+
+    patched: Any = torch.UntypedStorage
+    patched.resize_ = resizing
 
 
 def _leave_out_own_data(live: LiveBytes) -> None:

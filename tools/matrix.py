@@ -60,7 +60,7 @@ MICRO_BATCHES = 4
 STEPS = 5
 SPEEDS = (60e9, 30e9, 45e9, 60e9)  # FLOP/s: unlike devices, so that the cuts differ from naive's
 DEADLINE_S = 120.0
-ZERO = (0, 1, 2)
+ZERO = (0, 1, 2, 3)
 ORDERS = ("replica", "micro", "tree")
 COPIES = re.compile(rf"r(\d+)z([0-3])({'|'.join(ORDERS)})")
 
@@ -112,7 +112,7 @@ def replicated(models: Sequence[str], replicas: Sequence[int]) -> tuple[Cell, ..
     return tuple(
         Cell(model, "naive", devices, "1f1b", copies=f"r{count}z{zero}{order}")
         for model, devices, count, zero, order in ways
-        if not (zero == 2 and order == "replica")
+        if not (zero >= 2 and order == "replica")
     )
 
 

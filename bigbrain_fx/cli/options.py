@@ -156,8 +156,7 @@ _OF_PLANNING = (
         type=click.Choice(["0", "1", "2", "3"]),
         default="0",
         show_default=True,
-        help="What replicas divide: 1 the optimizer's state, 2 gradients, too (3, weights, is not "
-        "there yet).",
+        help="What replicas divide: 1 the optimizer's state, 2 gradients, too, 3 weights, too.",
     ),
     _option(
         "--sum-order",

@@ -199,7 +199,8 @@ class Edge:
       device holds too.
     - "norm", once a step, carries the norms of one device's gradients, for clipping.
     - "reduce" carries a replica's part of a bucket of gradients to the replica that sums the piece.
-    - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights.
+    - "gather", once a step, carries a summed piece back; with ZeRO, the piece's updated weights;
+      with ZeRO 3 the piece's weights before each Forward and each Backward of the target.
     - "statistics", once a step, carries what a replica's micro-batches add to running statistics.
     - "loss", once a step, carries a replica's losses to the first one.
     """
@@ -286,6 +287,11 @@ class Stages:
     def have_peers(self) -> bool:
         """Whether each replica has all of every parameter, and of what the optimizer keeps."""
         return bool(self.micros) and not self.zero_stage
+
+    @property
+    def gathers(self) -> bool:
+        """Whether weights are divided too: a stage's are gathered before each run, then freed."""
+        return self.zero_stage == 3
 
     @property
     def recompute(self) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.report import report
 from bigbrain_fx.plan.reuse import place_like
-from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, messages
+from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, begun_at, messages
 from bigbrain_fx.plan.search import Candidate, Compared, Search
 from bigbrain_fx.plan.shard import (
     axes,
@@ -97,6 +97,7 @@ __all__ = [
     "Spread",
     "answering",
     "axes",
+    "begun_at",
     "choose",
     "chosen_axes",
     "chrome_trace",

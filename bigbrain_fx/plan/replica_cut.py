@@ -169,8 +169,11 @@ def _buckets(graph: Graph, stages: Stages) -> Iterator[Bucket]:
         groups.setdefault(key, []).append(name)
     updates: dict[str, int] = {}
     number = 0
-    for (ends, dtype, is_unsure, _), names in sorted(groups.items(), reverse=True):
-        loads = [0] * stages.replicas
+    known: dict[object, list[int]] = {}
+    for key, names in sorted(groups.items(), reverse=True):
+        ends, dtype, is_unsure, _ = key
+        on = tuple(stages.stages[end].device for end in ends) if stages.gathers else key
+        loads = known.setdefault(on, [0] * stages.replicas)
         for some in _chunks(graph, names):
             whole = bool(stages.zero_stage) or is_unsure
             ordered, pieces = _divided(graph, some, whole, updates, loads)
@@ -264,6 +267,12 @@ def _require_updated(graph: Graph, stages: Stages) -> None:
         for name, held_by in holders(graph, own).items():
             makers = {stage.device for stage in held_by if name in graded[stage.index]}
             for stage in held_by:
+                if stages.gathers and name not in graded[stage.index]:
+                    raise InputError(
+                        f"'{name}' is read in stage {stage.index} where no gradient of it is made: "
+                        "no bucket gathers it there",
+                        help="use --zero 2: weights stay where they are",
+                    )
                 if stage.device not in makers:
                     raise InputError(
                         f"'{name}' is read on {stage.device} where no gradient of it is made, and "
@@ -311,7 +320,8 @@ def _pieces(graph: Graph, stages: Stages) -> Iterator[Edge]:
             for a, source in enumerate(bucket.stages):
                 for b, target in enumerate(bucket.stages):
                     piece = bucket.pieces[b if counts == "target" else a]
-                    nbytes = size * (piece + bucket.marks)
+                    marks = 0 if kind == "gather" and stages.gathers else bucket.marks
+                    nbytes = size * (piece + marks)
                     if a != b and nbytes:
                         yield Edge(bucket.name, source, target, kind, nbytes)  # type: ignore[arg-type]
 

@@ -12,7 +12,13 @@ _ORDERS = {
     "tree": "by the binary tree of micro-batch numbers, the same for any replicas",
 }
 _ZERO = "each replica keeps the optimizer's state of its share of the parameters"
-_KEPT = {0: "", 1: f"; ZeRO 1: {_ZERO}", 2: f"; ZeRO 2: {_ZERO}, and their gradients"}
+_KEPT = {
+    0: "",
+    1: f"; ZeRO 1: {_ZERO}",
+    2: f"; ZeRO 2: {_ZERO}, and their gradients",
+    3: f"; ZeRO 3: {_ZERO}, their gradients and the weights themselves, which the others gather "
+    "before each forward and each backward of a stage and let go of after it",
+}
 
 
 def replicas_text(stages: Stages) -> str:

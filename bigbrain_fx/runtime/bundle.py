@@ -46,10 +46,10 @@ def make_device(
     device.hooks = bundle.hooks
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
-    if device.micros:
-        from .replicas import read_buckets  # only bundles with replicas have it
+        if device.micros:
+            from .replicas import read_buckets  # only bundles with replicas have it
 
-        device.join(read_buckets(bundle.folder))
+            device.join(read_buckets(bundle.folder), weights)
     device.train_with(bundle.training)
     return device
 

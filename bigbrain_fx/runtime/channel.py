@@ -57,6 +57,11 @@ class Channel:
         return micro_batches if self.kind in ("activation", "gradient") else 1
 
     @property
+    def on_demand(self) -> bool:
+        """Whether a receive is posted only when it is wanted: weights have no room before."""
+        return self.kind == "gather" and (self.per_step or 1) > 1
+
+    @property
     def is_local(self) -> bool:
         """Whether both stages are on one device, so that nothing is sent."""
         return self.sender == self.receiver

@@ -25,7 +25,7 @@ from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .loss_scale import LEAST, LossScale, are_finite, unscaled
-from .modules import Stage, active, set_parameter
+from .modules import Stage, active, is_released, refill, release, set_parameter
 from .rates import LearningRates, LrScale, MakeScheduler
 from .recompute import Read, Twice
 from .transport import Transport
@@ -35,9 +35,11 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .group import Group
     from .replicas import Listed, Replicas
     from .statistics import Statistics
+    from .unsharded import Unsharded
 
 Optimizer = torch.optim.Optimizer
 _NOTHING: Parts = MappingProxyType({})
+_NOTHING_LOADED: Mapping[str, Tensor] = MappingProxyType({})
 Hook = Callable[[Tensor | None], Tensor | None]  # gradient -> what autograd keeps instead
 
 
@@ -121,6 +123,8 @@ class Device:
         self.modules: dict[int, Stage] = {}
         for number, stage in self.stages.items():
             self.modules[number] = stage.empty(device).train()
+            if self.zero_stage == 3:  # others keep most of them: see `join`
+                release(p for p in self.modules[number].parameters() if p.requires_grad)
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -135,6 +139,7 @@ class Device:
         self._backward_of = self._micro = -1
         self.group = self._group() if self.members else None
         self.replicas: Replicas | None = None
+        self.unsharded: Unsharded | None = None
         self.statistics: Statistics | None = None
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
@@ -148,7 +153,7 @@ class Device:
     # ------------------------------------------------------------------ set-up
 
     def load(self, tensors: Mapping[str, Tensor], owner: Mapping[str, str]) -> None:
-        """Give the stages their weights, by their names in the model.
+        """Give the stages their weights, by their names in the model; with ZeRO 3 `join` does.
 
         `owner` lists every trained parameter of the whole model, in its order, and the device that
         answers for its norm.
@@ -162,7 +167,7 @@ class Device:
             if alias in self.divided:
                 self.divided[name] = name + self.divided[alias].removeprefix(alias)
         for number, module in self.modules.items():
-            fill(module, tensors)
+            fill(module, tensors, self._left_out(module, owner))
             self._share(number, module)
         self._require_owners(owner)
         self.parameters = {name: self.parameters[name] for name in owner if name in self.parameters}
@@ -173,8 +178,21 @@ class Device:
         for name, parameter in self.parameters.items():
             parameter.register_hook(self._adder(name, parameter))
 
-    def join(self, listed: Listed) -> None:
+    def _left_out(self, module: Stage, owner: Mapping[str, str]) -> set[str]:
+        """Return the weights that replicas divide; the others get their memory."""
+        if self.zero_stage != 3:
+            return set()
+        named = dict(module.named_parameters(remove_duplicate=False))
+        empty = {name for name, parameter in named.items() if is_released(parameter)}
+        divided = {name for name in empty if self.aliases.get(name, name) in owner}
+        for name in empty - divided:
+            refill(named[name])
+        return divided
+
+    def join(self, listed: Listed, tensors: Mapping[str, Tensor] = _NOTHING_LOADED) -> None:
         """Sum gradients with other replicas: `listed` is what buckets.json says.
+
+        With ZeRO 3, take from `tensors` the weights that this replica keeps.
 
         Raises:
             WeightsError: it names parameters or buffers that this device does not hold.
@@ -190,6 +208,12 @@ class Device:
         written = {name: entry for name, entry in listed.items() if name not in sums}
         groups = [*groups_of(written, self.name, self.modules, self.channels)]
         self.statistics = Statistics(groups, self.micros, self.replica, self.transport)
+        if self.zero_stage == 3:
+            from .unsharded import Unsharded  # only those that divide weights have it
+
+            self.unsharded = Unsharded(self.replicas, listed)
+            for module in self.modules.values():
+                self.unsharded.fill(module, tensors, self.aliases)
 
     def _require_owners(self, owner: Mapping[str, str]) -> None:
         """Refuse an index that names what this device does not hold.
@@ -235,11 +259,15 @@ class Device:
         return self.replicas.updated_here(name)
 
     def state(self) -> dict[str, Tensor]:
-        """Return this device's tensors by their names in the model; parts by those of parts."""
+        """Return this device's tensors by their names in the model; parts by those of parts.
+
+        With ZeRO 3 those that it keeps.
+        """
         return {
             self.divided.get(name, name): t.detach()
             for module in self.modules.values()
             for name, t in module.state_dict().items()
+            if not is_released(t)
         }
 
     # ------------------------------------------------------------------ a step
@@ -259,6 +287,8 @@ class Device:
         self.stream.advance(step)
         incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
+        if self.unsharded is not None:
+            self.unsharded.begin()
         self.step_once()
         self.transport.finish()
         self.finished = step + 1
@@ -341,7 +371,7 @@ class Device:
 
     def forward(self, stage: int, micro: int, /, **values: Tensor) -> Any:  # noqa: ANN401  # above
         """Run a stage forward; remember what its backward needs."""
-        with self._drawing(micro), self._noting(stage, micro):
+        with self._weights(stage), self._drawing(micro), self._noting(stage, micro):
             if stage in self._twice:
                 result, self._saved[stage, micro] = self._twice[stage].first(values)
             else:
@@ -349,6 +379,8 @@ class Device:
                 saved = self._starting(stage, values, result)
                 if saved.outputs:
                     self._saved[stage, micro] = saved
+            if self.unsharded is not None:
+                result = self.unsharded.apart(result)
         if self.loss is not None and self.loss[0] == stage:
             self._now.losses[micro] = self._named(stage, result)[self.loss[1]].detach()
             if self._looks_at_once():
@@ -359,6 +391,10 @@ class Device:
         """Whether a number that is not finite ends the run where it is made."""
         stops = self.on_nan == "stop" and self.loss_scale is None
         return stops and self.device.type == "cpu"  # a GPU would be waited for
+
+    def _weights(self, stage: int) -> AbstractContextManager[None]:
+        """Have a stage's weights meanwhile, where other replicas keep some of them."""
+        return nullcontext() if self.unsharded is None else self.unsharded.whole(stage)
 
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:
@@ -396,6 +432,10 @@ class Device:
         received: they enter as roots, so that they are added in the order of an unsplit backward
         pass. The loss is seeded with its share of the step's, 1/M where rows are equal.
         """
+        with self._weights(stage):
+            return self._backward(stage, micro, sent)
+
+    def _backward(self, stage: int, micro: int, sent: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         saved = self._saved.pop((stage, micro))
         if isinstance(saved, Read):
             saved = self._run_again(stage, micro, saved)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -109,6 +109,25 @@ def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) 
     """Put a parameter at a dotted name below a module."""
     owner, attribute = owner_of(module, name)
     owner._parameters[attribute] = parameter
+
+
+def release(parameters: Iterable[torch.Tensor]) -> None:
+    """Let go of the memory of tensors, which stay where they are: `refill` gives it back.
+
+    What autograd has kept of them is without it, too, and there again with it.
+    """
+    for parameter in parameters:
+        parameter.untyped_storage().resize_(0)
+
+
+def refill(parameter: torch.Tensor) -> None:
+    """Give a tensor that was released memory again, with no numbers in it yet."""
+    parameter.untyped_storage().resize_(parameter.numel() * parameter.element_size())
+
+
+def is_released(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory now."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 class Region(Tensors):

@@ -93,7 +93,7 @@ class NetworkTransport:
         for channel, count in channels:
             line = self._line(channel)
             line.expected += count
-            self._post(line, self.ahead)
+            self._post(line, self._ahead(line))
 
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Start sending; the tensor must not be written to afterwards."""
@@ -130,10 +130,10 @@ class NetworkTransport:
         line = self._line(channel)
         if line.layout is None:
             line.layout = self._read_header(line)
-        self._post(line, max(1, self.ahead))
+        self._post(line, max(1, self._ahead(line)))
         arriving, work = line.posted.popleft()
         self._wait(work, channel)
-        self._post(line, self.ahead)
+        self._post(line, self._ahead(line))
         flat = self._opened(arriving, line.layout.numel, channel.wire[1], channel)
         return unpack(flat.to(self.device), line.layout)
 
@@ -186,6 +186,9 @@ class NetworkTransport:
         self.lines.clear()
         self.alarms = []
         self.mesh = None
+
+    def _ahead(self, line: _Line) -> int:
+        return 0 if line.channel.on_demand else self.ahead
 
     def _line(self, channel: Channel) -> _Line:
         line = self.lines.get(channel.tag)

@@ -221,6 +221,13 @@ class Replicas:
         first = bucket.start(bucket.place)
         return first <= start and end <= first + bucket.pieces[bucket.place]
 
+    def names_in(self, bucket: Bucket, place: int) -> dict[str, tuple[int, int]]:
+        """Return the parameters in a replica's piece, with ZeRO, and where they are in it."""
+        first = bucket.start(place)
+        last = first + bucket.pieces[place]
+        own = {n: at for n, at in self._at[bucket.name].items() if first <= at[0] and at[1] <= last}
+        return {name: (start - first, end - first) for name, (start, end) in own.items()}
+
     # ------------------------------------------------------------------ while micro-batches run
 
     def add(self, name: str, stage: int, micro: int, gradient: Tensor) -> bool:
@@ -412,12 +419,10 @@ class Replicas:
         """Take the weights that others have updated."""
         for bucket in self.buckets:
             for place, channel in bucket.sums_in.items():
-                first = bucket.start(place)
                 piece = self.transport.recv(channel)
-                for name, (start, end) in self._at[bucket.name].items():
-                    if first <= start and end <= first + bucket.pieces[place]:
-                        held = self.parameters[name]
-                        held.detach().copy_(piece[start - first : end - first].view(held.shape))
+                for name, (start, end) in self.names_in(bucket, place).items():
+                    held = self.parameters[name]
+                    held.detach().copy_(piece[start:end].view(held.shape))
 
 
 def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .image import FORMAT, Buffer, ImageLayout, TensorEntry, layout_of, read_layout
+from .modules import is_released
 from .named_facts import joined_facts, parameter_of, part_of_facts
 from .optimizer_state import (
     StateError,
@@ -228,8 +229,12 @@ def restore(device: Device, state: State) -> None:
 
 
 def _held(device: Device) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of all stages, each name once; the first stage's for what is replicated."""
-    return _named(device.modules.values(), device.aliases)
+    """Yield the tensors of all stages, each name once; the first stage's for what is replicated.
+
+    With ZeRO 3 other replicas keep most weights: theirs are not here between two steps.
+    """
+    found = _named(device.modules.values(), device.aliases)
+    return ((name, tensor) for name, tensor in found if not is_released(tensor))
 
 
 def held_names(device: type[Device]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,8 +201,8 @@ def _read(path: Path, key: str, remedy: str) -> Tensor:
         return tensor
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a module's state, one at a time, by their names in it.
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], but: Collection[str] = ()) -> None:
+    """Copy tensors into a module's state, one at a time, by their names in it, `but` for some.
 
     Raises:
         KeyError, WeightsError: a tensor is missing.
@@ -211,6 +211,8 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, held in module.state_dict().items():
         if name not in tensors and name.endswith(".num_batches_tracked"):
             held.zero_()  # a counter of batch norms that inference does not read
+            continue
+        if name in but:
             continue
         found = tensors[name]
         if found.shape != held.shape:

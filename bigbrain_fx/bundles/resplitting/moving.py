@@ -197,11 +197,20 @@ class _Moved:
         updates = updating(self.plan.graph, stages)
         return {name for name in held if updates.get(name) == own[0].replica}
 
+    def _kept(self, device: str) -> list[str]:
+        """Return the tensors that a device has between two steps, by canonical name."""
+        param, stages = self.plan.graph.param, self.plan.stages
+        held = sorted({param[n].canonical for stage in stages.of(device) for n in stage.params})
+        if not stages.gathers:
+            return held
+        updates, own = updating(self.plan.graph, stages), stages.of(device)[0].replica
+        return [name for name in held if updates.get(name, own) == own]
+
     def _write_image(self, path: Path, device: str, about: Mapping[str, Any]) -> None:
         """Write the image of one device's state, a tensor at a time."""
         param = self.plan.graph.param
         used = {name for stage in self.plan.stages.of(device) for name in stage.params}
-        names = sorted({param[name].canonical for name in used})
+        names = self._kept(device)
         lost = [name for name in names if self.named.find(name) is None]
         if lost:
             raise InputError(

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
-from bigbrain_fx.emit.files.copied import GROUPED, REPLICATED, SUPERVISED, runtime_files
+from bigbrain_fx.emit.files.copied import (
+    GROUPED,
+    REPLICATED,
+    SUPERVISED,
+    UNSHARDED,
+    runtime_files,
+)
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError
@@ -144,6 +150,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     asked = ("pipelining",) if supervised and is_chain else ()
     without = [*(() if supervised else SUPERVISED)]
     without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
+    without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):

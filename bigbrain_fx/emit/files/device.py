@@ -33,6 +33,7 @@ _SEEDED = (
     '`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and\n'
     "place, here the second of two of `drop` in one call, so that no cut changes them.\n\n"
 )
+_GATHERED = "# weights that other replicas keep: gathered for each run of a stage, then freed"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -230,6 +231,7 @@ def _replica_rows(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
         f"micros = {_names_tuple(map(_numbers, stages.micros))}",
         f"replica = {own[0].stage.replica}",
         *([f"sum_order = {stages.sum_order!r}"] if stages.sum_order != "replica" else []),
+        *([_GATHERED] if stages.gathers else []),
         *([f"zero_stage = {stages.zero_stage}"] if stages.zero_stage else []),
     ]
 
@@ -346,7 +348,7 @@ def _update(file: DeviceFile, channels: Channels) -> list[str]:
         ]
     lines.append("        self.optimizer_step()")
     back = "        self.gather_weights()  # those that other replicas have updated"
-    return [*lines, *([back] if file.stages.zero_stage else [])]
+    return [*lines, *([back] if file.stages.zero_stage and not file.stages.gathers else [])]
 
 
 def _writes(file: DeviceFile) -> bool:

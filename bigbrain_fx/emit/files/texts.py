@@ -19,7 +19,7 @@ from bigbrain_fx.emit.files.readme import readme_text
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.names import device_names
-from bigbrain_fx.plan import Plan, answering, messages, norm_specs, part_channels, roots
+from bigbrain_fx.plan import Plan, answering, begun_at, messages, norm_specs, part_channels, roots
 from bigbrain_fx.weights import unused_file
 
 
@@ -118,6 +118,7 @@ def buckets_json(plan: Plan) -> str:
             elements = edge.nbytes // DTYPE_BYTES[dtype[edge.value]]
             row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
             channels[edge.value].append(row)
+    sends = _sends(plan)
     lines = (
         f'"{each.name}": '
         + json.dumps(
@@ -125,12 +126,23 @@ def buckets_json(plan: Plan) -> str:
                 "stages": each.stages,
                 "dtype": each.dtype,
                 **_said(stages, each),
+                **({"sends": sends[each.name]} if stages.gathers and each.name in sends else {}),
                 "channels": channels[each.name],
             }
         )
         for each in both
     )
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _sends(plan: Plan) -> dict[str, dict[int, list[int]]]:
+    """Return, by bucket and channel, before which of its computations a sender sends weights."""
+    begun = {edge: at for program in plan.programs for edge, at in begun_at(program).items()}
+    found: dict[str, dict[int, list[int]]] = {bucket.name: {} for bucket in plan.stages.buckets}
+    for tag, edge in enumerate(plan.stages.edges):
+        if edge in begun:
+            found[edge.value][tag] = begun[edge]
+    return found
 
 
 def _said(stages: Stages, each: Bucket | Statistics) -> dict[str, object]:

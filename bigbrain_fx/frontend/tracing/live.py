@@ -27,6 +27,8 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.peak = 0
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]]
+        self._sizes = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(
         self,
@@ -48,6 +50,13 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tensors:
             self._known.add(tensor.untyped_storage())
 
+    def resized(self, storage: torch.UntypedStorage, by_bytes: int) -> None:
+        """Count that a storage has become larger or smaller: no call of aten says so."""
+        if storage in self._sizes:
+            self._sizes[storage][0] += by_bytes
+            self.now += by_bytes
+            self.peak = max(self.peak, self.now)
+
     def reset_peak(self) -> int:
         """Begin a new peak at what is alive now, and return that."""
         self.peak = self.now
@@ -58,10 +67,10 @@ class LiveBytes(TorchDispatchMode):
         if storage in self._known:
             return
         self._known.add(storage)
-        nbytes = storage.nbytes()
-        self.now += nbytes
+        size = self._sizes[storage] = [storage.nbytes()]
+        self.now += size[0]
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, nbytes).atexit = False
+        weakref.finalize(storage, self._gone, size).atexit = False
 
-    def _gone(self, nbytes: int) -> None:
-        self.now -= nbytes
+    def _gone(self, size: list[int]) -> None:
+        self.now -= size[0]

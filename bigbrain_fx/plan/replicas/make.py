@@ -13,11 +13,13 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.gathered_parts import with_parts
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts, estimated, placed
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
+from bigbrain_fx.plan.schedule import SPLIT
 from bigbrain_fx.planning import label
 
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
@@ -92,14 +94,17 @@ def require_sensible(graph: Graph, options: Options) -> None:
 
 
 def _require_zero(options: Options) -> None:
-    if options.zero_stage == 3:
+    zero = f"--zero {options.zero_stage}"
+    if options.zero_stage >= 2 and options.sum_order == "replica":
         raise InputError(
-            "--zero 3 is not there yet", help="--zero 2 divides gradients and optimizer state"
-        )
-    if options.zero_stage == 2 and options.sum_order == "replica":
-        raise InputError(
-            "--zero 2 keeps no replica's own sum of gradients, which --sum-order replica adds up",
+            f"{zero} keeps no replica's own sum of gradients, which --sum-order replica adds up",
             help="--sum-order micro, or tree",
+        )
+    if options.zero_stage == 3 and (options.schedule in SPLIT or options.defer):
+        raise InputError(
+            f"{zero} lets go of a stage's weights after its backward, and a split backward has "
+            "more to do later",
+            help="use --zero 2, or a schedule whose backwards are whole: 1f1b, gpipe, list",
         )
 
 
@@ -197,7 +202,7 @@ class _Work:
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
-        cluster = only(self.cluster, self.groups[number])
+        cluster = self._roomy(only(self.cluster, self.groups[number]))
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
             graph = replace(self.graph, batch=rows * micro_batches)
@@ -210,6 +215,21 @@ class _Work:
             )
             self.known[key] = self.make(graph, cluster, self._source(), options)
         return self.known[key]
+
+    def _roomy(self, cluster: Cluster) -> Cluster:
+        """Return a replica's devices as if its weights took no room: with ZeRO 3 few of them stay.
+
+        Whether they fit is said of all replicas together, whose account is exact.
+        """
+        if self.options.zero_stage != 3:
+            return cluster
+        held = {p.canonical: p.spec.nbytes for p in self.graph.params if p.spec.requires_grad}
+        state = 2 + max((self.source.optimizer_state, *self.source.optimizer_states.values()))
+        more = int(sum(held.values()) * state)
+        return replace(
+            cluster,
+            devices=tuple(replace(d, memory_bytes=d.memory_bytes + more) for d in cluster.devices),
+        )
 
     def _source(self) -> Source:
         """Return the model's source; with ZeRO a replica keeps a part of the optimizer's state."""
@@ -239,6 +259,8 @@ class _Work:
             options.sum_order,
         )
         rows = self.graph.batch // micro_batches
+        if options.zero_stage == 3:
+            placement = with_parts(self.graph, placement, rows)
         placement = with_breaks(self.graph, placement, rows)
         schedule = _schedule(alone, placement)
         chosen = replace(

@@ -239,6 +239,8 @@ def _needs(
             yield from _arrived(stages, stages.into(stage, "activation"), micro, Forward)
         case Backward(stage, micro):
             yield from _arrived(stages, stages.into(stage, "gradient"), micro, Backward)
+        case Send(Edge(kind="gather")):
+            return  # weights are there
         case Send(Edge(kind="reduce") as edge, micro):
             yield from _complete(stages, edge, micro, last_of)
         case Send(edge, int(micro)):

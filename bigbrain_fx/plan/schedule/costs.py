@@ -172,7 +172,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         gradient_bytes=tuple(
             _bytes(_trainable(graph, (stage,)), kinds[stage.device]) for stage in stages.stages
         ),
-        weights_bytes={d: _bytes(_params(graph, stages.of(d)), kinds[d]) for d in kinds},
+        weights_bytes={d: _bytes(_kept(graph, stages, d), kinds[d]) for d in kinds},
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
         optimizer_bytes={d: _state_bytes(graph, stages, costs, d) for d in stages.devices},
@@ -360,6 +360,16 @@ def _params(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
         graph.param[name].canonical: graph.param[name] for stage in stages for name in stage.params
     }
     return tuple(found.values())
+
+
+def _kept(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
+    """Return what a device holds all the time: with ZeRO 3, of what is trained its share."""
+    found = _params(graph, stages.of(device))
+    if not stages.gathers:
+        return found
+    own = {param.canonical for param in _updated(graph, stages, device)}
+    others = {param.canonical for param in _trainable(graph, stages.of(device))} - own
+    return tuple(param for param in found if param.canonical not in others)
 
 
 def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:

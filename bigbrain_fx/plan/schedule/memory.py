@@ -16,6 +16,8 @@ to when:
     parameter gradients     first Backward of the stage, deferred ones its first BackwardWeight, ..
                             OptimizerStep
     tied, norm, loss        Recv .. OptimizerStep
+    gathered weights        ZeRO 3: Recv .. end of the Forward or Backward that they are for; while
+                            one is copied from its message, both; the own ones' copies Send .. left
     parts of buckets        Recv only: they are added at once; Send .. left, where they are sums of
                             their own ("micro", "tree") and not the bucket
     receives posted ahead   the next AHEAD messages of each channel from another device; over nccl,
@@ -106,7 +108,7 @@ class _Ledger:
     ) -> None:
         self.stages, self.costs, self._left = stages, costs, left
         self.trained = frozenset(i.stage for i in program.instructions if isinstance(i, Backward))
-        self.gradients = self.activations = self.messages = 0
+        self.gradients = self.activations = self.messages = self.gathered = 0
         self._bytes: dict[_Key, int] = {}
         self._uses: Counter[_Key] = Counter()
         self._once: list[Edge] = []
@@ -121,13 +123,14 @@ class _Ledger:
                 self._due.setdefault(instruction.edge, deque()).append(instruction.micro)
         ahead = self._ahead()
         for edge in self._due:
-            self._post(edge, ahead)
+            if not (edge.kind == "gather" and stages.gathers):  # see `runtime.network`
+                self._post(edge, ahead)
 
     def entry(self, position: int, instruction: Instruction) -> Held:
         """Book one instruction and return what is held while it runs."""
         match instruction:
             case Send(edge, micro):
-                if edge.kind == "reduce" and micro is not None:  # a sum of its own, not the bucket
+                if edge.kind in ("reduce", "gather") and micro is not None:  # not the bucket itself
                     self._hold((edge,), micro)
                 self._sent.append((edge, micro))
                 return self._now()
@@ -135,7 +138,9 @@ class _Ledger:
         match instruction:
             case Recv(edge, micro):
                 return self._recv(edge, micro)
-        return self._compute(instruction)
+        now = self._compute(instruction)
+        self.gathered = 0
+        return now
 
     def _let_go(self, position: int) -> None:
         """Drop what was sent and has left; all that one computation made is held until its last."""
@@ -165,6 +170,8 @@ class _Ledger:
     def _recv(self, edge: Edge, micro: int | None) -> Held:
         """Take a message; where its strides leave gaps, it is copied into a tensor with gaps."""
         self._post(edge, 1)
+        if edge.kind == "gather" and micro is not None:
+            self.gathered += rounded(edge.nbytes, self._kind)
         if edge.kind in ("reduce", "gather", "statistics"):  # added, or copied, at once
             now = self._now()
             self._drop((edge,), micro)
@@ -275,7 +282,7 @@ class _Ledger:
                 del self._uses[key]
 
     def _now(self, workspace: int = 0) -> Held:
-        activations = self.activations + workspace + self._libraries
+        activations = self.activations + self.gathered + workspace + self._libraries
         return Held(self.gradients, activations, self.messages)
 
 

@@ -9,7 +9,9 @@ The order written here is the contract with the emitter, which writes the same o
     Send statistics, Recv statistics                                   once, likewise
     Send tied, Recv tied, Send norm, Recv norm, Send loss, Recv loss, OptimizerStep
 
-With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients.
+With ZeRO the pieces of updated weights go back after the OptimizerStep, in place of gradients. With
+ZeRO 3 they do not: what each Forward and each Backward reads of weights comes before it, see
+`gathers`.
 Where each micro-batch is summed by itself, others' with lower numbers are taken after the Backward,
 or the BackwardWeight, that sends its own part.
 
@@ -35,6 +37,7 @@ from bigbrain_fx.core import (
     Send,
     Stages,
 )
+from bigbrain_fx.plan.schedule.gathers import turns_of, with_gathers
 from bigbrain_fx.plan.schedule.parts import parts
 
 Orders: TypeAlias = dict[str, tuple[Compute, ...]]
@@ -46,10 +49,11 @@ ONCE: tuple[EdgeKind, ...] = ("statistics", "tied", "norm", "loss")
 
 def with_messages(stages: Stages, orders: Orders, trained: frozenset[int]) -> tuple[Program, ...]:
     """Return one program per device, in the order of `stages.devices`."""
-    return tuple(
+    programs = [
         Program(device, tuple(_instructions(stages, device, orders[device], bool(trained))))
         for device in stages.devices
-    )
+    ]
+    return with_gathers(stages, programs)
 
 
 def _instructions(
@@ -76,7 +80,7 @@ def _update(stages: Stages, device: str) -> Iterator[Instruction]:
     for kind in ONCE:
         yield from _once_a_step(stages, device, kind)
     yield OptimizerStep()
-    if stages.zero_stage:
+    if stages.zero_stage and not stages.gathers:
         yield from pieces
 
 
@@ -151,4 +155,6 @@ def _once_a_step(stages: Stages, device: str, kind: EdgeKind) -> Iterator[Instru
 
 def messages(stages: Stages, edge: Edge) -> int:
     """Return how many messages of a step an edge between replicas carries."""
+    if edge.kind == "gather" and stages.gathers:
+        return turns_of(stages, edge.target)
     return len(_parts(stages, edge)) if edge.kind == "reduce" else 1

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.emit import cut_weights, weight_files
+from bigbrain_fx.emit import cut_weights, weight_files, weight_index
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan, require_no_groups
 from bigbrain_fx.weights import (
@@ -105,7 +105,8 @@ def load_weights(
             writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
             writer.write_weights(scratch, weight_files(plan))
         cut_weights(scratch, plan)
-        rewrite_index(scratch, folder / "weights")
+        owner = weight_index(plan) if plan.mode == "train" else {}
+        rewrite_index(scratch, folder / "weights", owner)
         _exchange(folder / "weights", scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

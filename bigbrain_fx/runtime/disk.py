@@ -5,8 +5,10 @@ A test replaces `Disk` by one that stops at any of these calls, or loses what wa
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -79,12 +81,32 @@ class Disk:
         return part
 
 
+LOCK_S = 30.0  # longest wait for another process that has locked a folder; it may be stopped
+LOOK_S = 0.02
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out that lock the same folder; the lock ends with its process."""
+def locked(folder: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Keep other processes out that lock the same folder; the lock ends with its process.
+
+    Raises:
+        OSError: another process has it for too long.
+    """
     number = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        _lock(number, folder / ".lock", wait_s)
         yield
     finally:
         os.close(number)
+
+
+def _lock(number: int, path: Path, wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                why = f"another process has locked it for {wait_s:g} s (`fuser {path}` names it)"
+                raise OSError(errno.ETIMEDOUT, why, str(path)) from None
+            time.sleep(LOOK_S)

@@ -38,10 +38,10 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True)
 class Index:
-    """What weights/index.json says; of a bundle that is older than checksums, no checksums."""
+    """What weights/index.json says; of a bundle that is older than checksums, None of them."""
 
     owner: Mapping[str, str]
-    checksums: Mapping[str, str]
+    checksums: Mapping[str, str] | None
 
 
 def read_index(folder: Path) -> Index:
@@ -52,11 +52,11 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / "index.json"
     if not path.exists():
-        return Index({}, {})
+        return Index({}, None)
     found = _json(path)
     if set(found) == {"owner", "checksums"} and isinstance(found["owner"], dict):
         return Index(_texts(found["owner"], path), _texts(found["checksums"], path))
-    return Index(_texts(found, path), {})
+    return Index(_texts(found, path), None)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -104,6 +104,8 @@ class OwnWeights(Mapping[str, Tensor]):
         self.pool = pool
         self.checks: deque[Future[None]] = deque()
         self.own = folder / f"{device}.safetensors"
+        if not (folder / "index.json").exists():
+            raise WeightsError(f"{folder / 'index.json'} is missing: copy the bundle again")
         self.checksums = read_index(folder).checksums
         with _opened(self.own, AGAIN) as file:
             keys = list(file.keys())  # a name may look like a part's
@@ -148,12 +150,16 @@ class OwnWeights(Mapping[str, Tensor]):
     def _require_whole(self, name: str, found: Tensor) -> None:
         """Refuse a tensor that is not the one that was written."""
         path, key = self._places[name]
-        expected = self.checksums.get(key if path == self.own else name)
-        if expected is not None and checksum(found) != expected:
+        is_own = path == self.own
+        expected = (self.checksums or {}).get(key if is_own else name)
+        if expected is None and (self.checksums is None or not is_own):
+            return  # of an older bundle, or left in a checkpoint
+        if expected is None or checksum(found) != expected:
+            index = self.own.with_name("index.json")
+            said = f"is {expected}" if expected else "is missing"
             raise WeightsError(
-                f"{self._places[name][0]}: tensor {name!r} is not as it was written (its checksum "
-                f"in {self.own.with_name('index.json')} is {expected}): {AGAIN}; that is also how "
-                "to replace weights by hand"
+                f"{path}: tensor {name!r} is not as it was written (its checksum in {index} "
+                f"{said}): {AGAIN}; that is also how to replace weights by hand"
             )
 
     def __iter__(self) -> Iterator[str]:

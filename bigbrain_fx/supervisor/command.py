@@ -32,6 +32,7 @@ INTERRUPTED = 130  # exit code; as a shell's
 TAIL_LINES = 12
 MIB = 2**20
 MOST_SECONDS = 1e8
+MOST_PORT = 65535
 
 
 def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str] = ()) -> None:
@@ -48,13 +49,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     hold_streams()
     parser = _parser(program)
     options, words = parser.parse_known_args()
-    if (options.listen or options.join) and not options.secret:
-        how = how_to_make("secret")
-        parser.error(f"several hosts need --secret FILE, the same on all of them: {how}")
-    if options.join and not options.host:
-        parser.error("--join needs --host NAME: which of the plan's hosts this is")
-    if options.listen and not hosts:
-        parser.error("--listen is for plans with several hosts")
+    _require_hosts(parser, options, hosts)
     if sys.platform != "linux":
         parser.exit(BAD_INPUT, "error: this needs Linux; elsewhere start it with torchrun\n")
     try:
@@ -96,6 +91,23 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     sys.exit(code)
 
 
+def _require_hosts(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
+) -> None:
+    """Refuse what no supervisor of another host could be found by."""
+    if (options.listen or options.join) and not options.secret:
+        how = how_to_make("secret")
+        parser.error(f"several hosts need --secret FILE, the same on all of them: {how}")
+    if options.join and not options.host:
+        parser.error("--join needs --host NAME: which of the plan's hosts this is")
+    if (options.listen or options.join) and not hosts:
+        parser.error("--listen and --join are for plans with several hosts")
+    others = dict.fromkeys(host for host in hosts if host != hosts[0])
+    if options.join and options.host not in others:
+        named = ", ".join(others)
+        parser.error(f"--host is one of {named}, found {options.host!r}: {hosts[0]} listens")
+
+
 def _bridges(options: argparse.Namespace, hosts: Sequence[str]) -> dict[str, Bridge]:
     """Wait for the agents of all hosts but the first."""
     pair = Pair(Path(options.secret))
@@ -121,6 +133,9 @@ def _reached(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(address, AGENTS_S)
+        except socket.gaierror as error:
+            why = f"no host {address[0]!r} is known here ({error.strerror})"
+            raise StrangerError(f"{why}: --join takes the first host's name or address") from error
         except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise
@@ -134,7 +149,7 @@ def _address_of(connection: Secured) -> dict[str, str]:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not port.isdecimal():
+    if not port.isdecimal() or int(port) > MOST_PORT:
         raise StrangerError(f"expected HOST:PORT after --listen or --join, found {text!r}")
     return host or "127.0.0.1", int(port)
 

@@ -126,10 +126,16 @@ def write_index(folder: Path, owner: Mapping[str, str]) -> None:
         ) from error
 
 
-def rewrite_index(folder: Path, old: Path) -> None:
+def rewrite_index(folder: Path, old: Path, owner: Mapping[str, str]) -> None:
     """Write the index of a weights/ folder that takes the place of `old`, for the same devices.
 
-    A bundle of bigbrain-fx 0.1.0 knows no checksums, and gets none.
+    A bundle of bigbrain-fx 0.1.0 knows no checksums, and gets none. What cannot be read any more is
+    written anew.
+
+    Args:
+        folder: with all its files.
+        old: the folder that it takes the place of.
+        owner: as `write_index` has it.
 
     Raises:
         InputError: a file cannot be read or written.
@@ -138,10 +144,10 @@ def rewrite_index(folder: Path, old: Path) -> None:
         return
     try:
         found = read_json(old / INDEX)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{INDEX} cannot be read", at=str(old / INDEX)) from error
-    if isinstance(found, dict) and isinstance(found.get("owner"), dict):
-        write_index(folder, found["owner"])
+    except (OSError, ValueError, RecursionError):
+        found = {"owner": owner}
+    if not isinstance(found, dict) or "owner" in found:
+        write_index(folder, owner)
     else:
         (folder / INDEX).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

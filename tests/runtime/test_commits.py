@@ -30,7 +30,7 @@ from bigbrain_fx.runtime.commits import (
     write_record,
     write_shard,
 )
-from bigbrain_fx.runtime.disk import Disk
+from bigbrain_fx.runtime.disk import Disk, locked
 from bigbrain_fx.runtime.image import read_layout
 from bigbrain_fx.runtime.records import digest, sealed, unsealed
 from tests.support.commit_disks import (
@@ -482,6 +482,18 @@ def test_generations_go_up_also_when_the_fence_is_broken(tmp_path: Path) -> None
     _flip(folder / "generation.json", 20)
     assert newest_generation(folder) == 1
     assert open_generation(folder) == 2
+
+
+def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path),
+        pytest.raises(OSError, match="another process has locked it") as error,
+        locked(tmp_path, wait_s=0.05),
+    ):
+        pytest.fail("both have it")
+    assert str(error.value.filename) == str(tmp_path / ".lock")
+    with locked(tmp_path, wait_s=0.0):
+        pass
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:

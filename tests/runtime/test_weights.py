@@ -105,10 +105,22 @@ def test_files_that_changed_places_are_found(folder: Path) -> None:
 def test_a_bundle_older_than_checksums_is_read(folder: Path) -> None:
     owner = {"w": "d0", "v": "d1"}
     (folder / "index.json").write_text(json.dumps(owner))
-    assert read_index(folder) == Index(owner, {})
+    assert read_index(folder) == Index(owner, None)
     assert torch.equal(read_all(folder)["w"], TENSORS["w"])
     (folder / "index.json").unlink()  # one for inference had none
-    assert read_index(folder) == Index({}, {})
+    assert read_index(folder) == Index({}, None)
+
+
+def test_no_tensor_is_read_unchecked(folder: Path) -> None:
+    """An index that lists none, or is not there, is not that of an older bundle."""
+    index = folder / "index.json"
+    found = json.loads(index.read_text())
+    index.write_text(json.dumps({**found, "checksums": {}}))
+    with pytest.raises(WeightsError, match=r"its checksum in .*index.json is missing\): copy the"):
+        read_all(folder)
+    index.unlink()
+    with pytest.raises(WeightsError, match=r"index.json is missing: copy the bundle again"):
+        read_all(folder)
 
 
 def cut(path: Path) -> None:

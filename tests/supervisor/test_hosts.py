@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
-from bigbrain_fx.supervisor import FailedError, Supervisor
+from bigbrain_fx.supervisor import FailedError, Supervisor, main
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
 from bigbrain_fx.supervisor.secured import Mouth, Pair, Secured, StrangerError, how_to_make
 from tests.support.bundles import cluster, split_small
@@ -359,3 +360,32 @@ def test_the_file_is_its_owners_only_and_holds_both(tmp_path: Path) -> None:
 def test_where_there_is_no_openssl_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert how_to_make("secret").endswith("(openssl is not here: type it where it is)")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--join a:1 --secret s", "--join needs --host NAME"),
+        (
+            "--join a:1 --secret s --host east",
+            "--host is one of south, found 'east': north listens",
+        ),
+        ("--join a:1 --secret s --host north", "--host is one of south, found 'north'"),
+        ("--join a:1 --host south", "several hosts need --secret FILE"),
+        ("--join a:99999 --secret {pair} --host south", "expected HOST:PORT after --listen or"),
+        ("--join no.host.invalid:1 --secret {pair} --host south", "--join takes the first host's"),
+    ],
+)
+def test_a_host_that_cannot_join_is_told_why(
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = words.format(pair=make(tmp_path / "pair")).split()
+    monkeypatch.setattr(sys, "argv", ["launch.py", *given, "--logs", str(tmp_path / "logs")])
+    with pytest.raises(SystemExit) as ended:
+        main(tmp_path, NAMES, "train.py", HOSTS)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

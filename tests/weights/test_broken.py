@@ -70,13 +70,14 @@ def test_an_index_keeps_its_kind(tmp_path: Path) -> None:
     for folder in (old, new):
         folder.mkdir()
         save_file({"w": torch.ones(4)}, folder / "d0.safetensors")
-    rewrite_index(new, old)
+    rewrite_index(new, old, {"w": "d0"})
     assert not (new / "index.json").exists()  # as in one for inference
     (old / "index.json").write_text('{"w": "d0"}')
-    rewrite_index(new, old)
+    rewrite_index(new, old, {"w": "d0"})
     assert json.loads((new / "index.json").read_text()) == {"w": "d0"}
-    (old / "index.json").write_text('{"owner": {"w": "d0"}, "checksums": {}}')
-    rewrite_index(new, old)
-    found = json.loads((new / "index.json").read_text())
-    assert found["owner"] == {"w": "d0"}
-    assert set(found["checksums"]) == {"w"}
+    for text in ('{"owner": {"w": "d0"}, "checksums": {}}', '{"owner": {"w":', "[1]", "[" * 50_000):
+        (old / "index.json").write_text(text)
+        rewrite_index(new, old, {"w": "d0"})
+        found = json.loads((new / "index.json").read_text())
+        assert found["owner"] == {"w": "d0"}
+        assert set(found["checksums"]) == {"w"}

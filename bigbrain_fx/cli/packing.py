@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,8 +72,19 @@ def pack(
         return
     for line in packing_lines(found):
         click.echo(line)
-    for name, path in written.items():
-        click.echo(f"wrote {path}: split {name} with --devices {path} --partitioner auto", err=True)
+    for job, (name, path) in zip(jobs, written.items(), strict=True):
+        click.echo(f"wrote {path}; {name}: {split_command(job, name, path)}", err=True)
+
+
+def split_command(job: str, name: str, devices: Path) -> str:
+    """Return what to type to split a job for its devices."""
+    from bigbrain_fx.plan import read_plan
+
+    path = Path(job)
+    is_bundle = path.name == "plan.json" or (path / "plan.json").is_file()
+    model = (is_bundle and read_plan(path).source.path) or job
+    words = ["bigbrain-fx", "split", model, "--devices", str(devices), "--partitioner", "auto"]
+    return shlex.join([*words, "--out", str(devices.with_name(f"{name}-bundle"))])
 
 
 def packing_lines(found: Packing) -> list[str]:

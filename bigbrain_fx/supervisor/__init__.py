@@ -4,7 +4,7 @@ One supervisor per host starts the device processes and warm spares, owns the sn
 and replaces what dies. It imports nothing of ours and knows neither torch nor what is computed.
 """
 
-from .command import main, stopped_by_sigterm, tail
+from .command import last_lines, main, stopped_by_sigterm, tail
 from .console import Aside, hold_streams, warn
 from .events import Event, EventLog, status
 from .feeding import Feed
@@ -34,6 +34,7 @@ __all__ = [
     "Supervisor",
     "hold_streams",
     "how_to_make",
+    "last_lines",
     "main",
     "popen",
     "status",

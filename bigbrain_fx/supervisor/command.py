@@ -29,7 +29,7 @@ from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
 AGAIN_S = 0.2  # between two tries to reach the first host
 INTERRUPTED = 130  # exit code; as a shell's
-TAIL_LINES = 12
+TAIL_LINES, TAIL_BYTES = 12, 1 << 16
 MIB = 2**20
 MOST_SECONDS = 1e8
 MOST_PORT = 65535
@@ -239,8 +239,15 @@ def stopped_by_sigterm(supervisor: Stops) -> Iterator[None]:
 
 def tail(death: Death) -> tuple[str, ...]:
     """Return the last lines that a dead process wrote."""
+    return last_lines(Path(death.log))
+
+
+def last_lines(log: Path) -> tuple[str, ...]:
+    """Return the last lines of a log, which may be of any length, or gone."""
     try:
-        return tuple(Path(death.log).read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
     except OSError:
         return ()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.cli.packing import split_command
 from bigbrain_fx.cluster import read_cluster
+from bigbrain_fx.plan import read_plan
 from tests.support.command_line import call, tiny_bundle, write_cluster, write_model
 
 
@@ -27,6 +30,16 @@ def test_a_bundle_and_a_model_share_a_cluster(
     again = call(*words, "--out", tmp_path / "parts")
     assert again.code == 2
     assert "exists already" in again.err
+
+
+def test_what_is_typed_next_splits_the_model_of_a_bundle(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    bundle = tiny_bundle(tmp_path_factory.getbasetemp())
+    said = split_command(str(bundle), "a b", Path("parts/a b.json"))
+    model = read_plan(bundle).source.path
+    assert shlex.split(said)[:5] == ["bigbrain-fx", "split", model, "--devices", "parts/a b.json"]
+    assert split_command("m.py:model", "m", Path("m.json")).startswith("bigbrain-fx split m.py:mod")
 
 
 def test_bad_input(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import bigbrain_fx
 from bigbrain_fx.errors import InputError, VerificationError
+from bigbrain_fx.runtime.weights import read_index
 from bigbrain_fx.verification.bundle import Verification, verify
 from bigbrain_fx.weights import rewrite_index
 from tests.support.bundles import MODEL, cluster, copied, edit, split_small
@@ -60,7 +61,8 @@ def test_a_changed_weight_is_found(bundle: Path, tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["blocks.3.up.bias"][5] += 1e-7
     save_file(tensors, file)
-    rewrite_index(copy / "weights", copy / "weights")  # who writes other weights there on purpose
+    # who writes other weights there on purpose
+    rewrite_index(copy / "weights", copy / "weights", read_index(copy / "weights").owner)
     found = checked(copy)
     assert failed(found) == ["weights = your model's"]
     with pytest.raises(VerificationError, match="weights = your model's") as error:

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.supervisor import last_lines
 
-TAIL_LINES = 12
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
@@ -34,14 +34,14 @@ def failure(
     what: str, code: int, log: Path, program: str, reason: str | None = None
 ) -> BigBrainError:
     """Return what to tell of a process that failed: the end of its log, and what to do."""
-    tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:] if log.is_file() else []
+    tail = last_lines(log)
     if code == BAD_INPUT and tail:
         last = tail[-1].removeprefix("error: ")
         return InputError(last, at=str(log), help=_missing(last) or _mending(last))
     return RunError(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
-        notes=tuple(tail),
+        notes=tail,
         help=_missing(tail[-1] if tail else "") or _advice(code, program),
     )
 

@@ -3,9 +3,10 @@
     python -m tools.peers [--only ours --only ddp]
 
 Of each script in `tools/peer_scripts`: how many lines are not those of plain PyTorch, processor
-seconds until the first step, resident memory of all its processes, whether the losses are those of
-one process; and what happens when the process of rank 1 is killed in the middle. Who is not
-installed is a row that says so. It measures no speed: `tools.bench_peer`, `tools.bench_shards` do.
+seconds until the first step, rows a processor second of the processes that compute, resident memory
+of all its processes, whether the losses are those of one process; and what happens when the process
+of rank 1 is killed in the middle. Who is not installed is a row that says so. A clock on the wall
+is not read: `tools.bench_peer` and `tools.bench_shards` do that, in turns.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from bigbrain_fx.bundles import free_port
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 ROOT = SCRIPTS.parents[1]
-STEPS, KILLED_AFTER = 6, 2
+STEPS, KILLED_AFTER = 16, 4
+ROWS = 8  # of a step, over all ranks; `tools/peer_model.py` has them
 BLOCKS, DIM = 4, 128  # of the GPT in `tools/peer_model.py`: a step is short
 DEADLINE_S = 900.0
 ROUNDING = 1e-4  # of a loss: sums in another order
 _DEVICE = {"host": "localhost", "kind": "cpu", "memory": "8GiB", "flops": "60GFLOP/s"}
-_DEVICES = [{**_DEVICE, "name": f"d{i}", "memory_bandwidth": "12GB/s"} for i in range(2)]
+DEVICES = ("d0", "d1")  # a device's process logs to a file of its name
+_DEVICES = [{**_DEVICE, "name": name, "memory_bandwidth": "12GB/s"} for name in DEVICES]
 CLUSTER = {
     "devices": _DEVICES,
     "links": {"default": {"bandwidth": "2GB/s", "latency": "50us"}},
@@ -69,6 +72,7 @@ class Trained:
 
     losses: tuple[float, ...]
     first_cpu_s: float
+    rows_per_cpu_s: float
     memory_bytes: int
     code: int
     after_kill: int = 0
@@ -93,9 +97,12 @@ def trained(peer: Peer, *, kill: bool = False) -> Trained:
     """Run a peer's script to its end; with `kill`, rank 1's process is killed in the middle."""
     losses: dict[int, dict[int, float]] = {}
     first_cpu_s, memory, struck_at, killed = 0.0, dict[int, int](), -1, False
+    begun, now = (0, 0.0), (0, 0.0)
     with _started(peer) as process:
         for rank, step, loss in _steps(process):
-            first_cpu_s = first_cpu_s or _cpu_s(process.pid)
+            first_cpu_s = first_cpu_s or _cpu_s(process.pid, *_tree(process.pid))
+            now = step, _cpu_s(*_ranks(process.pid).values())
+            begun = begun if begun[0] else now if step else begun
             memory |= _memory(process.pid)
             losses.setdefault(step, {})[rank] = loss
             if kill and not killed and step == KILLED_AFTER:
@@ -103,7 +110,8 @@ def trained(peer: Peer, *, kill: bool = False) -> Trained:
         code = process.wait(DEADLINE_S)
     means = [sum(found.values()) / len(found) for _, found in sorted(losses.items())]
     after = sum(step > struck_at for step in losses) if killed else 0
-    return Trained(tuple(means), first_cpu_s, sum(memory.values()), code, after, killed)
+    pace = ROWS * (now[0] - begun[0]) / max(now[1] - begun[1], 0.01)
+    return Trained(tuple(means), first_cpu_s, pace, sum(memory.values()), code, after, killed)
 
 
 @contextmanager
@@ -163,10 +171,29 @@ def _tree(pid: int) -> list[int]:
     return found[1:]
 
 
-def _cpu_s(pid: int) -> float:
-    """Return processor seconds of a process and all that it has started."""
+def _ranks(pid: int) -> dict[int, int]:
+    """Return the processes that compute, by rank: those that are told a rank, or log as a device.
+
+    A process alone computes itself.
+    """
+    found = {rank: each for each in _tree(pid) if (rank := _rank(each)) is not None}
+    return found or {0: pid}
+
+
+def _rank(pid: int) -> int | None:
+    with suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        told = next((word for word in words if word.startswith(b"RANK=")), None)
+        if told is not None:
+            return int(told.removeprefix(b"RANK="))
+        return DEVICES.index(Path(os.readlink(f"/proc/{pid}/fd/1")).stem)
+    return None
+
+
+def _cpu_s(*pids: int) -> float:
+    """Return processor seconds of some processes."""
     ticks = 0
-    for each in (pid, *_tree(pid)):
+    for each in pids:
         with suppress(OSError):
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))  # own, and of children that have ended
@@ -185,12 +212,12 @@ def _memory(pid: int) -> dict[int, int]:
 
 
 def _kill_rank_1(pid: int) -> bool:
-    for each in _tree(pid):
-        with suppress(OSError):
-            words = Path(f"/proc/{each}/environ").read_bytes().split(b"\0")
-            if b"RANK=1" in words:
-                os.kill(each, signal.SIGKILL)
-                return True
+    struck = _ranks(pid).get(1)
+    if struck is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(struck, signal.SIGKILL)
+        return True
     return False
 
 
@@ -230,6 +257,7 @@ def told(row: PeerRow, plain: Sequence[float]) -> Mapping[str, str]:
         "peer": row.peer.name,
         "lines": str(row.lines),
         "cpu": f"{quiet.first_cpu_s:.1f} s",
+        "pace": f"{quiet.rows_per_cpu_s:.1f}",
         "memory": f"{quiet.memory_bytes / 2**20:.0f} MiB",
         "losses": same if off <= ROUNDING else f"OTHERS: {off:.1e} apart",
         "kill": _end_of(row.struck, quiet),
@@ -251,6 +279,7 @@ HEADS = {
     "peer": "peer",
     "lines": "lines beside plain PyTorch's",
     "cpu": "processor time to first step",
+    "pace": "rows a processor second",
     "memory": "memory, all processes",
     "losses": "losses as one process",
     "kill": "rank 1 gets SIGKILL",

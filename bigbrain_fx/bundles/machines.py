@@ -23,6 +23,7 @@ from bigbrain_fx.bundles.sessions import Constants, Session, require_session
 from bigbrain_fx.core import Cluster, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options
+from bigbrain_fx.supervisor import warn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,6 +108,11 @@ class Machine(Shown):
         Raises:
             BigBrainError: as `__call__`; or the run has failed. The model is as it was then.
         """
+        if epochs > 1 and iter(data) is data:
+            raise InputError(
+                f"the data are an iterator, which is read once, and epochs is {epochs}",
+                help="give what `iter` begins anew: a DataLoader, a list; or epochs=1",
+            )
         batches = chain.from_iterable(data for _ in range(epochs))
         first = next(iter(batches), None)
         if first is None:
@@ -118,6 +124,8 @@ class Machine(Shown):
                 waiting.append(session.send(batch))
                 _hear(session, waiting, AHEAD, on_step)
             _hear(session, waiting, 0, on_step)
+            if steps is not None and session.steps < steps:
+                warn(f"WARNING: the data ended after {session.steps} of {steps} steps")
             model.load_state_dict(session.state_dict())
         return model
 

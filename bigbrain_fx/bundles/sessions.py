@@ -74,6 +74,28 @@ class Constants:
             self.changed.update(new)
 
 
+class _Elsewhere:
+    """A name of a loop in plain PyTorch, which the devices have: it says what to do instead."""
+
+    def __init__(self, remedy: str) -> None:
+        self.remedy = remedy
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, session: object, _owner: type) -> _Elsewhere:
+        if session is not None:
+            raise AttributeError(f"a session has no `{self.name}`: {self.remedy}")
+        return self
+
+    def __set__(self, _session: object, _value: object) -> None:
+        raise AttributeError(f"a session has no `{self.name}`: {self.remedy}")
+
+
+_RATES = "rates change by lr_scale=lambda step: ... or scheduler=..., given to machine(...)"
+_WHOLE = "session.step(batch) is forward, backward and the optimizer's step, on all devices"
+
+
 class Session(Shown):
     """Devices at work on one model; made by a `Machine`, and a context manager.
 
@@ -110,6 +132,15 @@ class Session(Shown):
         _OPEN.add(self)
         self._wait(lambda: self._feed.first is not None)
         self.steps = self._feed.first or 0
+
+    lr = _Elsewhere(_RATES)
+    optimizer = _Elsewhere(f"the devices have it; {_RATES}")
+    parameters = _Elsewhere("the devices have them; state_dict() takes them from all, eval() too")
+    backward = _Elsewhere(_WHOLE)
+    zero_grad = _Elsewhere(_WHOLE)
+    train = _Elsewhere("it always trains; eval() gives your model the weights, and computes here")
+    load_state_dict = _Elsewhere("load it into your model, and make another session of it")
+    to = _Elsewhere("the cluster's devices are where it is; state_dict() takes the weights here")
 
     # ------------------------------------------------------------------ what it leads to
 
@@ -173,6 +204,17 @@ class Session(Shown):
             raise InputError(f"no batch of step {step} was sent", help="give what `send` returned")
         self._wait(lambda: step in self._losses)
         return self._losses[step]
+
+    def __call__(self, *_: object) -> None:
+        """Refuse to be a model: nobody here could give its output a gradient.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "a session is a loop, no model: its devices return losses, not outputs",
+            help=f"{_WHOLE}; session.eval()(x) computes outputs here",
+        )
 
     # ------------------------------------------------------------------ its state
 

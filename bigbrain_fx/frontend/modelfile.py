@@ -383,6 +383,12 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
     return value
 
 
+MADE = (
+    "each device makes its own, of its own parameters: define optimizer(named_params), or give the "
+    "class with its options, functools.partial(torch.optim.AdamW, lr=1e-3)"
+)
+
+
 def _functions(module: ModuleType, path: Path) -> dict[str, object]:
     """Collect the optional functions of the contract."""
     found: dict[str, object] = {}
@@ -392,7 +398,7 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
             raise InputError(
                 f"`{name}` must be a function, found {type(value).__name__}",
                 at=path.name,
-                help=f"see the model file contract: def {name}(...)",
+                help=MADE if name == "optimizer" else f"define it: def {name}(...)",
             )
         found[name] = value
     if found["lr_scale"] is not None and found["scheduler"] is not None:

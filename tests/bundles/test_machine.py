@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.bundles.entries import SentEntry, entry_tensor, has_fewer, require_one_number
-from bigbrain_fx.bundles.sessions import Constants
+from bigbrain_fx.bundles.sessions import Constants, Session
 from tests.support.command_line import write_cluster
 
 Batch = dict[str, Tensor]
@@ -164,3 +164,25 @@ def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Pa
         machine(net(), example_batch=next(data(1)), loss=loss, lr=3)
     with pytest.raises(bb.InputError, match="there is no batch to train on"):
         machine.train(net(), [], loss=loss)
+
+
+def test_what_a_loop_of_plain_pytorch_would_do_is_answered(machine: bb.Machine) -> None:
+    first = next(data(1))
+    made = torch.optim.SGD(net().parameters(), lr=0.1)
+    with pytest.raises(bb.InputError, match="must be a function, found SGD") as found:
+        machine(net(), example_batch=first, loss=loss, optimizer=made)
+    assert "functools.partial" in str(found.value)
+    pair = first["x"], first["y"]
+    with pytest.raises(bb.InputError, match="the loss fails on its example batch") as found:
+        machine(net(), example_batch=pair, loss=nn.MSELoss())
+    assert "criterion(output, batch[1])" in str(found.value)
+    with pytest.raises(bb.InputError, match="read once, and epochs is 2"):
+        machine.train(net(), data(3), loss=loss, epochs=2)
+    session: Any = Session.__new__(Session)
+    with pytest.raises(AttributeError, match="lr_scale"):
+        session.lr = 0.1
+    with pytest.raises(AttributeError, match="the devices have it"):
+        _ = session.optimizer.param_groups
+    assert not hasattr(session, "zero_grad")
+    with pytest.raises(bb.InputError, match=r"session\.step\(batch\) is forward"):
+        session(first["x"])

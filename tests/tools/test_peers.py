@@ -31,6 +31,7 @@ FAKE_PEER = Peer("fake", "fake", by_torchrun=False)
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     (tmp_path / "fake.py").write_text(FAKE.replace("range(3)", "range(2)"))
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(peers, "KILLED_AFTER", 2)
     monkeypatch.setenv("KILLED", "")
     return monkeypatch
 
@@ -51,8 +52,8 @@ def test_a_death(fake: pytest.MonkeyPatch, how: str, code: int, after: int) -> N
 
 
 def test_rows_say_what_was_found() -> None:
-    quiet = Trained((2.0, 1.0), 3.25, 5 << 20, 0)
-    row = PeerRow(PEERS[1], 7, quiet, Trained((2.0, 1.0), 3.0, 5 << 20, 0, 1, killed=True))
+    quiet = Trained((2.0, 1.0), 3.25, 40.0, 5 << 20, 0)
+    row = PeerRow(PEERS[1], 7, quiet, Trained((2.0, 1.0), 3.0, 40.0, 5 << 20, 0, 1, killed=True))
     cells = told(row, (2.0, 1.0))
     assert cells["losses"] == "the bits"
     assert cells["kill"] == "goes on: 1 more steps, the same losses"

@@ -467,14 +467,22 @@ class _Job:
                     help="fewer micro-batches have more rows each: --micro-batches; an entry that "
                     "is no row of the batch is passed whole with batch_dims = {'entry': None}",
                 )
+            in_loss = self.step.seen.part == "loss"
+            is_criterion = isinstance(self.step.own_loss, nn.Module)
             return InputError(
-                f"the model fails on its example batch: {type(error).__name__}: {first}",
+                f"the {'loss' if in_loss else 'model'} fails on its example batch: "
+                f"{type(error).__name__}: {first}",
                 at=where(error),
-                help="make model()(example_batch()) run in plain PyTorch first",
+                help=_OF_CRITERION if in_loss and is_criterion else _PLAIN_FIRST,
             )
         return None
 
 
+_PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
+_OF_CRITERION = (
+    "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
+    "criterion(output, batch[1])"
+)
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 

@@ -1,0 +1,180 @@
+"""The commands of README.md and docs/commands.md, typed block by block in folders of their own.
+
+The tutorial's are typed in `test_tutorial`. What is not typed is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.bundles import MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/commands.md")
+LIMIT_S = 900.0
+NOT_TYPED = {
+    "make ": "sets up an environment, or measures for many minutes",
+    "bigbrain-fx profile model.py --device cuda:1": "needs a GPU",
+    "bigbrain-fx serve": "answers until Ctrl-C: tests/bundles/test_serving.py",
+    "curl ": "asks that server",
+    "x = ": "a line of an emitted file",
+    "class DeviceD0": "an emitted file",
+}
+INSTEAD = {"--weights checkpoint/ ": "--weights hf/checkpoint/ "}  # one page, two models
+ROWS = r"^\| `((?:run bundle|init \.) [^`]*)`"  # commands in tables of docs/commands.md
+CLUSTER = {
+    "devices": [
+        {
+            "name": name,
+            "host": "localhost",
+            "kind": "cpu",
+            "memory": "2GiB",
+            "flops": "60GFLOP/s",
+            "memory_bandwidth": "12GB/s",
+        }
+        for name in ("d0", "d1")
+    ],
+    "links": {"default": {"bandwidth": "2GB/s", "latency": "50us"}},
+}
+WORKSHOP = """
+set -ex
+bigbrain-fx split model.py --devices cluster.json --out bundle
+bigbrain-fx run bundle --steps 3 --save saved
+bigbrain-fx split model.py --mode eval --devices cluster.json --out served
+bigbrain-fx export bundle --weights saved --to checkpoint/model.safetensors
+bigbrain-fx profile model.py --rows 4 --db theirs.sqlite
+cp -r bundle a
+python make_files.py
+"""
+MAKE_FILES = """
+import onnx, torch, transformers
+from onnx import TensorProto, helper
+from safetensors.torch import save_file
+
+save_file({"letters": torch.zeros(8, 5, dtype=torch.long)}, "rows.safetensors")
+sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=2)
+config = transformers.LlamaConfig(vocab_size=64, max_position_embeddings=64, **sizes)
+transformers.AutoModelForCausalLM.from_config(config).save_pretrained("hf/checkpoint")
+config.save_pretrained("path/to")
+names = ("x", [None, 4]), ("y", [None, 4])
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in names)
+weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.5] * 16)
+nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+graph = helper.make_graph(nodes, "tiny", [x], [y], [weight])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "model.onnx")
+"""
+PRELUDES = {  # what the lines around a block of Python have
+    "machine.train(": """
+import torch
+import bigbrain_fx as bb
+from itertools import islice
+from model import Net, batches, example_batch, loss
+model, batch, loader = Net(), example_batch(), list(islice(batches(0), 3))
+""",
+    "load_optimizer(": """
+import safetensors.torch, torch
+from load_optimizer import load_optimizer
+from model import Net
+model = Net()
+""",
+}
+TRAINED = """
+bigbrain-fx run bundle --steps 2 --commits commits
+bigbrain-fx export bundle --to model.safetensors --optimizer optimizer.safetensors --commits commits
+"""
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Yield a name and the text of each block of commands, and of Python."""
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
+            if found[1] in ("", "sh", "python") and "──" not in found[2]:
+                line = text[: found.start()].count("\n") + 1
+                yield f"{page}:{line}{':python' * (found[1] == 'python')}", found[2]
+    rows = re.findall(ROWS, (ROOT / "docs/commands.md").read_text(encoding="utf-8"), re.M)
+    yield "docs/commands.md:tables", "".join(f"bigbrain-fx {row}\n" for row in rows)
+
+
+BLOCKS = {name: text for name, text in blocks() if "bundle/\n" not in text}
+
+
+def typed(text: str) -> list[str]:
+    """Return the lines of a block that are typed."""
+    if text.lstrip().startswith("class "):
+        return []
+    for old, new in INSTEAD.items():
+        text = text.replace(old, new)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [line for line in lines if not line.startswith(tuple(NOT_TYPED))]
+
+
+def shell(script: str, folder: Path) -> str:
+    (folder / "typed.sh").write_text(script)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "typed.sh"],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the pages take to be there."""
+    for package in ("onnx", "transformers"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("workshop")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "make_files.py").write_text(MAKE_FILES)
+    for name in ("cluster", "other", "new", "a", "b"):
+        (folder / f"{name}.json").write_text(json.dumps(CLUSTER))
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    (mine,) = re.findall(r"```python\n(from dataclasses.*?)```", design, re.S)
+    (folder / "mine.py").write_text(mine.replace("micro_batches: int = 1", "last: int = 0"))
+    (folder / "checkpoint").mkdir()
+    shell(WORKSHOP, folder)
+    return folder
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_a_page_says_can_be_typed(name: str, workshop: Path, tmp_path: Path) -> None:
+    lines = typed(BLOCKS[name])
+    if not lines:
+        return
+    folder = shutil.copytree(workshop, tmp_path / "typed", symlinks=True)
+    if not name.endswith(":python"):
+        if any("init ." in line for line in lines):  # it makes them
+            for file in ("model.py", "cluster.json"):
+                (folder / file).unlink()
+        shell("\n".join(["set -ex", *lines]), folder)
+        return
+    prelude = next((text for word, text in PRELUDES.items() if word in BLOCKS[name]), "")
+    if "load_optimizer" in prelude:
+        shell(TRAINED, folder)
+    body = "\n".join(f"    {line}" for line in (prelude + "\n".join(lines)).splitlines())
+    shell(f"python - <<'EOF'\nif __name__ == '__main__':\n{body}\nEOF", folder)
+
+
+def test_the_blocks_of_all_pages_are_found() -> None:
+    commands = [line for text in BLOCKS.values() for line in typed(text)]
+    assert sum(line.startswith("bigbrain-fx ") for line in commands) >= 40
+    left_out = [line for text in BLOCKS.values() for line in text.splitlines()]
+    assert all(any(line.startswith(head) for line in left_out) for head in NOT_TYPED)

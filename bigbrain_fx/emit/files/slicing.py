@@ -11,6 +11,7 @@ import ast
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,15 +182,25 @@ def _local_modules(body: Iterable[ast.stmt], folder: Path) -> list[Path]:
 
 def local_modules(names: Iterable[str], folder: Path) -> list[Path]:
     """Return which of these modules, and of those that they import, stand in a folder."""
-    found: dict[Path, None] = {}
-    pending = list(names)
+    found: list[Path] = []
+    pending = [name.partition(".")[0] for name in names]
+    seen = set[str]()  # a large package imports itself thousands of times
     while pending:
-        name = pending.pop().partition(".")[0]
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
         for path, files in _beside(folder, name):
-            if path not in found:
-                found[path] = None
-                pending += [i for file in files for i in _imported(ast.parse(_read(file)).body)]
+            found.append(path)
+            pending += (name for file in files for name in _tops(file, file.stat().st_mtime_ns))
     return sorted(found)
+
+
+@lru_cache(maxsize=4096)  # a bundle's texts ask several times
+def _tops(file: Path, _changed_ns: int) -> tuple[str, ...]:
+    """Return the first parts of the names that a file imports, each once."""
+    names = _imported(ast.parse(_read(file)).body)
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def _beside(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:

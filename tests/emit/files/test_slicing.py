@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bigbrain_fx.emit.files import slicing
 from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, local_modules, slice_file
 
 
@@ -227,3 +229,25 @@ def test_what_the_top_sets_of_torch_comes_along(tmp_path: Path) -> None:
     assert has_settings(tmp_path / "model.py")
     assert "torch" not in sliced(tmp_path, "import torch\ndef optimizer(): pass\n").text
     assert not has_settings(tmp_path / "model.py")
+
+
+def test_a_package_that_imports_itself_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large").mkdir()
+    names = [f"part_{i}" for i in range(20)]
+    for name in names:
+        text = "".join(f"import large.{other}\n" for other in names) + "import other\n"
+        (tmp_path / "large" / f"{name}.py").write_text(text)
+    (tmp_path / "other.py").write_text("import large, json\n")
+    looked: list[str] = []
+    beside = slicing._beside
+
+    def look(folder: Path, name: str) -> Iterator[tuple[Path, list[Path]]]:
+        looked.append(name)
+        return beside(folder, name)
+
+    monkeypatch.setattr(slicing, "_beside", look)
+    found = slicing.local_modules(["large.part_3"], tmp_path)
+    assert found == [tmp_path / "large", tmp_path / "other.py"]
+    assert sorted(looked) == ["json", "large", "other"]

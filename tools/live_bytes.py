@@ -97,6 +97,7 @@ def _track(path: Path) -> None:
     live.__enter__()  # type: ignore[no-untyped-call]  # to the end of the process
     _leave_out_own_data(live)
     _count_resizing(live)
+    _leave_out_stores(live)
     _Meter(live.reset_peak, lambda: live.peak, path).install()
 
 
@@ -126,6 +127,21 @@ def _leave_out_own_data(live: LiveBytes) -> None:
         build(this, partial(_uncounted, live, batches), *args, **kwargs)
 
     stream.__init__ = building
+
+
+def _leave_out_stores(live: LiveBytes) -> None:
+    """Do not count what lies in a store: its tensors are pages of a file."""
+    if not Path("runtime/stores.py").exists():  # a bundle has it that offloads
+        return
+    room = importlib.import_module("runtime.stores").DiskRoom
+    take = room.take
+
+    def taking(this: Any, nbytes: int) -> torch.Tensor:  # noqa: ANN401
+        found: torch.Tensor = take(this, nbytes)
+        live.ignore((found,))
+        return found
+
+    room.take = taking
 
 
 def _uncounted(

@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigbrain_fx.bundles.launch import RunOptions, run
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, DeviceStore, Link, Offloaded
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
@@ -155,14 +155,20 @@ class Bench:
     captured: Captured
     steps: int = STEPS
     recompute: Wanted = None
+    offload: tuple[Offloaded, ...] = ()
     references: dict[str, Trace] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: str, steps: int = STEPS, recompute: Wanted = None) -> Bench:
+    def of(
+        model: str,
+        steps: int = STEPS,
+        recompute: Wanted = None,
+        offload: tuple[Offloaded, ...] = (),
+    ) -> Bench:
         """Load and capture a model of models/."""
         file = load_model_file(ROOT / "models" / f"{model}.py")
         captured = capture(file.model, file.example_batch, file.loss, name=model)
-        return Bench(file, captured, steps, recompute)
+        return Bench(file, captured, steps, recompute, offload)
 
     def plan(self, cell: Cell) -> Plan:
         """Plan a cell."""
@@ -188,9 +194,11 @@ class Bench:
             cell.schedule,
             MICRO_BATCHES,
             recompute=self.recompute,
+            offload=self.offload,
             **_replicas(cell),
         )
         where = cluster(cell.devices * (options.replicas or 1), alike=bool(cell.copies))
+        where = with_stores(where) if self.offload else where
         return make_plan(self.captured.graph, where, source, options)
 
     def fault(self, cell: Cell, plan: Plan) -> str:
@@ -238,6 +246,15 @@ def cluster(count: int, *, alike: bool = False) -> Cluster:
     speeds = itertools.repeat(SPEEDS[0], count) if alike else SPEEDS
     made = (Device(f"d{i}", "h", "cpu", 2**33, s, 12e9, 1e-6) for i, s in enumerate(speeds))
     return Cluster(tuple(itertools.islice(made, count)), Link(50e-6, 1e9))
+
+
+def with_stores(where: Cluster) -> Cluster:
+    """Return a cluster whose devices have stores in the folder for what is temporary."""
+    stores = (
+        DeviceStore(f"disk-{device.name}", device.name, 2**40, 1e9, tempfile.gettempdir())
+        for device in where.devices
+    )
+    return replace(where, stores=tuple(stores))
 
 
 @contextmanager

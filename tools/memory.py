@@ -22,6 +22,7 @@ import torch
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.plan.memory_check import needed_bytes
+from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.recompute import read_recompute
 from bigbrain_fx.planning.registry import load
 from tools.live_bytes import resident_bytes, tracked_bytes
@@ -138,6 +139,7 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
+@click.option("--offload", help="What lies in stores: state.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
 def main(
     models: str,
@@ -145,6 +147,7 @@ def main(
     partitioners: str,
     resident: int,
     recompute: str | None,
+    offload: str | None,
     as_json: bool,
 ) -> None:
     """Print forecast, tracked and resident peak of every device, and what they come to."""
@@ -157,7 +160,7 @@ def main(
     if not as_json:
         click.echo("model   partitioner  bundle   forecast   tracked    error  reserved  resident")
     for model, group in itertools.groupby(enumerate(table), key=lambda entry: entry[1].model):
-        bench = Bench.of(model, recompute=read_recompute(recompute))
+        bench = Bench.of(model, recompute=read_recompute(recompute), offload=read_offload(offload))
         for number, cell in group:
             for row in measure(bench, cell, bool(resident) and number % resident == 0):
                 found.append(row)

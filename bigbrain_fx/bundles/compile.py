@@ -42,6 +42,7 @@ from bigbrain_fx.plan import (
     replan,
     require_no_groups,
     require_placeable,
+    require_stores,
     timeline,
     wants_tensor,
     with_placement,
@@ -119,6 +120,7 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     require_placeable(chosen, cluster)
+    chosen = _with_stores(chosen, cluster)
     _require_followable(chosen, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
@@ -143,6 +145,20 @@ def _of_whole_tensors(options: Options) -> Options:
             "--weights-by-reference leaves whole tensors in the checkpoint, and --tensor cuts them",
             help="leave --weights-by-reference out",
         )
+    return replace(options, tensor=1)
+
+
+def _with_stores(options: Options, cluster: Cluster) -> Options:
+    """Return options without tensor groups where devices offload; refuse what does not go."""
+    if not options.offload:
+        return options
+    require_stores(
+        options.offload,
+        cluster,
+        trains=options.mode != "eval",
+        groups=wants_tensor(options),
+        zero_stage=options.zero_stage,
+    )
     return replace(options, tensor=1)
 
 
@@ -179,6 +195,7 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     require_placeable(chosen, cluster)
+    chosen = _with_stores(chosen, cluster)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         plan, _ = with_tried_rules(found, chosen, lambda given: _plan(found, cluster, given, None))
         return plan

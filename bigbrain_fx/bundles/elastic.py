@@ -151,9 +151,11 @@ def without(cluster: Cluster, device: str) -> Cluster | None:
     left = {each.host for each in devices}
     hosts = tuple(host for host in cluster.hosts if host.name in left)
     replicas = tuple(group for group in cluster.replicas if device not in group)
+    stores = tuple(store for store in cluster.stores if store.device != device)
     if not devices:
         return None
-    return replace(cluster, devices=devices, links=links, hosts=hosts, replicas=replicas)
+    kept = replace(cluster, devices=devices, links=links, hosts=hosts, replicas=replicas)
+    return replace(kept, stores=stores)
 
 
 def _newest(options: RunOptions, rescued: _Rescued) -> Path | None:

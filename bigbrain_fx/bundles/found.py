@@ -206,13 +206,18 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     held = {device: sorted(names & trained) for device, names in used.items()}
     here = all(plan.cluster.device[name].kind == "cpu" for name in stages.devices)
     shards = plan.sharded.shards
+    by_pieces = "state" in stages.offload
     if found.session is None:
-        return _tried_here(found, held, here, shards)
-    return found.session.try_optimizer(held, here=here, shards=shards)
+        return _tried_here(found, held, here, shards, by_pieces)
+    return found.session.try_optimizer(held, here=here, shards=shards, by_pieces=by_pieces)
 
 
 def _tried_here(
-    found: FoundModel, held: Mapping[str, Sequence[str]], here: bool, shards: Sequence[Shard]
+    found: FoundModel,
+    held: Mapping[str, Sequence[str]],
+    here: bool,
+    shards: Sequence[Shard],
+    by_pieces: bool,
 ) -> tuple[str, ...]:
     from bigbrain_fx.frontend import require_divided, require_made_per_device
 
@@ -223,7 +228,9 @@ def _tried_here(
     if recipe.optimizer and shards:
         require_divided(found.module, recipe.optimizer, shards)
     is_scaled = found.source.grad_scaler is not None
-    note = require_made_per_device(found.module, *made, held, is_scaled=is_scaled, here=here)
+    note = require_made_per_device(
+        found.module, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
+    )
     return (note,) if note else ()
 
 

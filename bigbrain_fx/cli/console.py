@@ -24,6 +24,7 @@ from bigbrain_fx.plan import (
     explain,
     measured_share,
     measured_text,
+    offload_text,
     size_text,
     spread,
 )
@@ -78,6 +79,8 @@ def show_forecast(plan: Plan) -> None:
         times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
         rows.append((entry.device, *times, *map(size_text, sizes)))
     _table((*heads, "messages", "peak", "has"), rows)
+    if plan.stages.offload:
+        _say(offload_text(plan.stages, plan.forecast, plan.cluster))
     around = spread(plan)
     _say(f"{around}{f' ({around.note})' if around.note else ''}")
     for text in assumed(plan.cluster, plan.graph):
@@ -168,7 +171,14 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    said = found.tensor, found.replicas, found.recompute, found.split, found.order
+    said = (
+        found.tensor,
+        found.replicas,
+        found.recompute,
+        found.split,
+        found.offload,
+        found.order,
+    )
     for text in filter(None, said):
         _say(text)
     for line in map(found.axis_text, found.axes):
@@ -294,6 +304,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "schedule": plan.schedule,
         "recompute": plan.stages.recompute,
         "deferring": plan.stages.deferring,
+        "offload": plan.stages.offload,
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

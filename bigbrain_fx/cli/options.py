@@ -141,6 +141,12 @@ _OF_PLANNING = (
         "devices wait for [default: all with zb-h1, else none].",
     ),
     _option(
+        "--offload",
+        metavar="state",
+        help="What lies in each device's store (`stores` in the cluster file) and not in its "
+        "memory: state, what the optimizer keeps [default: nothing].",
+    ),
+    _option(
         "--replicas",
         metavar="N|auto",
         help="Copies of the model on devices of their own, which share the micro-batches "
@@ -384,7 +390,7 @@ def chosen(choices: dict[str, Any]) -> Options:
         InputError: there is no such partitioner.
     """
     from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import Options, read_defer, read_pins, read_recompute
+    from bigbrain_fx.plan import Options, read_defer, read_offload, read_pins, read_recompute
     from bigbrain_fx.planning import preset, read_settings
 
     if choices.get("place"):
@@ -414,4 +420,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         zero_stage=int(choices["zero"]),  # type: ignore[arg-type]  # a choice of these four
         sum_order=choices["sum_order"],
         pieces=choices["pieces"],
+        offload=read_offload(choices["offload"]),
     )

@@ -97,6 +97,11 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     help="At a loss or gradient that is not finite: stop, skip the update on all devices, or "
     "ignore it [default: stop].",
 )
+@click.option(
+    "--store",
+    type=PATH,
+    help="A folder for what the bundle offloads [default: those of the cluster file's stores].",
+)
 @click.option("--elastic", is_flag=True, help="Go on without a device whose processes keep dying.")
 @click.option("--commits", type=PATH, help="Write the training's state to this folder.")
 @click.option(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.cluster.quantity import quoted
+from bigbrain_fx.cluster.quantity import nearest, quoted
 from bigbrain_fx.errors import InputError
 
 MAX_BYTES = 1_000_000
@@ -48,6 +48,23 @@ class Document:
             notes=notes,
             help=help,
         )
+
+    def require_known(
+        self, path: JsonPath, name: str, known: list[str], what: str = "device"
+    ) -> None:
+        """Refuse a name that the file has not introduced.
+
+        Raises:
+            InputError: with the nearest that it has.
+        """
+        if name not in known:
+            near = nearest(name, known)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            raise self.error(
+                path,
+                f"no {what} {quoted(name)} in this cluster",
+                f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
+            )
 
 
 def path_text(path: JsonPath) -> str:

@@ -19,6 +19,7 @@ from bigbrain_fx.cluster.file import (
     LinkEntry,
     LinksEntry,
     OverheadsEntry,
+    StoreEntry,
 )
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.errors import InputError
@@ -28,6 +29,7 @@ _ENTRIES: Mapping[tuple[str, ...], type[BaseModel]] = {
     ("devices", "*"): DeviceEntry,
     ("devices", "*", "overheads"): OverheadsEntry,
     ("hosts", "*"): HostEntry,
+    ("stores", "*"): StoreEntry,
     ("links",): LinksEntry,
     ("links", "default"): LinkEntry,
     ("links", "same_host"): LinkEntry,
@@ -39,6 +41,8 @@ _EXAMPLES: Mapping[str, str] = {
     "devices": '"devices": [{"name": "d0", "preset": "h200"}]',
     "bandwidth": '"bandwidth": "10Gbit/s"',
     "latency": '"latency": "50us"',
+    "device": '"device": "d0"',
+    "capacity": '"capacity": "64GiB"',
 }
 
 _SHAPES: Mapping[str, str] = {

@@ -78,6 +78,7 @@ HostName = Annotated[
     str, AfterValidator(_host_name), _text(_HOST, "A host: a name or an IP address.")
 ]
 OptionalMemory = Annotated[int | None, *_amount(quantity.MEMORY, quantity.memory_bytes)]
+Capacity = Annotated[int, *_amount(quantity.MEMORY, quantity.memory_bytes)]
 OptionalCompute = Annotated[float | None, *_amount(quantity.COMPUTE, quantity.flops_per_s)]
 Bandwidth = Annotated[float, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
 OptionalBandwidth = Annotated[float | None, *_amount(quantity.BANDWIDTH, quantity.bytes_per_s)]
@@ -220,6 +221,21 @@ class HostEntry(StrictModel):
     )
 
 
+class StoreEntry(StrictModel):
+    """Where a device keeps tensors that it does not need now: `split --offload` puts them there."""
+
+    name: DeviceName
+    device: DeviceName = Field(description="The device that it is for; each has one at most.")
+    capacity: Capacity = Field(description="How much the store takes.")
+    bandwidth: Bandwidth = Field(description="Of what is written to it, and of what is read.")
+    folder: str | None = _left_out(
+        min_length=1,
+        max_length=4096,
+        description="A folder on a disk of the device's host, which is there already. Left out: "
+        "the memory of a cuda device's host.",
+    )
+
+
 class ClusterFile(StrictModel):
     """The devices to split a model over, in pipeline order, and the connections between them."""
 
@@ -230,6 +246,9 @@ class ClusterFile(StrictModel):
     links: LinksEntry = Field(default_factory=LinksEntry)
     hosts: list[HostEntry] = Field(
         default=[], description="Hosts whose devices share a NIC, memory bandwidth or cores."
+    )
+    stores: list[StoreEntry] = Field(
+        default=[], max_length=MAX_DEVICES, description="Where devices put what memory cannot hold."
     )
     replicas: list[list[str]] = Field(
         default=[],

@@ -28,6 +28,7 @@ from bigbrain_fx.cluster.file import (
 )
 from bigbrain_fx.cluster.presets import PRESETS, UNITS, preset_name
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
+from bigbrain_fx.cluster.stores import read_stores, store_json
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.errors import InputError
 
@@ -79,6 +80,7 @@ def parse_cluster(text: str, source: str) -> Cluster:
         links=_links(document, file.links, devices),
         hosts=hosts,
         replicas=_replicas(document, file.replicas, devices),
+        stores=read_stores(document, file.stores, devices),
     )
 
 
@@ -267,7 +269,7 @@ def _ends(
         field, names, known = "devices", entry.devices, [device.name for device in devices]
     known = list(dict.fromkeys(known))
     for k, name in enumerate(names):
-        _require_known(document, (*path, field, k), name, known, field[:-1])
+        document.require_known((*path, field, k), name, known, field[:-1])
     if field == "devices" and names[0] == names[1]:
         raise document.error(
             (*path, field),
@@ -296,7 +298,7 @@ def _replicas(
                 ("replicas", i), "a replica without a device", "name one at least, or leave it out"
             )
         for k, name in enumerate(group):
-            _require_known(document, ("replicas", i, k), name, known)
+            document.require_known(("replicas", i, k), name, known)
             if name in first:
                 raise document.error(
                     ("replicas", i, k),
@@ -305,19 +307,6 @@ def _replicas(
                 )
             first[name] = i
     return tuple(tuple(sorted(group, key=known.index)) for group in groups)
-
-
-def _require_known(
-    document: Document, path: JsonPath, name: str, known: list[str], what: str = "device"
-) -> None:
-    if name not in known:
-        near = nearest(name, known)
-        hint = f'did you mean "{near[0]}"? ' if near else ""
-        raise document.error(
-            path,
-            f"no {what} {quoted(name)} in this cluster",
-            f"{hint}known: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}",
-        )
 
 
 # --------------------------------------------------------------------------- and back
@@ -343,6 +332,8 @@ def to_json(cluster: Cluster) -> str:
             content["hosts"] = [_host_json(host) for host in cluster.hosts]
         if cluster.replicas:
             content["replicas"] = [list(group) for group in cluster.replicas]
+        if cluster.stores:
+            content["stores"] = [store_json(store) for store in cluster.stores]
     except BadValueError as error:
         raise InputError(f"cannot write the cluster: {error.what}", help=error.help) from error
     return json.dumps(content, indent=2) + "\n"

@@ -121,12 +121,26 @@ class Link:
         return self.latency_s + nbytes / self.bytes_per_s
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStore:
+    """Where a device keeps tensors that it does not need now; `bytes_per_s` holds either way.
+
+    `folder` is on a disk of the device's host; "" stands for its host's memory.
+    """
+
+    name: str
+    device: str
+    capacity_bytes: int
+    bytes_per_s: float
+    folder: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class Cluster(Shown):
     """The devices, in pipeline order unless a planner finds a better one, and their links.
 
     `hosts` are those whose devices share something that is scarce. `replicas` are the devices of
-    each copy of the model, where the user has said so.
+    each copy of the model, where the user has said so. A device has one of the `stores`, or none.
     """
 
     devices: tuple[Device, ...]
@@ -134,6 +148,7 @@ class Cluster(Shown):
     links: tuple[tuple[str, str, Link], ...] = ()
     hosts: tuple[Host, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
+    stores: tuple[DeviceStore, ...] = ()
 
     def __str__(self) -> str:
         """Show a line per device."""
@@ -149,6 +164,11 @@ class Cluster(Shown):
     def device(self) -> Mapping[str, Device]:
         """Device by name."""
         return {device.name: device for device in self.devices}
+
+    @cached_property
+    def store(self) -> Mapping[str, DeviceStore]:
+        """Each device's store, by the name of the device."""
+        return {store.device: store for store in self.stores}
 
     @cached_property
     def _link(self) -> Mapping[tuple[str, str], Link]:

@@ -99,7 +99,8 @@ class Slice:
 class DeviceForecast:
     """What one device will do and hold in one step.
 
-    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's.
+    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's. `stored_bytes` lie in its
+    store and are no part of it.
     """
 
     device: str
@@ -112,6 +113,7 @@ class DeviceForecast:
     activations_bytes: int
     messages_bytes: int
     data_bytes: int = 0
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True, repr=False)

@@ -85,6 +85,10 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 """What replicas divide among them: nothing, optimizer state, gradients too, weights too."""
 
 
+Offloaded: TypeAlias = Literal["state"]
+"""What a device may keep in its store instead of its memory: what the optimizer keeps."""
+
+
 def sums_each(order: SumOrder, zero_stage: ZeroStage) -> bool:
     """Whether each micro-batch is summed by itself: added by number, or its gradients divided."""
     return order == "micro" or zero_stage >= 2
@@ -262,6 +266,7 @@ class Stages:
         micros: of each replica, the micro-batches that it computes; empty: one replica, all.
         buckets: what replicas sum, in the order in which they sum it.
         statistics: what forwards write, where there are replicas.
+        offload: what every device keeps in its store.
     """
 
     stages: tuple[Stage, ...]
@@ -272,6 +277,7 @@ class Stages:
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
     statistics: tuple[Statistics, ...] = ()
+    offload: tuple[Offloaded, ...] = ()
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

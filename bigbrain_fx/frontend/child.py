@@ -113,7 +113,8 @@ class _Service:
             return {"tensors": self.convert(str(request["path"]), Path(str(request["folder"])))}
         elif request["do"] == "optimizer":
             held = cast("Mapping[str, list[str]]", request["held"])
-            return {"note": self.try_optimizer(held, bool(request["here"]), request["shards"])}
+            how = {name: bool(request[name]) for name in ("here", "by_pieces")}
+            return {"note": self.try_optimizer(held, request["shards"], **how)}
         elif request["do"] == "rules":
             return {"failed": _failed_rules(Path(str(request["path"])))}
         else:
@@ -149,7 +150,7 @@ class _Service:
         return {name: (str(stored.file), stored.key) for name, stored in found.items()}
 
     def try_optimizer(
-        self, held: Mapping[str, list[str]], here: bool, shards: object
+        self, held: Mapping[str, list[str]], shards: object, *, here: bool, by_pieces: bool
     ) -> str | None:
         """Require that the optimizer and its scheduler can be made once per device."""
         from bigbrain_fx.frontend.tracing.scheduled import require_made_per_device
@@ -159,7 +160,9 @@ class _Service:
             _require_divided(file.model, file.optimizer, shards)
         made = file.optimizer, file.scheduler
         is_scaled = file.grad_scaler is not None
-        return require_made_per_device(file.model, *made, held, is_scaled=is_scaled, here=here)
+        return require_made_per_device(
+            file.model, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
+        )
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""

@@ -112,7 +112,12 @@ class CaptureSession:
         )
 
     def try_optimizer(
-        self, held: Mapping[str, Sequence[str]], *, here: bool, shards: Sequence[Shard] = ()
+        self,
+        held: Mapping[str, Sequence[str]],
+        *,
+        here: bool,
+        shards: Sequence[Shard] = (),
+        by_pieces: bool = False,
     ) -> tuple[str, ...]:
         """Try the model file's optimizer with the parameters of each device.
 
@@ -120,6 +125,7 @@ class CaptureSession:
             held: device -> the names of its trained parameters.
             here: whether the devices are CPUs, as in the trial.
             shards: what members of tensor groups have of them.
+            by_pieces: whether it is stepped over a few of them at a time.
 
         Returns:
             What the user should know.
@@ -131,7 +137,8 @@ class CaptureSession:
             return ()
         names = {device: list(held) for device, held in held.items()}
         parts = TypeAdapter(tuple[Shard, ...]).dump_python(tuple(shards))
-        answer = self._child.ask({"do": "optimizer", "held": names, "here": here, "shards": parts})
+        how = {"here": here, "by_pieces": by_pieces}
+        answer = self._child.ask({"do": "optimizer", "held": names, "shards": parts, **how})
         return (str(answer["note"]),) if answer["note"] else ()
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:

@@ -29,6 +29,7 @@ from bigbrain_fx.plan.making import (
 )
 from bigbrain_fx.plan.measured import Measured, MeasuredStep, run_trace, typical_step
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
+from bigbrain_fx.plan.offloading import offload_text, read_offload, require_stores
 from bigbrain_fx.plan.packing import PackedJob, Packing, PackJob, pack, part_of
 from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
 from bigbrain_fx.plan.recompute import read_recompute, recompute_text
@@ -119,6 +120,7 @@ __all__ = [
     "micro_text",
     "norm_specs",
     "norms_spec",
+    "offload_text",
     "owners",
     "pack",
     "part_channels",
@@ -128,6 +130,7 @@ __all__ = [
     "plan_placed",
     "priced_axes",
     "read_defer",
+    "read_offload",
     "read_pins",
     "read_placement",
     "read_plan",
@@ -139,6 +142,7 @@ __all__ = [
     "require_no_groups",
     "require_placeable",
     "require_possible",
+    "require_stores",
     "restart_all",
     "roots",
     "ruleless",

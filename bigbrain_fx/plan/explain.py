@@ -15,6 +15,7 @@ from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
@@ -74,7 +75,8 @@ class Explanation(Shown):
     because they must stay with others; `recompute` says which stages run their forward again before
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
     model share, `order` why devices compute in this one, `tensor` what groups of them divide,
-    `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried.
+    `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried,
+    `offload` what lies in stores.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
@@ -93,6 +95,7 @@ class Explanation(Shown):
     tensor: str = ""
     axes: tuple[AxisChoice, ...] = ()
     compared: tuple[Compared, ...] = ()
+    offload: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -108,7 +111,7 @@ class Explanation(Shown):
         for cut in self.cuts:
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
-        said = self.tensor, self.replicas, self.recompute, self.split, self.order
+        said = self.tensor, self.replicas, self.recompute, self.split, self.offload, self.order
         lines += [text for text in said if text]
         lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
@@ -164,6 +167,7 @@ def explain(plan: Plan) -> Explanation:
         tensor_text(plan),
         axis_choices(plan),
         plan.compared,
+        offload_text(plan.stages, plan.forecast, plan.cluster),
     )
 
 

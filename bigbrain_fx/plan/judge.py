@@ -17,6 +17,7 @@ from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded
@@ -122,7 +123,7 @@ class Judge:
         ask = Ask(
             self.graph,
             crowded(self.cluster),
-            self.costs,
+            self._seen,
             tuple(counts(self.graph, self.cluster, options, 8)),
             self.place,
             self.score,
@@ -153,6 +154,10 @@ class Judge:
         if rows not in self._costs:
             self._costs[rows] = self.maker.estimated(rows)
         return self._costs[rows]
+
+    def _seen(self, rows: int) -> Costs:
+        """Estimate the graph as a search sees it: what lies in stores takes no memory."""
+        return as_planners_see(self.costs(rows), self.options.offload)
 
     def place(self, name: str, micro_batches: int) -> Placement:
         """Ask another partitioner."""

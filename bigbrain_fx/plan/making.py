@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Placement
+from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Offloaded, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.by_hand import (
     filled,
@@ -20,6 +20,7 @@ from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.offloading import require_stores
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
@@ -57,6 +58,13 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    require_stores(
+        options.offload,
+        cluster,
+        trains=graph.training,
+        groups=wants_tensor(options),
+        zero_stage=options.zero_stage,
+    )
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if wants_tensor(options):
@@ -176,6 +184,7 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         zero_stage=plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
         tensor=1,
+        offload=_offload_of(plan, cluster),
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)
@@ -183,6 +192,12 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         options, recompute=None, objective=plan.search.objective, effort=plan.search.effort
     )
     return make_plan(plan.graph, cluster, plan.source, again, known=(plan,))
+
+
+def _offload_of(plan: Plan, cluster: Cluster) -> tuple[Offloaded, ...]:
+    """Return what lies in stores, where another cluster's devices have some."""
+    has_stores = all(device.name in cluster.store for device in cluster.devices)
+    return plan.stages.offload if has_stores else ()
 
 
 def _recompute_of(plan: Plan) -> Wanted:
@@ -218,6 +233,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         plan.in_flight,
         recompute=wanted_by(plan.stages, plan.trained),
         defer=defer_of(plan.stages, plan.trained),
+        offload=_offload_of(plan, plan.cluster),
     )
     return placed(
         plan.graph,

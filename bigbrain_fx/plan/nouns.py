@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -13,6 +13,7 @@ from bigbrain_fx.core import (
     Cluster,
     Forecast,
     Graph,
+    Offloaded,
     Placement,
     Program,
     Sharded,
@@ -23,6 +24,7 @@ from bigbrain_fx.core import (
     ZeroStage,
 )
 from bigbrain_fx.plan.deferring import Defer, defer_text
+from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.search import Compared, Effort, Objective, Search
@@ -64,6 +66,7 @@ class Options:
     kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
     planner choose how many, and so does None with the partitioner "auto".
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
+    `offload` is what every device keeps in its store instead of its memory.
     """
 
     partitioner: Given = "chain-dp"
@@ -92,6 +95,7 @@ class Options:
     tensor_shares: tuple[int, ...] = ()
     tensor_axes: tuple[str, ...] = ()
     tensor_whole: tuple[tuple[str, str], ...] = ()
+    offload: tuple[Offloaded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ class Plan(Shown):
             lines.append(f"  {recompute_text(self.stages)}")
         if self.stages.deferring:
             lines.append(f"  {defer_text(self.stages)}")
+        if self.stages.offload:
+            lines.append(f"  {offload_text(self.stages, self.forecast, self.cluster)}")
         if self.stages.micros:
             lines.append(f"  {replicas_text(self.stages)}")
         for entry in self.forecast.devices:
@@ -210,5 +216,14 @@ def plan_adapter() -> TypeAdapter[Plan]:
 
 
 def to_json(plan: Plan) -> bytes:
-    """Return the plan as JSON: the same bytes for the same plan."""
-    return plan_adapter().dump_json(plan, indent=None) + b"\n"
+    """Return the plan as JSON: the same bytes for the same plan.
+
+    Of stores nothing is written where there are none: a plan without them is as it always was.
+    """
+    left_out: dict[str, Any] = {}
+    if not plan.cluster.stores:
+        left_out["cluster"] = {"stores"}
+    if not plan.stages.offload:
+        left_out["stages"] = {"offload"}
+        left_out["forecast"] = {"devices": {"__all__": {"stored_bytes"}}}
+    return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"

@@ -30,6 +30,7 @@ from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, requir
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.offloading import as_planners_see, offloading, require_capacity
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
@@ -74,7 +75,8 @@ def placement_of(
         costs = costs.alone
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     smaller = for_tensors(costs.cluster, concrete, micro_batches)
-    told = replace(costs, cluster=smaller, recompute=options.recompute == "all")
+    seen = as_planners_see(costs, options.offload)
+    told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
     try:
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
             return _partitioned(method, concrete, told, options)
@@ -180,11 +182,12 @@ def placed(
     folds = options.schedule in FOLDS and keep_schedule and not is_cut
     if options.schedule is not None and folds:
         require_free(options.schedule, bool(options.pins or options.place))
-        placement = folded(graph, placement, costs, micro_batches, options.schedule, options.pieces)
+        seen = as_planners_see(costs, options.offload)
+        placement = folded(graph, placement, seen, micro_batches, options.schedule, options.pieces)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     clip = source.clip_norm is not None
-    stages = cut_replicas(graph, placement, rows, clip=clip)
+    stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"
@@ -206,6 +209,7 @@ def placed(
     about = concrete, stages, costs, with_backward, options.recompute, micro_batches
     stages, programs, forecast = lightened(*about, made)
     require_fits(forecast, cluster)
+    require_capacity(forecast, cluster)
     return Plan(
         graph,
         cluster,

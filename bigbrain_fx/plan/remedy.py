@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import Wanted
+from bigbrain_fx.plan.tensor import wants_tensor
 
 _PLENTY = 1 << 60
+_DISK_BYTES_PER_S = 5e8  # of a disk that is only supposed; whether a plan fits is not changed by it
 _TOO_MANY_OPS = 2000  # planning again and again would take longer than a user waits for a refusal
 
 
@@ -25,9 +27,9 @@ def plan_or_remedy(graph: Graph, cluster: Cluster, source: Source, options: Opti
     Raises:
         NoPlanError: nothing fits in memory: the arithmetic per device, and the first of these with
             which a plan was found: more micro-batches, another schedule, another partitioner,
-            recomputing activations, a divided optimizer state, a smaller batch, an optimizer
-            without state, one more device like the last, more memory (of a large graph only the
-            strongest of them).
+            recomputing activations, a divided optimizer state, one in stores, a smaller batch, an
+            optimizer without state, one more device like the last, more memory (of a large graph
+            only the strongest of them).
         InputError: the batch cannot be split as asked.
     """
     try:
@@ -85,7 +87,9 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     yield from _recomputing(case)
     if (options.replicas or 1) > 1 and options.zero_stage == 0:
         yield "--zero 1", replace(case, options=replace(options, zero_stage=1))
+    yield from _offloading(case)
     yield from _smaller_batches(case, "")
+    yield from _offloading(case, supposed=True)
     yield from _without_optimizer_state(case)
     for text, recomputing in _recomputing(case):
         yield from _smaller_batches(recomputing, f"{text} and ")
@@ -99,6 +103,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
 def _strong_changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     """Yield the changes that save most: for graphs of which each plan takes long."""
     yield from _recomputing(case)
+    yield from _offloading(case)
     for text, recomputing in _recomputing(case):
         yield from list(_smaller_batches(recomputing, f"{text} and "))[-1:]
 
@@ -109,6 +114,27 @@ def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
     for wanted in open_still if case.graph.training and asked not in ("auto", "all") else ():
         options = replace(case.options, recompute=wanted)
         yield f"--recompute {wanted}", replace(case, options=options)
+
+
+def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _Case]]:
+    """Yield the optimizer's state in stores; where some lack, in supposed ones if asked for."""
+    options = case.options
+    has_stores = all(device.name in case.cluster.store for device in case.cluster.devices)
+    if supposed == has_stores:
+        return
+    if not case.graph.training or "state" in options.offload or wants_tensor(options):
+        return
+    offload: tuple[Offloaded, ...] = ("state", *options.offload)
+    asked = replace(case, options=replace(options, offload=offload, tensor=1))
+    if has_stores:
+        yield "--offload state", asked
+        return
+    stores = (
+        DeviceStore(f"disk-{device.name}", device.name, _PLENTY, _DISK_BYTES_PER_S, "disk")
+        for device in case.cluster.devices
+    )
+    given = replace(asked, cluster=replace(case.cluster, stores=tuple(stores)))
+    yield '--offload state, and a store for each device ("stores" in the cluster file)', given
 
 
 def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:

@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .replicas import bucket_channels as bucket_channels
     from .rows import RowStream as RowStream
+    from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .train import (
         example_batches as example_batches,
         main as main,
@@ -152,6 +153,7 @@ _HOMES = {
     "promises": "AgainError MakingAgain again",
     "rates": "LearningRates",
     "rows": "RowStream",
+    "stores": "HostRoom StoreError StoredState",
     "train": "example_batches main run_in_process",
     "transport": "Transport",
     "weights": "OwnWeights WeightsError",

@@ -33,12 +33,23 @@ class Bundle:
     specs: Mapping[str, Spec] = field(default_factory=dict)
     splitting: Splitting = field(default_factory=Splitting)
     hooks: Hooks = field(default_factory=Hooks)
+    store: str | None = None  # a folder in place of the planned ones
 
 
 def make_device(
-    bundle: Bundle, rank: int, transport: Transport, seed: int, where: torch.device
+    bundle: Bundle,
+    rank: int,
+    transport: Transport,
+    seed: int,
+    where: torch.device,
+    *,
+    offloads: bool = True,
 ) -> Device:
-    """Build one device with its weights, its data stream and its optimizer."""
+    """Build one device with its weights, its data stream and its optimizer.
+
+    `offloads`: off, for what is thrown away: a store's room is not taken, and nothing is updated
+    whose state would need it.
+    """
     cls = bundle.devices[rank]
     how = cls.micro_batches, where, bundle.specs, bundle.splitting
     stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
@@ -51,6 +62,10 @@ def make_device(
 
             device.join(read_buckets(bundle.folder), weights)
     device.train_with(bundle.training)
+    if device.offload and offloads:
+        device.offload_to(bundle.store)
+    elif device.offload:
+        device.optimizer = None
     return device
 
 

@@ -47,6 +47,7 @@ from .commits import (
     write_shard,
 )
 from .disk import Disk
+from .image import Buffer
 from .ledger import Ledger
 from .misses import Misses
 from .records import about_of, read_records
@@ -106,7 +107,7 @@ class Committer:
         self.disk = disk or Disk()
         self.generation = 0
         self.unusable: list[Record] = []
-        self.buffer = bytearray()
+        self.buffer: Buffer = bytearray()
         self.begun = -1  # the step of the newest commit that this device has begun
         self.misses = Misses(self._say)
         self.fenced: FencedError | None = None
@@ -265,7 +266,7 @@ class Committer:
         self.settle()  # it has the buffer
         state = state_of(device, self.about)
         if len(self.buffer) < state.nbytes:
-            self.buffer = bytearray(state.nbytes + state.nbytes // 64 + 4096)
+            self.buffer = device.room_for_state(state.nbytes + state.nbytes // 64 + 4096)
         state.copy_into(self.buffer)
         self.begun = state.step
         if not self.in_background:

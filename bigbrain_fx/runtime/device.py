@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .group import Group
     from .replicas import Listed, Replicas
     from .statistics import Statistics
+    from .stores import StoredState
     from .unsharded import Unsharded
 
 Optimizer = torch.optim.Optimizer
@@ -93,6 +94,9 @@ class Device:
         channels: those that start or end here, in the order of the bundle.
         tied: parameters that several stages hold, on any device -> those stages.
         aliases: other names of tied parameters -> the name that the optimizer sees.
+        offload: what it keeps in its store; empty: nothing. See `stores`.
+        store: the folder of the store; None: its host's memory.
+        store_bytes: what is planned to lie there.
     """
 
     name = ""
@@ -109,6 +113,9 @@ class Device:
     channels: tuple[Channel, ...] = ()
     tied: Mapping[str, tuple[int, ...]] = {}
     aliases: Mapping[str, str] = {}
+    offload: tuple[str, ...] = ()
+    store: str | None = None
+    store_bytes = 0
 
     def __init__(
         self, transport: Transport, stream: Stream, seed: int, device: torch.device
@@ -144,6 +151,7 @@ class Device:
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
+        self.stored: StoredState | None = None
 
     def _group(self) -> Group:
         from .group import Group  # only bundles with groups have it
@@ -251,6 +259,23 @@ class Device:
         scaling = training.grad_scaler
         self.loss_scale = None if scaling is None else LossScale(**scaling)
         self.rates = LearningRates(self.optimizer, training.lr_scale, training.scheduler)
+
+    def offload_to(self, folder: str | None) -> None:
+        """Let what the optimizer keeps lie in the device's store; None: the planned one.
+
+        Raises:
+            StoreError: it cannot be used, or lacks the room.
+        """
+        from .stores import StoredState, room_of  # only bundles that offload have it
+
+        if self.optimizer is not None:
+            where = None if self.store is None else folder or self.store
+            room = room_of(where, self.name, self.store_bytes)
+            self.stored = StoredState(self.optimizer, room)
+
+    def room_for_state(self, nbytes: int) -> Any:  # noqa: ANN401  # what has bytes
+        """Return room for a copy of the state: where the state is kept, so is its copy."""
+        return bytearray(nbytes) if self.stored is None else self.stored.room.buffer(nbytes)
 
     def _updates(self, name: str) -> bool:
         """Whether this device's optimizer updates a parameter: with ZeRO one replica's does."""
@@ -590,7 +615,7 @@ class Device:
         for name, parameter in self.updated.items():
             parameter.grad = found.get(name)
         self.rates.set(self.step)
-        optimizer.step()
+        optimizer.step() if self.stored is None else self.stored.step()
         optimizer.zero_grad(set_to_none=True)
 
     def _may_update(self) -> bool:

@@ -80,7 +80,7 @@ def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
         if control.duties:
             return
         torch.set_num_threads(bundle.threads[rank])
-        device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"))
+        device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"), offloads=False)
         device.hooks = type(device.hooks)()
         device.on_nan = "ignore"  # zeros may well have no finite loss
         device.run_step(0)

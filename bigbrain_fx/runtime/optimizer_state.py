@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 Optimizer = torch.optim.Optimizer
 Parameters = Mapping[str, nn.Parameter]
+Keep = Callable[[nn.Parameter, str, Tensor], Tensor]
 
 NOT_HYPER = ("params", "param_names")
 
@@ -113,8 +114,12 @@ def restore_optimizer(
     base_lr: list[Any],
     tensors: Mapping[str, Tensor],
     facts: Mapping[str, Any],
+    keep: Keep | None = None,
 ) -> None:
-    """Give an optimizer what `optimizer_facts` and `optimizer_tensors` returned; see `require_`."""
+    """Give an optimizer what `optimizer_facts` and `optimizer_tensors` returned; see `require_`.
+
+    `keep` says of a tensor what is kept of it, where that is not itself: see `stores`.
+    """
     found = facts["optimizer"]
     for number, (group, names) in enumerate(_groups(optimizer, parameters)):
         if not names:
@@ -133,7 +138,9 @@ def restore_optimizer(
             _, key, name = full.split(":", 2)
             where = torch.device("cpu") if full in found["on_cpu"] else parameters[name].device
             strides = found["strides"].get(full)
-            optimizer.state[parameters[name]][key] = _copied(tensor, where, strides)
+            made = _copied(tensor, where, strides)
+            parameter = parameters[name]
+            optimizer.state[parameter][key] = keep(parameter, key, made) if keep else made
 
 
 def _require_group(group: Mapping[str, Any], names: list[str], found: Mapping[str, Any]) -> None:

@@ -203,6 +203,8 @@ def _state(device: Device, about: Mapping[str, Any] | None = None) -> State:
         facts["loss_scale"] = device.loss_scale.facts()
     if device.optimizer is not None:
         facts["optimizer"] = optimizer_facts(device.optimizer, device.updated, device.rates.base)
+        if device.stored is not None:
+            device.stored.put_home(facts["optimizer"], device.updated)
         tensors.update(optimizer_tensors(device.optimizer, device.updated))
     return State(device.finished, tensors, facts)
 
@@ -222,7 +224,12 @@ def restore(device: Device, state: State) -> None:
         device.loss_scale.restore(state.facts.get("loss_scale"))
     if device.optimizer is not None:
         restore_optimizer(
-            device.optimizer, device.updated, device.rates.base, state.tensors, state.facts
+            device.optimizer,
+            device.updated,
+            device.rates.base,
+            state.tensors,
+            state.facts,
+            keep=None if device.stored is None else device.stored.keep,
         )
     device.finished, device.step = state.step, max(0, state.step - 1)
     device.stream.rewind(state.step)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ def main(bundle: Bundle) -> None:
     with _stopping_on_bad_input():
         require_room(options.save)
     seed = bundle.seed if options.seed is None else options.seed
+    bundle = replace(bundle, store=options.store)
     keep_freed_memory()
     if options.in_process:
         with _stopping_on_bad_input():
@@ -282,6 +284,11 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
         "--in-process", action="store_true", help="run all devices in this process, for pdb"
     )
     add_options(parser)
+    parser.set_defaults(store=None)
+    if any(device.offload for device in bundle.devices):
+        parser.add_argument(
+            "--store", help="a folder for what is offloaded (default: the plan's), on this host"
+        )
     return parser
 
 

@@ -330,7 +330,7 @@ def test_schema_describes_every_field() -> None:
     described = schema()
     assert described["$schema"].startswith("https://json-schema.org/")
     assert described["required"] == ["devices"]
-    top = "$schema $comment devices links hosts replicas"
+    top = "$schema $comment devices links hosts stores replicas"
     assert set(_properties(described)) == set(top.split())
     device = described["$defs"]["DeviceEntry"]
     fields = (

@@ -275,3 +275,26 @@ def test_a_loss_scale_wants_all_trained_parameters_stepped() -> None:
     require_all_stepped(net(), torch.optim.AdamW, HELD)
     with pytest.raises(InputError, match="trained and in no group of the optimizer"):
         require_all_stepped(net(), lambda named: torch.optim.SGD(list(named)[:1], lr=0.1), HELD)
+
+
+class CountingOnce(torch.optim.SGD):
+    """Counts its steps for all parameters of a group, and not for each."""
+
+    @classmethod
+    def of(cls, named: Named) -> Any:
+        return cls([p for _, p in named], lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(0.1 / group["count"] * p.grad)
+
+
+def test_one_that_does_something_once_a_step_is_refused_where_it_is_stepped_by_pieces() -> None:
+    assert require_parted(net(), CountingOnce.of, HELD) is None
+    with pytest.raises(InputError, match="something once a step for all parameters"):
+        require_parted(net(), CountingOnce.of, HELD, by_pieces=True)
+    assert require_parted(net(), torch.optim.AdamW, HELD, by_pieces=True) is None

@@ -71,6 +71,7 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
         "--seed": options.seed,
         "--deadline": options.deadline_s,
         "--on-nan": options.on_nan,
+        "--store": options.store,
         "--save": options.save,
         "--commits": options.commits,
         "--commit-every": options.commit_every,

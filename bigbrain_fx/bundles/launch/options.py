@@ -94,6 +94,8 @@ class RunOptions:
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
+    `store` is a folder for what the plan offloads, in place of the folders that it names.
+
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
     start and at the end; the newest `keep` of them stay (None: two, or as before); with `resume` a
     training goes on from the last commit there. What cannot be written there is written to
@@ -123,6 +125,7 @@ class RunOptions:
     rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
+    store: Path | None = None
     log_to: tuple[Path, ...] = ()
     metrics: int | None = None
     trace: Path | None = None

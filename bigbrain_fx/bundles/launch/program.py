@@ -57,6 +57,7 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
         "--keep": options.keep,
         "--rescue": options.rescue.resolve() if options.rescue else None,
         "--on-nan": options.on_nan,
+        "--store": options.store.resolve() if options.store else None,
         "--report": logs.resolve(),
     }
     words = [

@@ -227,6 +227,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "first_gradients": options.first_gradients,
         "--commits": options.commits,
         "--on-nan": options.on_nan,
+        "--store": options.store,
         "--log-to": options.log_to or None,
     }
     inference = {"--inputs": options.inputs, "--outputs": options.outputs}
@@ -239,6 +240,13 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
             f"{given[0]} cannot be given: this bundle {what}",
             help=f"leave it out, or split the model with --mode {other}",
         )
+    if options.store is not None and not plan.stages.offload:
+        raise InputError(
+            "--store cannot be given: this bundle offloads nothing",
+            help="leave it out, or split the model with --offload state",
+        )
+    if options.store is not None and not options.store.is_dir():
+        raise InputError(f"{options.store} is no folder", at="--store", help="make it, or another")
     if options.inputs is not None and not options.inputs.is_file():
         raise InputError(f"there is no file {options.inputs}", help="give a .safetensors file")
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
     GROUPED,
+    OFFLOADED,
     REPLICATED,
     SUPERVISED,
     UNSHARDED,
@@ -152,6 +153,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
     without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
+    without += () if plan.stages.offload else OFFLOADED
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):
         (folder / room).mkdir()

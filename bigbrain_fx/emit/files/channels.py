@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bigbrain_fx.core import Dim, Edge, Graph, Program, Stages, TensorSpec
+from bigbrain_fx.core import DeviceStore, Dim, Edge, Graph, Program, Stages, TensorSpec
 from bigbrain_fx.emit.modules.classes import StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, wrapped
 from bigbrain_fx.emit.modules.names import DeviceNames, Names, device_names, identifier
@@ -33,6 +33,8 @@ class DeviceFile:
     own_module: str = ""  # the model file's module name: its functions are shipped in functions.py
     parts: tuple[PartChannel, ...] = ()  # between members of all groups
     norms: Mapping[str, TensorSpec] = field(default_factory=dict)  # by device: what it sends
+    store: DeviceStore | None = None  # where it keeps what it offloads
+    store_bytes: int = 0
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ SUPERVISED = ("control", "member")  # the ways into what only processes of a sup
 REPLICATED = ("replicas", "statistics")  # what only plans with replicas run
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run
+OFFLOADED = ("stores",)  # what only devices with stores run
 
 
 def runtime_files(

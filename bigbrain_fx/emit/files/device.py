@@ -218,8 +218,22 @@ def _attributes(
         f"channels = {_names_tuple(channels.all_names())}",
         *([f"tied: ClassVar = {tied!r}"] if tied else []),
         *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
+        *_store_rows(file),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
+
+
+def _store_rows(file: DeviceFile) -> list[str]:
+    """Say what the device keeps in its store, and where that is."""
+    store = file.store
+    if store is None:
+        return []
+    return [
+        f"# {_quiet(store.name)}: between two updates what the optimizer keeps lies there",
+        f"offload = {file.stages.offload!r}",
+        *([f"store = {store.folder!r}"] if store.folder else []),
+        f"store_bytes = {file.store_bytes}",
+    ]
 
 
 def _replica_rows(file: DeviceFile, own: Sequence[StageText]) -> list[str]:

@@ -12,6 +12,7 @@ from bigbrain_fx.plan import (
     Plan,
     defer_text,
     micro_text,
+    offload_text,
     recompute_text,
     replicas_text,
     tensor_text,
@@ -42,6 +43,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
+        *_stores(plan),
         *_replicas(plan),
         *([f"{tensor_text(plan)}"] if plan.placement.tensor else []),
         "",
@@ -67,6 +69,14 @@ def _replicas(plan: Plan) -> list[str]:
         "step's micro-batches, and at the end of a step all replicas sum their gradients.",
         f"Here: {replicas_text(plan.stages)}.",
     ]
+
+
+def _stores(plan: Plan) -> list[str]:
+    """Say what lies in stores, and how to name other folders."""
+    if not plan.stages.offload:
+        return []
+    said = offload_text(plan.stages, plan.forecast, plan.cluster)
+    return [f"{said.capitalize()}.", "Another folder of a disk: `--store FOLDER`."]
 
 
 def _files(plan: Plan, lean: bool) -> list[str]:

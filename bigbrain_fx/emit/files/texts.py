@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Stages, Statistics
 from bigbrain_fx.emit.files.again import texts_like
@@ -62,6 +63,7 @@ def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) ->
                 plan.source.module,
                 parts,
                 norms,
+                **_store(plan, program.device),
             ),
             classes[member[program.device]],
         )
@@ -71,6 +73,12 @@ def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) ->
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
     return texts
+
+
+def _store(plan: Plan, device: str) -> dict[str, Any]:
+    """Return where a device keeps what it offloads, and how much that is."""
+    nbytes = plan.forecast.of(device).stored_bytes
+    return {"store": plan.cluster.store[device], "store_bytes": nbytes} if nbytes else {}
 
 
 def _users_texts(plan: Plan, lean: bool) -> dict[str, str]:

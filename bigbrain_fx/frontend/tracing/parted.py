@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import (
+    HostRoom,
     StateError,
+    StoredState,
     optimizer_facts,
     optimizer_tensors,
     restore_optimizer,
@@ -50,7 +52,12 @@ class _Shape:
 
 
 def require_parted(
-    model: nn.Module, make: Make, held: Mapping[str, Sequence[str]], *, here: bool = True
+    model: nn.Module,
+    make: Make,
+    held: Mapping[str, Sequence[str]],
+    *,
+    here: bool = True,
+    by_pieces: bool = False,
 ) -> str | None:
     """Try an optimizer with all parameters of a model, and with those of each device.
 
@@ -59,6 +66,7 @@ def require_parted(
         make: `optimizer` of the model file.
         held: device -> the names of its trained parameters.
         here: whether the devices are of this host's kind; one that fails here may need the others.
+        by_pieces: whether it is stepped over a few parameters at a time: see `runtime.stores`.
 
     Returns:
         Why it could not be tried, if so.
@@ -81,6 +89,8 @@ def require_parted(
                 raise
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
         _require_alone(make, shapes)
+        if by_pieces:
+            _require_pieces(make, shapes, whole)
         for device, names in parts.items() if len(parts) > 1 else ():
             share = f"device {device}, which has {len(names)} of the {len(shapes)} parameters"
             _require_alike(make, shapes, names, whole, share)
@@ -105,6 +115,24 @@ def require_all_stepped(model: nn.Module, make: Make, held: Mapping[str, Sequenc
             at=_place(make),
             help="freeze it in model(), with requires_grad_(False), or give it to the optimizer "
             "in a group of its own with lr=0.0",
+        )
+
+
+def _require_pieces(make: Make, shapes: Mapping[str, _Shape], whole: Numbers) -> None:
+    """Refuse one that does something once a step, such as to count steps for all parameters.
+
+    Raises:
+        InputError: stepped over a piece of the parameters at a time, it updates otherwise.
+    """
+    found = _run(make, shapes, list(shapes), by_pieces=True)
+    unlike = [name for name in shapes if _apart(found[name], whole[name]).any()]
+    if unlike:
+        raise InputError(
+            "optimizer(named_params) does something once a step for all parameters: stepped over a "
+            f"few at a time, as --offload state needs it, it updates {unlike[0]} otherwise",
+            at=_place(make),
+            help="keep it for each parameter: self.state[p]['count'] for a counter; or leave "
+            "--offload out",
         )
 
 
@@ -251,6 +279,7 @@ def _run(
     *,
     seed: int = 0,
     renewed_at: int | None = None,
+    by_pieces: bool = False,
 ) -> Numbers:
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
 
@@ -261,11 +290,12 @@ def _run(
     params = {name: nn.Parameter(_numbers(name, shapes[name])) for name in names}
     made = make(list(params.items()))
     _require_usable(made, params, _place(make))
+    stepping = StoredState(made, HostRoom()) if by_pieces else None
     for step in range(_STEPS):
         made = _renewed(made, make, params) if step == renewed_at else made
         for name, parameter in params.items():
             parameter.grad = _numbers(f"{step} {name}", shapes[name])
-        made.step()
+        made.step() if stepping is None else stepping.step()
     return {name: parameter.detach() for name, parameter in params.items()}
 
 

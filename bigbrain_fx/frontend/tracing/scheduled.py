@@ -34,6 +34,7 @@ def require_made_per_device(
     *,
     is_scaled: bool,
     here: bool,
+    by_pieces: bool = False,
 ) -> str | None:
     """Require that an optimizer and its scheduler can be made once per device; see `parted`.
 
@@ -44,6 +45,7 @@ def require_made_per_device(
         held: device -> the names of its trained parameters.
         is_scaled: whether there is a loss scale.
         here: whether the devices are of this host's kind.
+        by_pieces: whether the optimizer is stepped over a few parameters at a time.
 
     Returns:
         Why it could not be tried, if so.
@@ -51,7 +53,8 @@ def require_made_per_device(
     Raises:
         InputError: they cannot.
     """
-    note = None if make is None else require_parted(model, make, held, here=here)
+    how = {"here": here, "by_pieces": by_pieces}
+    note = None if make is None else require_parted(model, make, held, **how)
     if make is not None and is_scaled and not note:
         require_all_stepped(model, make, held)
     if scheduler is not None and not note:

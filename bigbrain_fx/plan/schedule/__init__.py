@@ -37,7 +37,7 @@ from bigbrain_fx.plan.schedule.gpipe import GPipe
 from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
 from bigbrain_fx.plan.schedule.interleaved import Interleaved
 from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler
-from bigbrain_fx.plan.schedule.memory import Held, fixed_bytes, held
+from bigbrain_fx.plan.schedule.memory import Held, fixed_bytes, held, optimizes
 from bigbrain_fx.plan.schedule.messages import Orders, messages, with_messages
 from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
 from bigbrain_fx.plan.schedule.parts import nodes, parts
@@ -94,6 +94,7 @@ __all__ = [
     "may_run_again",
     "messages",
     "nodes",
+    "optimizes",
     "parts",
     "require_sound",
     "rounded",

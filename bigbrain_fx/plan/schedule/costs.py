@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -20,10 +20,18 @@ from bigbrain_fx.core import (
     Stages,
     TensorSpec,
 )
-from bigbrain_fx.plan.cut import updating
 from bigbrain_fx.plan.deferring import waiting_ops
-from bigbrain_fx.plan.schedule.cuda import library_bytes, optimizer_temporary_bytes, rounded
+from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
 from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.update_costs import (
+    bytes_of,
+    kept_params,
+    optimizer_s,
+    optimizer_workspace,
+    resident_bytes,
+    stored_bytes,
+    trainable,
+)
 from bigbrain_fx.plan.schedule.walk import Working, walk
 
 
@@ -62,8 +70,8 @@ class StageCosts:
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
     `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
     stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
-    what a GPU's process takes to start it all; 0.0 on a CPU. Bytes are as the device's
-    allocator takes them, except `gappy_bytes`, whose edges have two ends.
+    what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores.
+    Bytes are as the device's allocator takes them, except `gappy_bytes`, whose edges have two ends.
     """
 
     forward_s: tuple[float, ...]
@@ -85,6 +93,7 @@ class StageCosts:
     deferred_bytes: tuple[int, ...] = ()
     host_forward_s: tuple[float, ...] = ()
     host_backward_s: tuple[float, ...] = ()
+    stored_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
@@ -170,28 +179,29 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         cluster=costs.cluster,
         workspace_bytes=tuple(_workspace_bytes(graph, stage, costs) for stage in stages.stages),
         gradient_bytes=tuple(
-            _bytes(_trainable(graph, (stage,)), kinds[stage.device]) for stage in stages.stages
+            bytes_of(trainable(graph, (stage,)), kinds[stage.device]) for stage in stages.stages
         ),
-        weights_bytes={d: _bytes(_kept(graph, stages, d), kinds[d]) for d in kinds},
+        weights_bytes={d: bytes_of(kept_params(graph, stages, d), kinds[d]) for d in kinds},
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
-        optimizer_bytes={d: _state_bytes(graph, stages, costs, d) for d in stages.devices},
+        optimizer_bytes={d: resident_bytes(graph, stages, costs, d) for d in stages.devices},
+        stored_bytes={d: sum(stored_bytes(graph, stages, costs, d)) for d in stages.devices},
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
-        optimizer_workspace_bytes=_optimizer_workspace(graph, stages, costs),
+        optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),
         optimizer_s=times.optimizer_s,
         alone=None if costs.alone is None else _times(graph, stages, costs.alone),
         library_bytes={d: _library_bytes(graph, stages, costs, d) for d in stages.devices},
         early_s=dict(_early_s(graph, stages, costs)),
         weight_s=times.weight_s,
         deferred_bytes=tuple(
-            _bytes(_deferred(graph, stage), kinds[stage.device]) for stage in stages.stages
+            bytes_of(_deferred(graph, stage), kinds[stage.device]) for stage in stages.stages
         ),
     )
 
 
 def _deferred(graph: Graph, stage: Stage) -> tuple[Param, ...]:
-    return tuple(p for p in _trainable(graph, (stage,)) if p.canonical in stage.deferred)
+    return tuple(p for p in trainable(graph, (stage,)) if p.canonical in stage.deferred)
 
 
 def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
@@ -205,7 +215,7 @@ def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     return StageTimes(
         forward_s,
         tuple(map(sum, zip(backward_s, again_s, strict=True))),
-        {d: _optimizer_s(graph, stages, costs, d) for d in stages.devices},
+        {d: optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
         weight_s,
         host_s,
@@ -317,32 +327,6 @@ def _stored(spec: TensorSpec) -> int:
     return prod(int(size) for size, step in steps if step != 0)
 
 
-def _optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[str, int]:
-    """Return what the optimizer holds for a moment, besides gradients and state.
-
-    Clipping makes all gradients anew before the old ones go, and tied ones are summed into new
-    tensors.
-    """
-    tied = {
-        (edge.value, stages.stages[edge.target].device)
-        for edge in stages.edges
-        if edge.kind == "tied"
-    }
-    clips = any(edge.kind == "norm" for edge in stages.edges)
-    found = {}
-    for device in stages.devices:
-        kind = costs.cluster.device[device].kind
-        params = _updated(graph, stages, device)
-        sizes = [rounded(param.spec.nbytes, kind) for param in params]
-        copies = sum(sizes) if clips else 0
-        copies += _bytes((graph.param[name] for name, where in tied if where == device), kind)
-        temporary = optimizer_temporary_bytes(
-            sizes, costs.optimizer_temporaries, costs.optimizer_leftover, kind
-        )
-        found[device] = copies + temporary
-    return found
-
-
 def _read(graph: Graph, name: str, own: set[str]) -> Iterator[str]:
     return (ref for ref in graph.op[name].refs if ref in own)
 
@@ -352,30 +336,6 @@ def _number(size: Dim, op: Op) -> int:
         f"{op.name}: costs are added up over a concrete graph, graph.at(rows)"
     )
     return size
-
-
-def _params(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
-    """Return the parameters, buffers and constants of some stages; tied names count once."""
-    found = {
-        graph.param[name].canonical: graph.param[name] for stage in stages for name in stage.params
-    }
-    return tuple(found.values())
-
-
-def _kept(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
-    """Return what a device holds all the time: with ZeRO 3, of what is trained its share."""
-    found = _params(graph, stages.of(device))
-    if not stages.gathers:
-        return found
-    own = {param.canonical for param in _updated(graph, stages, device)}
-    others = {param.canonical for param in _trainable(graph, stages.of(device))} - own
-    return tuple(param for param in found if param.canonical not in others)
-
-
-def _trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
-    """Return the parameters of some stages that are trained; tied names count once."""
-    found = _params(graph, stages)
-    return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
 
 
 def _early_s(graph: Graph, stages: Stages, costs: Costs) -> Iterator[tuple[Edge, float]]:
@@ -408,32 +368,3 @@ def _share_s(cost: OpCost, is_split: bool, later: bool) -> float:
     """Return what of an op's backward comes with the BackwardWeight, or with the Backward."""
     weight_s = cost.backward_s - cost.backward_input_s if is_split else 0.0
     return weight_s if later else cost.backward_s - weight_s
-
-
-def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
-    """Return the parameters that a device's optimizer updates: with ZeRO, its replica's share."""
-    own = stages.of(device)
-    found = _trainable(graph, own)
-    if not stages.zero_stage:
-        return found
-    updates = updating(graph, stages)
-    return tuple(p for p in found if updates.get(p.canonical) == own[0].replica)
-
-
-def _state_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
-    kind, usual = costs.cluster.device[device].kind, costs.optimizer_state_per_byte
-    return int(
-        sum(
-            costs.optimizer_states.get(param.canonical, usual) * rounded(param.spec.nbytes, kind)
-            for param in _updated(graph, stages, device)
-        )
-    )
-
-
-def _optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
-    trained = _updated(graph, stages, device)
-    return costs.optimizer_s(device, len(trained), sum(p.spec.nbytes for p in trained))
-
-
-def _bytes(params: Iterable[Param], kind: str) -> int:
-    return sum(rounded(param.spec.nbytes, kind) for param in params)

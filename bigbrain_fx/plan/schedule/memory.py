@@ -92,8 +92,12 @@ def held(
 def fixed_bytes(program: Program, costs: StageCosts) -> tuple[int, int]:
     """Return the bytes of weights, and of optimizer state where there is an OptimizerStep."""
     weights = costs.weights_bytes.get(program.device, 0)
-    steps = any(isinstance(instruction, OptimizerStep) for instruction in program.instructions)
-    return weights, costs.optimizer_bytes.get(program.device, 0) if steps else 0
+    return weights, costs.optimizer_bytes.get(program.device, 0) if optimizes(program) else 0
+
+
+def optimizes(program: Program) -> bool:
+    """Whether a device has an OptimizerStep."""
+    return any(isinstance(instruction, OptimizerStep) for instruction in program.instructions)
 
 
 Message: TypeAlias = tuple[Edge, int | None]

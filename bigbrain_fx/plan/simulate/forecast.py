@@ -21,7 +21,7 @@ from bigbrain_fx.core import (
     Slice,
     Stages,
 )
-from bigbrain_fx.plan.schedule import Held, StageCosts, fixed_bytes, held
+from bigbrain_fx.plan.schedule import Held, StageCosts, fixed_bytes, held, optimizes
 from bigbrain_fx.plan.simulate.clock import Execution, execute
 from bigbrain_fx.plan.simulate.messages import Flight
 
@@ -108,6 +108,7 @@ def _device(
         optimizer_bytes=optimizer_bytes,
         activations_bytes=peak.activations_bytes,
         messages_bytes=peak.messages_bytes,
+        stored_bytes=costs.stored_bytes.get(program.device, 0) if optimizes(program) else 0,
     )
 
 

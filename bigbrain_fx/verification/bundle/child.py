@@ -12,8 +12,10 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -430,7 +432,10 @@ def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
     runtime = importlib.import_module("runtime.train")
     known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
     policy = {"on_nan": "ignore"} if "on_nan" in known else {}
-    devices = runtime.run_in_process(bundle.BUNDLE, steps, seed, report, after_step, **policy)
+    with tempfile.TemporaryDirectory() as store:  # the planned ones may be on other machines
+        offloads = any(getattr(device, "offload", ()) for device in bundle.BUNDLE.devices)
+        told = replace(bundle.BUNDLE, store=store) if offloads else bundle.BUNDLE
+        devices = runtime.run_in_process(told, steps, seed, report, after_step, **policy)
     trace.losses.extend(losses[step] for step in sorted(losses))
     for device in devices.values():
         trace.take(trace.tensors, device.state())

@@ -1,0 +1,130 @@
+"""What a device's optimizer takes and holds: its seconds, what it keeps here or in the store.
+
+It knows parameters and stages; of ops it knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bigbrain_fx.core import Costs, Graph, Param, Stage, Stages
+from bigbrain_fx.plan.cut import updating
+from bigbrain_fx.plan.offloading import both_ways_s
+from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes, rounded
+
+STORED_FROM_BYTES = 4096
+"""What an optimizer keeps of a smaller parameter stays on the device: see `runtime.stores`."""
+
+
+def params_of(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
+    """Return the parameters, buffers and constants of some stages; tied names count once."""
+    found = {
+        graph.param[name].canonical: graph.param[name] for stage in stages for name in stage.params
+    }
+    return tuple(found.values())
+
+
+def trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
+    """Return the parameters of some stages that are trained; tied names count once."""
+    found = params_of(graph, stages)
+    return tuple(p for p in found if p.kind == "parameter" and p.spec.requires_grad)
+
+
+def kept_params(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
+    """Return what a device holds all the time: with ZeRO 3, of what is trained its share."""
+    found = params_of(graph, stages.of(device))
+    if not stages.gathers:
+        return found
+    own = {param.canonical for param in _updated(graph, stages, device)}
+    others = {param.canonical for param in trainable(graph, stages.of(device))} - own
+    return tuple(param for param in found if param.canonical not in others)
+
+
+def bytes_of(params: Iterable[Param], kind: str) -> int:
+    """Return the bytes of parameters as a kind of device allocates them."""
+    return sum(rounded(param.spec.nbytes, kind) for param in params)
+
+
+def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
+    """Return the parameters that a device's optimizer updates: with ZeRO, its replica's share."""
+    own = stages.of(device)
+    found = trainable(graph, own)
+    if not stages.zero_stage:
+        return found
+    updates = updating(graph, stages)
+    return tuple(p for p in found if updates.get(p.canonical) == own[0].replica)
+
+
+def optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[str, int]:
+    """Return what the optimizer holds for a moment, besides gradients and state.
+
+    Clipping makes all gradients anew before the old ones go, and tied ones are summed into new
+    tensors.
+    """
+    tied = {
+        (edge.value, stages.stages[edge.target].device)
+        for edge in stages.edges
+        if edge.kind == "tied"
+    }
+    clips = any(edge.kind == "norm" for edge in stages.edges)
+    found = {}
+    for device in stages.devices:
+        kind = costs.cluster.device[device].kind
+        params = _updated(graph, stages, device)
+        here_bytes = _piece_bytes(graph, stages, costs, device)
+        sizes = [rounded(param.spec.nbytes, kind) for param in params]
+        copies = sum(sizes) if clips else 0
+        copies += bytes_of((graph.param[name] for name, where in tied if where == device), kind)
+        at_once = [max(sizes)] if here_bytes and kind == "cuda" else sizes
+        temporary = optimizer_temporary_bytes(
+            at_once, costs.optimizer_temporaries, costs.optimizer_leftover, kind
+        )
+        found[device] = copies + temporary + here_bytes
+    return found
+
+
+def _piece_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
+    """Return the most that is fetched of a state at once: that of parameters as large as one.
+
+    Where not all keep the same, smaller ones that are fetched together may be those of the most.
+    """
+    if not stored_bytes(graph, stages, costs, device):
+        return 0
+    params = _updated(graph, stages, device)
+    kind, usual = costs.cluster.device[device].kind, costs.optimizer_state_per_byte
+    most = max(costs.optimizer_states.get(p.canonical, usual) for p in params)
+    return int(most * max(rounded(param.spec.nbytes, kind) for param in params))
+
+
+def resident_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> int:
+    """Return what an optimizer keeps on its device: all that does not lie in the store."""
+    states = (
+        _state_bytes(param, costs, device)
+        for param in _updated(graph, stages, device)
+        if not _is_stored(stages, param)
+    )
+    return int(sum(states))
+
+
+def stored_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> list[int]:
+    """Return what an optimizer keeps in the device's store, of each parameter."""
+    params = _updated(graph, stages, device) if stages.offload else ()
+    return [int(_state_bytes(p, costs, device)) for p in params if _is_stored(stages, p)]
+
+
+def _is_stored(stages: Stages, param: Param) -> bool:
+    return "state" in stages.offload and param.spec.nbytes >= STORED_FROM_BYTES
+
+
+def _state_bytes(param: Param, costs: Costs, device: str) -> float:
+    kind, usual = costs.cluster.device[device].kind, costs.optimizer_state_per_byte
+    per_byte = costs.optimizer_states.get(param.canonical, usual)
+    return per_byte * rounded(param.spec.nbytes, kind)
+
+
+def optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
+    """Return what an update takes; what lies in a store is read and written meanwhile."""
+    trained = _updated(graph, stages, device)
+    update_s = costs.optimizer_s(device, len(trained), sum(p.spec.nbytes for p in trained))
+    moved = sum(stored_bytes(graph, stages, costs, device))
+    return update_s + (both_ways_s(costs.cluster, device, moved) if moved else 0.0)

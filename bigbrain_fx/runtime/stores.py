@@ -1,0 +1,290 @@
+"""What a device keeps in its store, and not in its memory, until it is needed.
+
+    update     store ──▶ a piece of the state ──▶ optimizer.step() ──▶ store      piece by piece
+
+A store on a disk is a file without a name: nobody else can open it, two runs in one folder do not
+meet, and a process that dies leaves nothing behind, so what it was writing is never read. A state
+that is to last is copied from it (commits, snapshots). Its room on the disk is taken before it is
+written: a full disk is an error in words, and no write into a mapped file fails later.
+
+Between two steps `optimizer.state` holds tensors that are mapped from the store, so whoever copies
+a device's state finds it where it always is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .image import Buffer
+from .optimizer_state import StateError
+
+STORED_FROM_BYTES = 4096  # what is kept of a smaller parameter stays with the device: it is a page
+State = dict[str, Any]  # what an optimizer keeps for a parameter
+
+
+class StoreError(StateError):
+    """Report a store that cannot be used, or that is full; says which, and what to do."""
+
+
+class Room(Protocol):
+    """Where bytes lie until they are wanted again."""
+
+    def take(self, nbytes: int) -> Tensor:
+        """Return room for so many bytes, as a tensor of them."""
+
+    def leave(self, room: Tensor) -> None:
+        """Let go of the memory that reading or writing a room has taken."""
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """Return room for a copy of the device's state."""
+
+
+class HostRoom:
+    """The memory of a GPU's host; `pinned`, copies need not be staged."""
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self.pinned = pinned
+
+    def take(self, nbytes: int) -> Tensor:
+        """Return room for so many bytes."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pinned)
+
+    def leave(self, room: Tensor) -> None:
+        """Keep it: it is where it belongs."""
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """Return memory."""
+        return bytearray(nbytes)
+
+
+class DiskRoom:
+    """A file without a name in a folder.
+
+    Args:
+        folder: on the disk; it must be there.
+        device: whose it is.
+        nbytes: that will be needed, as planned: taken now, so that a disk that is too full is
+            known before the first step.
+
+    Raises:
+        StoreError: there is no such folder, it may not be written in, or it lacks the room.
+    """
+
+    def __init__(self, folder: str, device: str, nbytes: int) -> None:
+        self.folder, self.device = folder, device
+        self.file = self._nameless()
+        weakref.finalize(self, os.close, self.file)
+        self.used = 0
+        self._maps: dict[int, mmap.mmap] = {}
+        self._reserve(self.file, nbytes)
+        self.taken = nbytes
+
+    def take(self, nbytes: int) -> Tensor:
+        """Return room for so many bytes, in whole pages of the file.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        start, size = self.used, _pages_bytes(nbytes)
+        if start + size > self.taken:
+            self._reserve(self.file, start + size)
+            self.taken = start + size
+        self.used += size
+        mapped = mmap.mmap(self.file, size, offset=start)
+        room = torch.frombuffer(mapped, dtype=torch.uint8, count=nbytes)
+        self._maps[room.data_ptr()] = mapped
+        return room
+
+    def leave(self, room: Tensor) -> None:
+        """Unmap the pages from this process; the file has what was written."""
+        self._maps[room.data_ptr()].madvise(mmap.MADV_DONTNEED)
+
+    def buffer(self, nbytes: int) -> Buffer:
+        """Return a file of its own, which goes when nobody has it any more.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        file = self._nameless()
+        try:
+            self._reserve(file, _pages_bytes(nbytes))
+            return mmap.mmap(file, _pages_bytes(nbytes))
+        finally:
+            os.close(file)
+
+    def _nameless(self) -> int:
+        try:
+            with tempfile.TemporaryFile(dir=_folder(self.folder, self.device)) as file:
+                return os.dup(file.fileno())
+        except OSError as error:
+            raise StoreError(
+                f"the store of {self.device} cannot be written in {self.folder}: {error.strerror}: "
+                "give another folder (--store)"
+            ) from error
+
+    def _reserve(self, file: int, nbytes: int) -> None:
+        """Have the disk's promise of so many bytes."""
+        if not nbytes:
+            return
+        try:
+            os.posix_fallocate(file, 0, nbytes)
+        except OSError as error:
+            free = os.statvfs(self.folder)
+            raise StoreError(
+                f"the store of {self.device} in {self.folder} needs {_mib(nbytes)} and cannot have "
+                f"it: {error.strerror} ({_mib(free.f_bavail * free.f_frsize)} are free): free some "
+                "or give another folder (--store); commits are as they were"
+            ) from error
+
+
+def _pages_bytes(nbytes: int) -> int:
+    """Return the bytes of the pages that so many take."""
+    return -(-max(1, nbytes) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def _folder(folder: str, device: str) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise StoreError(
+            f"the store of {device} is to be in {folder}, which is no folder here: make it, or "
+            "give another with --store"
+        )
+    return path
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+class StoredState:
+    """An optimizer whose state lies in a store but for the piece that is being updated.
+
+    Args:
+        optimizer: of a device.
+        room: where its state lies.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, room: Room) -> None:
+        self.optimizer, self.room = optimizer, room
+        self.rooms: dict[tuple[int, str], Tensor] = {}  # parameter and key -> its bytes
+        self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
+
+    def step(self) -> None:
+        """Update all parameters, the state of a piece of them at a time."""
+        for piece in pieces(self.optimizer):
+            for parameter in piece:
+                self._fetch(parameter)
+            with only(self.optimizer, piece):
+                self.optimizer.step()
+            for parameter in piece:
+                self._put(parameter)
+
+    def keep(self, parameter: nn.Parameter, key: str, value: Tensor) -> Tensor:
+        """Return what is to be kept of a tensor of the state: itself, or its place in the store."""
+        if parameter.nbytes < STORED_FROM_BYTES or not _is_dense(value):
+            return value
+        place = id(parameter), key
+        room = self.rooms.get(place)
+        if room is None or room.numel() < _span_bytes(value):
+            room = self.rooms[place] = self.room.take(_span_bytes(value))
+        self.homes[place] = value.device
+        stored = _like(room, value)
+        stored.copy_(value)
+        self.room.leave(room)
+        return stored
+
+    def put_home(self, facts: dict[str, Any], parameters: Mapping[str, nn.Parameter]) -> None:
+        """Say in the facts of a state where the optimizer has its tensors, and not where they lie.
+
+        So another device, with no store, gets them where it wants them.
+        """
+        stored = {
+            f"optimizer:{key}:{name}": self.homes[id(parameter), key] == parameter.device
+            for name, parameter in parameters.items()
+            for key in self.optimizer.state.get(parameter, {})
+            if (id(parameter), key) in self.homes
+        }
+        facts["on_cpu"] = [name for name in facts["on_cpu"] if not stored.get(name, False)]
+
+    def _fetch(self, parameter: nn.Parameter) -> None:
+        state: State = self.optimizer.state.get(parameter, {})
+        for key in state:
+            place = id(parameter), key
+            if place in self.homes:
+                state[key] = _copy(state[key], self.homes[place])
+                self.room.leave(self.rooms[place])
+
+    def _put(self, parameter: nn.Parameter) -> None:
+        state: State = self.optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                state[key] = self.keep(parameter, key, value)
+
+
+def pieces(optimizer: torch.optim.Optimizer) -> Iterator[list[nn.Parameter]]:
+    """Yield parameters in groups of at most the largest one's bytes, so that one is the most."""
+    params: Sequence[nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
+    most = max((parameter.nbytes for parameter in params), default=0)
+    piece: list[nn.Parameter] = []
+    for parameter in params:
+        if piece and sum(p.nbytes for p in piece) + parameter.nbytes > most:
+            yield piece
+            piece = []
+        piece.append(parameter)
+    if piece:
+        yield piece
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, piece: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let an optimizer know some of its parameters, and their groups, for a while."""
+    wanted = {id(parameter) for parameter in piece}
+    groups = optimizer.param_groups
+    before = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) in wanted]
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
+        for group, params in zip(groups, before, strict=True):
+            group["params"] = params
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Whether a tensor's elements fill its bytes, each once."""
+    has_some = value.dim() > 0 and value.numel() > 0 and value.layout is torch.strided
+    return has_some and _span_bytes(value) == value.numel() * value.element_size()
+
+
+def _span_bytes(value: Tensor) -> int:
+    """Return the bytes from a tensor's first element to its last."""
+    steps = zip(value.shape, value.stride(), strict=True)
+    return value.element_size() * (1 + sum((size - 1) * step for size, step in steps))
+
+
+def _like(room: Tensor, value: Tensor) -> Tensor:
+    """Return a tensor of another's kind, shape and strides over some bytes."""
+    flat = room[: _span_bytes(value)].view(value.dtype)
+    return flat.as_strided(value.shape, value.stride())
+
+
+def _copy(stored: Tensor, where: torch.device) -> Tensor:
+    made = torch.empty_strided(stored.shape, stored.stride(), dtype=stored.dtype, device=where)
+    return made.copy_(stored)
+
+
+def room_of(folder: str | None, device: str, nbytes: int) -> Room:
+    """Return a device's store: in a folder, or in its host's memory."""
+    return HostRoom(pinned=True) if folder is None else DiskRoom(folder, device, nbytes)

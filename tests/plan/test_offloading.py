@@ -1,0 +1,121 @@
+"""What lies in stores: what is asked and refused, bytes and seconds, and when it is the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref
+from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, to_json
+from bigbrain_fx.plan.offloading import read_offload, require_stores
+from bigbrain_fx.plan.remedy import plan_or_remedy
+from tests.support.synthetic import cluster_of, device, graph_of, op, weight
+
+MIB = 2**20
+PAIR = cluster_of(device("d0"), device("d1"))
+RATE = 1e9
+STATE = ("state",)
+SIZES = (MIB, MIB // 2, 100, MIB, MIB // 4, 200)  # numbers; d0 gets the first half of them
+
+
+def with_stores(cluster: Cluster, capacity: int = 1 << 30) -> Cluster:
+    stores = (
+        DeviceStore(f"disk-{d.name}", d.name, capacity, RATE, "/scratch") for d in cluster.devices
+    )
+    return replace(cluster, stores=tuple(stores))
+
+
+def products(sizes: Sequence[int]) -> Graph:
+    """Return products in a row, each with so many numbers of its own."""
+    ops = [
+        op(f"v{i}", "aten.linear.default", Ref(f"v{i - 1}" if i else "x"), ParamRef(f"w{i}"))
+        for i in range(len(sizes))
+    ]
+    return graph_of(ops, [weight(f"w{i}", size) for i, size in enumerate(sizes)])
+
+
+GRAPH = products(SIZES)
+
+
+def planned(cluster: Cluster, **more: object) -> Plan:
+    return make_plan(
+        GRAPH,
+        cluster,
+        Source("model.py"),
+        Options("naive", micro_batches=2, **more),  # type: ignore[arg-type]
+    )
+
+
+def test_words_are_read_and_the_nearest_is_named() -> None:
+    assert read_offload(None) == read_offload("none") == ()
+    assert read_offload("state") == STATE
+    with pytest.raises(InputError, match="no 'stat' to offload") as caught:
+        read_offload("stat")
+    assert "did you mean state?" in str(caught.value.help)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"trains": False}, "nothing is trained in inference"),
+        ({"groups": True}, "tensor groups"),
+        ({"zero_stage": 3}, "does not go with --zero 3 yet"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(more: dict[str, object], message: str) -> None:
+    given = {"trains": True, "groups": False, "zero_stage": 0, **more}
+    with pytest.raises(InputError, match=message):
+        require_stores(STATE, with_stores(PAIR), **given)  # type: ignore[arg-type]
+
+
+def test_a_device_without_a_store_is_named_with_the_line_to_add() -> None:
+    one = replace(with_stores(PAIR), stores=with_stores(PAIR).stores[:1])
+    with pytest.raises(InputError, match="device d1 has no store") as caught:
+        planned(one, offload=STATE)
+    assert json.loads(str(caught.value.help).partition(": ")[2])["device"] == "d1"
+
+
+def test_bytes_and_seconds_are_forecast() -> None:
+    plain, stored = planned(with_stores(PAIR)), planned(with_stores(PAIR), offload=STATE)
+    for device_, large, small in (("d0", 6 * MIB, 400), ("d1", 5 * MIB, 800)):
+        before, after = plain.forecast.of(device_), stored.forecast.of(device_)
+        assert before.optimizer_bytes == 2 * (large + small)
+        assert (after.stored_bytes, after.optimizer_bytes) == (2 * large, 2 * small)
+        assert before.peak_bytes - after.peak_bytes == 2 * large - 8 * MIB  # one piece is here
+        assert after.busy_s - before.busy_s == pytest.approx(2 * 2 * large / RATE)
+
+
+def test_explain_and_the_plan_say_what_lies_where() -> None:
+    stored = planned(with_stores(PAIR), offload=STATE)
+    said = "12.0 MiB of d0 in disk-d0 (0.0252 s to read and write a step)"
+    assert said in str(stored)
+    assert said in explain(stored).offload
+    assert from_json(to_json(stored), "plan.json") == stored
+
+
+def test_a_plan_without_stores_is_written_as_it_always_was() -> None:
+    text = to_json(planned(PAIR)).decode()
+    assert not any(word in text for word in ("stores", "offload", "stored_bytes"))
+
+
+def test_a_store_that_is_too_small_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(NoPlanError, match="disk-d0 of d0 is too small") as caught:
+        planned(with_stores(PAIR, 11 * MIB), offload=STATE)
+    assert caught.value.notes[0] == "store disk-d0 of d0 would hold 12.0 MiB and takes 11.0 MiB"
+
+
+@pytest.mark.parametrize("has_stores", [True, False])
+def test_where_it_makes_a_plan_fit_it_is_the_remedy(has_stores: bool) -> None:
+    memory = int(72 * MIB * 1.2) + (40 << 20)
+    small = cluster_of(*(device(name, memory_bytes=memory) for name in ("d0", "d1")))
+    given = with_stores(small) if has_stores else small
+    graph, options = products((MIB,) * 8), Options(micro_batches=4)
+    with pytest.raises(NoPlanError, match="needs") as caught:
+        plan_or_remedy(graph, given, Source("model.py"), options)
+    told = str(caught.value.help)
+    assert told.startswith("a plan was found with --offload state")
+    assert ("and a store for each device" in told) is not has_stores

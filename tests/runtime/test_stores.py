@@ -1,0 +1,156 @@
+"""What an optimizer keeps in a store: the same bits, copies that stay, full disks in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.plan.schedule import update_costs
+from bigbrain_fx.runtime import StoredState, StoreError, stores
+from bigbrain_fx.runtime.commits import read_records
+from bigbrain_fx.runtime.committing import begin_together
+from bigbrain_fx.runtime.state import restore, state_of
+from bigbrain_fx.runtime.stores import DiskRoom, HostRoom, pieces
+from tests.runtime.test_committing import NAMES, committers, train
+from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, run
+
+
+def offloading(make: Make, folder: Path) -> One:
+    made = device(make)
+    made.store = str(folder)
+    made.offload_to(None)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "STORED_FROM_BYTES", 1)
+
+
+def lies_in(room: object, tensor: Tensor) -> bool:
+    assert isinstance(room, DiskRoom)
+    starts = room._maps.items()
+    return any(start <= tensor.data_ptr() < start + len(mapped) for start, mapped in starts)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_training_and_its_state_are_those_of_memory(tmp_path: Path, name: str) -> None:
+    plain, stored = device(OPTIMIZERS[name]), offloading(OPTIMIZERS[name], tmp_path)
+    assert run(stored, 0, 5) == run(plain, 0, 5)
+    assert everything(stored) == everything(plain)
+    assert list(tmp_path.iterdir()) == []  # no name: nothing is left behind
+
+
+def test_between_two_steps_nothing_of_it_is_in_memory(tmp_path: Path) -> None:
+    made = offloading(OPTIMIZERS["adamw"], tmp_path)
+    run(made, 0, 2)
+    assert made.stored is not None
+    assert made.optimizer is not None
+    room = made.stored.room
+    moments = [t for t in made.optimizer.state[made.parameters["a"]].values() if t.dim()]
+    assert len(moments) == 2
+    assert all(lies_in(room, t) for t in moments)
+
+
+def test_a_state_goes_between_stores_and_memory(tmp_path: Path) -> None:
+    whole = device(OPTIMIZERS["adamw"])
+    run(whole, 0, 3)
+    kept = state_of(whole).kept()
+    stored, back = offloading(OPTIMIZERS["adamw"], tmp_path), device(OPTIMIZERS["adamw"])
+    restore(stored, kept)
+    run(stored, 3, 5)
+    restore(back, state_of(stored).kept())
+    run(back, 5, 6)
+    run(whole, 3, 6)
+    assert everything(back) == everything(whole)
+
+
+def test_a_copy_does_not_share_what_goes_on_being_written(tmp_path: Path) -> None:
+    made = offloading(OPTIMIZERS["adamw"], tmp_path)
+    run(made, 0, 2)
+    state = state_of(made)
+    buffer = made.room_for_state(state.nbytes)
+    size = state.copy_into(buffer)
+    before = bytes(buffer[:size])
+    run(made, 2, 4)
+    assert bytes(buffer[:size]) == before
+    assert state_of(made).tensors["optimizer:exp_avg:a"].tolist() != []
+
+
+def test_commits_go_on_where_the_state_is_in_stores(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = {name: offloading(OPTIMIZERS["adamw"], disk) for name in NAMES}
+    parts = committers(tmp_path / "commits")
+    begin_together(parts, made, resume=False)
+    train(made, parts, 0, 5)
+    others = {name: offloading(OPTIMIZERS["adamw"], disk) for name in NAMES}
+    again = committers(tmp_path / "commits")
+    assert begin_together(again, others, resume=True) == 4
+    train(others, again, 4, 6)
+    whole = device(OPTIMIZERS["adamw"])
+    run(whole, 0, 6)
+    assert everything(others["d1"]) == everything(whole)
+
+
+def full(file: int, start: int, nbytes: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_fills_ends_in_words_and_the_newest_commit_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {name: offloading(OPTIMIZERS["adamw"], tmp_path) for name in NAMES}
+    parts = committers(tmp_path / "commits", every=1)
+    begin_together(parts, made, resume=False)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StoreError, match=r"store of d0 in .* No space left .* free some or give"):
+        train(made, parts, 0, 1)
+    assert [record.step for record in read_records(tmp_path / "commits", print)] == [0]
+
+
+def test_a_disk_that_is_too_full_is_told_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StoreError, match=r"needs 5\.0 MiB and cannot have it"):
+        DiskRoom(str(tmp_path), "d0", 5 << 20)
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no folder here: make it, or give another with --store"):
+        DiskRoom(str(tmp_path / "gone"), "d0", 0)
+
+
+def test_strides_are_kept_and_views_with_holes_stay(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight])
+    stored = StoredState(optimizer, DiskRoom(str(tmp_path), "d0", 0))
+    stored.step()
+    optimizer.state[weight]["holes"] = torch.zeros(8, 8)[:, ::2]
+    stored.step()
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert not lies_in(stored.room, optimizer.state[weight]["holes"])
+
+
+def test_no_piece_is_larger_than_the_largest_parameter() -> None:
+    sizes = [3, 100, 60, 30, 20, 99, 1]
+    params = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    optimizer = torch.optim.SGD([{"params": params[:4]}, {"params": params[4:]}])
+    found = [[p.numel() for p in piece] for piece in pieces(optimizer)]
+    assert found == [[3], [100], [60, 30], [20], [99, 1]]
+    assert len(list(pieces(torch.optim.SGD(params)))) == 5
+    StoredState(optimizer, HostRoom()).step()
+    assert [p.numel() for g in optimizer.param_groups for p in g["params"]] == sizes
+
+
+def test_plan_and_runtime_agree_on_what_is_too_small_to_move() -> None:
+    assert update_costs.STORED_FROM_BYTES == 4096  # stores has it too; the fixture hides that
+    text = Path(stores.__file__).read_text()
+    assert f"STORED_FROM_BYTES = {update_costs.STORED_FROM_BYTES} " in text

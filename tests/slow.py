@@ -131,7 +131,10 @@ MORE: dict[str, tuple[str, ...]] = {
     "tests/emit/files/test_determinism.py": ("test_four_processes_write_the_same_bytes",),
     "tests/emit/modules/test_odd_names.py": ("test_such_a_model_trains_bit_for_bit",),
     "tests/promise/test_pipeline_stage.py": ("test_gradients_under_torchs_schedules[gpt]",),
-    "tests/frontend/test_kept_loss.py": ("test_the_remedy_for_a_loss_inside_the_model_works",),
+    "tests/frontend/test_kept_lines.py": ("test_the_bundle_runs_the_lines_on_the_last_device",),
+    "tests/frontend/test_kept_loss.py": (
+        "test_a_loss_inside_the_model_is_kept_with_the_lines_of_its_forward",
+    ),
     "tests/tools/test_coverage.py": (
         "test_a_model_splits_and_trains_bit_for_bit[llama-tied]",
         "test_a_model_splits_and_trains_bit_for_bit[bert]",

@@ -402,13 +402,13 @@ def _carried(
 
 def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
     """Yield name and value of the user's own Python that stages call as it is."""
-    from bigbrain_fx.frontend import LEAF, LOSS
+    from bigbrain_fx.frontend import LEAF, LINES, LOSS
 
     own = f"opaque.{IN_MEMORY}."
     for target in captured.functions:
-        if target.startswith(LEAF):
+        if target.startswith((LEAF, LINES)):
             raise InputError(
-                f"BX0140: {target.removeprefix(LEAF)} is kept whole: a device would have to build "
+                f"BX0140: {target} is kept whole: a device would have to build "
                 "it, and only a model file says how",
                 help="write a model.py with model(), example_batch() and loss, and give that",
             )

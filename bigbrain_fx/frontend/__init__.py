@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         graph_inputs as graph_inputs,
         take_apart as take_apart,
     )
-    from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LOSS as LOSS
+    from bigbrain_fx.frontend.translation.kept import LEAF as LEAF, LINES as LINES, LOSS as LOSS
     from bigbrain_fx.frontend.translation.leaf import leaf as leaf, leaf_paths as leaf_paths
     from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
     from bigbrain_fx.frontend.translation.sources import where as where
@@ -82,7 +82,7 @@ else:
     __getattr__ = door(
         __name__,
         {
-            "translation.kept": "LEAF LOSS",
+            "translation.kept": "LEAF LINES LOSS",
             "translation.sources": "where",
             "answers": "read_answers",
             "client": "Child Message Task",

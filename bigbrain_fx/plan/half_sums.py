@@ -13,7 +13,7 @@ from bigbrain_fx.core import Graph, Op, Stages
 
 _HALVES = frozenset({"bfloat16", "float16"})
 _NAMED = 3
-_OWN_CODE = ("leaf.", "opaque.")
+_OWN_CODE = ("leaf.", "forward.", "opaque.")
 
 
 def half_sums(graph: Graph, stages: Stages) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
+    from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import LearningRates as LearningRates
     from .records import read_records as read_records
@@ -146,6 +147,7 @@ _HOMES = {
     "named_facts": "UnlikeFactsError joined_facts parameter_of part_of_facts",
     "network": "NetworkTransport",
     "optimizer_state": "StateError optimizer_facts optimizer_tensors restore_optimizer",
+    "own_lines": "Shell forward_of",
     "records": "read_records",
     "replicas": "bucket_channels",
     "rendezvous": "join leave_together own_device",

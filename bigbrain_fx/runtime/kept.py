@@ -62,12 +62,17 @@ def part_of(model: Callable[[], nn.Module] | nn.Module, path: str) -> nn.Module:
         model: the user's `model()`, or the module itself.
         path: of the part, "blocks.0.experts".
     """
-    if model not in _built:
-        _built[model] = model if isinstance(model, nn.Module) else _without_numbers(model)
-    part = copy.deepcopy(_built[model].get_submodule(path)).to_empty(device="cpu")
+    part = copy.deepcopy(built(model).get_submodule(path)).to_empty(device="cpu")
     for module in part.modules():
         module._non_persistent_buffers_set.clear()  # a bundle stores them, too
     return part
+
+
+def built(model: Callable[[], nn.Module] | nn.Module) -> nn.Module:
+    """Return the user's model, its numbers still to be loaded; made once in a process."""
+    if model not in _built:
+        _built[model] = model if isinstance(model, nn.Module) else _without_numbers(model)
+    return _built[model]
 
 
 def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:

@@ -17,6 +17,7 @@ from bigbrain_fx.errors import InputError
 ASSUME = {"assume.true": "assume", "assume.false": "assume_not"}
 LIBRARY = "library."
 LEAF = "leaf."
+LINES = "forward."
 LOSS = "user.loss"
 MODEL_NAME, LOSS_NAME = "user_model", "user_loss"
 """What `functions.py` calls the user's `model` and `loss`."""
@@ -27,7 +28,7 @@ SHARD = {
     "shard.split": "own_part",
 }
 """What members of a tensor group exchange -> the runtime's function for it."""
-RUNTIME = ("assume", "assume_not", "flat", "part_of", *SHARD.values())
+RUNTIME = ("assume", "assume_not", "flat", "forward_of", "part_of", *SHARD.values())
 """Names that these calls need from the bundle's runtime."""
 
 Argument = Callable[[Arg], ast.expr]
@@ -49,6 +50,8 @@ def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
         return _exchange(op, argument)
     if op.target.startswith(LEAF):
         return _leaf(op, argument, users)
+    if op.target.startswith(LINES):
+        return _lines(op, argument, users)
     if op.target == LOSS:
         given = [_nest(arg, argument, users) for arg in _items(op.args[0])]
         return ast.Call(ast.Name(LOSS_NAME), given, [])
@@ -103,7 +106,7 @@ def user_names(graph: Graph, ops: Iterable[str]) -> Iterator[tuple[str, str]]:
         elif op.target.startswith(LIBRARY):
             *place, name = op.target.split(".")[4:]
             yield ".".join(place), name
-        elif op.target.startswith(LEAF):
+        elif op.target.startswith((LEAF, LINES)):
             yield "", MODEL_NAME
         elif op.target == LOSS:
             yield "", LOSS_NAME
@@ -137,7 +140,7 @@ def _all(graph: Graph, ops: Iterable[str]) -> Iterator[Op]:
 
 def _classes(op: Op) -> Iterator[str]:
     """Yield the classes of the objects that a call is given, "module.Class"."""
-    if not op.target.startswith(LEAF) and op.target != LOSS:
+    if not op.target.startswith((LEAF, LINES)) and op.target != LOSS:
         return
     pending = list(op.args)
     while pending:
@@ -161,6 +164,21 @@ def _leaf(op: Op, argument: Argument, users: Users) -> ast.expr:
     keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
     module = argument(ParamRef(op.target.removeprefix(LEAF)))
     call = ast.Call(module, given, keywords)
+    return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
+
+
+def _lines(op: Op, argument: Argument, users: Users) -> ast.expr:
+    """Write `forward_of(user_model, "", self.training, {"head": [logits]}, {}, x=x)`."""
+    positional, named, answers = _items(op.args[0])
+    path = op.target.removeprefix(LINES)
+    names = [arg.param.removeprefix(f"{path}.") for arg in op.args[1:] if isinstance(arg, ParamRef)]
+    own = ast.Dict([ast.Constant(name) for name in names], [argument(arg) for arg in op.args[1:]])
+    training = attribute(ast.Name("self"), "training")
+    first = [ast.Name(MODEL_NAME), ast.Constant(path), training, _nest(answers, argument, users)]
+    given = [_nest(arg, argument, users) for arg in _items(positional)]
+    pairs = map(_pair, _items(named))
+    keywords = [ast.keyword(str(k), _nest(v, argument, users)) for k, v in pairs]
+    call = ast.Call(ast.Name("forward_of"), [*first, own, *given], keywords)
     return ast.Call(ast.Name("flat"), [call], []) if op.is_tuple else call
 
 

@@ -22,6 +22,7 @@ RESERVED = frozenset(
         "assume",
         "assume_not",
         "flat",
+        "forward_of",
         "part_of",
         "copy_to_group",
         "all_reduce",

@@ -1,6 +1,7 @@
 """The smallest module around what no trace can hold, kept whole of itself: as `--leaf` would.
 
     refused in blocks.0.experts ─▶ every Experts is a leaf ─▶ still refused: the Block around it
+    refused in the model itself ─▶ the lines of its forward are one op, its modules are traced
 
 A loop over the experts that were hit, a matcher, a number read in Python: a part of a forward that
 is otherwise fine. This file knows modules and refusals; it knows no traces.
@@ -9,12 +10,13 @@ is otherwise fine. This file knows modules and refusals; it knows no traces.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from torch import nn
 
-from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.errors import BigBrainError, CaptureError
+from bigbrain_fx.frontend.tracing.kept_lines import KeptLines
 from bigbrain_fx.frontend.translation.refusals import may_stay_whole, modules_of
 
 _MOST = 6  # attempts
@@ -31,40 +33,94 @@ class _Warned(Protocol):
 _Found = TypeVar("_Found", bound=_Warned)
 
 
+@dataclass(frozen=True)
+class KeptWhole:
+    """What is kept whole.
+
+    Attributes:
+        leaves: modules, by path or class.
+        lines: path of the module whose own lines are, but for the modules that they call.
+    """
+
+    leaves: tuple[str, ...]
+    lines: str | None = None
+
+    def kept_lines(self, model: nn.Module, blank: bool) -> KeptLines | None:
+        """Return the lines; they are run, to see what they do.
+
+        Raises:
+            CaptureError: the model has no numbers, or cannot be copied.
+        """
+        if self.lines is None:
+            return None
+        if blank:
+            raise CaptureError("BX0140: a model without numbers cannot be run")
+        return KeptLines(self.lines, model.get_submodule(self.lines))
+
+
 def enclosing(
-    model: nn.Module, leaves: Sequence[str], attempt: Callable[[Sequence[str]], _Found]
+    model: nn.Module, leaves: Sequence[str], attempt: Callable[[KeptWhole], _Found]
 ) -> _Found:
     """Make an attempt; where it is refused for a part of the model, keep that part whole.
 
     Args:
         model: the user's.
         leaves: what is kept whole anyway.
-        attempt: captures with the modules of these paths or classes kept whole.
+        attempt: captures with so much kept whole.
 
     Raises:
-        BigBrainError: the first refusal, where no part inside the model can be kept instead.
+        BigBrainError: the first refusal, where no part of the model can be kept instead.
     """
     first: BigBrainError | None = None
-    whole, said = tuple(leaves), ""
+    whole, said = KeptWhole(tuple(leaves)), ""
     for _ in range(_MOST):
         try:
             found = attempt(whole)
         except BigBrainError as error:
             if error.what.startswith(_WHEREVER):
                 raise
+            more = _more(model, whole, error, len(leaves), is_first=first is None)
             first = first or error
-            if first is not error and not may_stay_whole(error):
-                path = (*whole[len(leaves) :], "")[0].rpartition(".")[0]  # the one around it
-            else:
-                path = _path_of(model, error) if may_stay_whole(error) else ""
-            if not path:
+            if more is None:
                 raise first from None if first is not error else error.__cause__
-            whole = (*leaves, *_alike(model, path), *_kept(whole[len(leaves) :], path))
+            whole = more
             said = said or f"{first.at}: {first.what.partition(': ')[2]}"
         else:
-            return found if not said else _told(found, model, whole[len(leaves) :], said)
+            return found if not said else _told(found, model, whole, len(leaves), said)
     assert first is not None
     raise first
+
+
+def _more(
+    model: nn.Module, whole: KeptWhole, error: BigBrainError, given: int, *, is_first: bool
+) -> KeptWhole | None:
+    """Return what to keep whole next: less of the model where that may do; None to give up."""
+    own = whole.leaves[given:]
+    if whole.lines is not None:  # its lines alone do not do
+        return _with_leaf(model, whole, whole.lines, given) if whole.lines else None
+    if not may_stay_whole(error):
+        if is_first:
+            return None
+        path = (*own, "")[0].rpartition(".")[0]  # the one around it
+    else:
+        path = _path_of(model, error)
+    if not path or _is_most(model, path):
+        return replace(whole, lines=path)
+    return _with_leaf(model, whole, path, given)
+
+
+def _with_leaf(model: nn.Module, whole: KeptWhole, path: str, given: int) -> KeptWhole:
+    kept = _kept(whole.leaves[given:], path)
+    return KeptWhole((*whole.leaves[:given], *_alike(model, path), *kept))
+
+
+def _is_most(model: nn.Module, path: str) -> bool:
+    """Whether a module holds more than half of the model's numbers: it is not kept on one device.
+
+    That of a wrapper around the whole model, say.
+    """
+    inside = sum(p.numel() for p in model.get_submodule(path).parameters())
+    return 2 * inside > sum(p.numel() for p in model.parameters())
 
 
 def _path_of(model: nn.Module, error: BigBrainError) -> str:
@@ -90,8 +146,14 @@ def _kept(whole: Sequence[str], path: str) -> list[str]:
     return [other for other in whole if not other.startswith(f"{path}.")]
 
 
-def _told(found: _Found, model: nn.Module, whole: Sequence[str], why: str) -> _Found:
-    kinds = dict.fromkeys(type(model.get_submodule(path)).__name__ for path in whole)
-    count = f"{len(whole)} modules" if len(whole) > 1 else whole[0]
-    text = f"kept whole, on one device: {', '.join(kinds)} ({count}); no trace can hold {why}"
+def _told(found: _Found, model: nn.Module, whole: KeptWhole, given: int, why: str) -> _Found:
+    paths, what = whole.leaves[given:], []
+    if paths:
+        kinds = dict.fromkeys(type(model.get_submodule(path)).__name__ for path in paths)
+        count = f"{len(paths)} modules" if len(paths) > 1 else paths[0]
+        what.append(f"{', '.join(kinds)} ({count})")
+    if whole.lines is not None:
+        kind = type(model.get_submodule(whole.lines)).__name__
+        what.append(f"the lines of {kind}.forward itself (the modules that it calls are not)")
+    text = f"kept whole, on one device: {', '.join(what)}; no trace can hold {why}"
     return replace(found, warnings=(*found.warnings, text))  # type: ignore[type-var]

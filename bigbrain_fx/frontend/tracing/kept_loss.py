@@ -40,7 +40,7 @@ class KeptLoss:
         """Compute the loss and note what it reads; takes the place of the loss in a plain run."""
         given: list[Tensor] = []
         place((output, batch), given, lenient=True)
-        with _LossReads() as touched, Dice() as dice:
+        with TensorReads() as touched, Dice() as dice:
             found = self.loss(output, batch)
         numbers = {i for i, tensor in enumerate(given) if id(tensor) in touched.seen}
         self.reads = (self.reads or set()) | numbers
@@ -61,9 +61,7 @@ class KeptLoss:
                     "BX0150: the loss reads no tensor", help="let it read the output"
                 )
             numbers = [i for i in range(len(given)) if self.reads is None or i in self.reads]
-            places = {old: TensorSlot(new) for new, old in enumerate(numbers)}
-            nest = replaced(nest, lambda leaf: _moved(leaf, places))
-            call = KeptCall(LOSS, "loss", nest, (), self._shapes)
+            call = KeptCall(LOSS, "loss", fewer(nest, numbers), (), self._shapes)
             found = keeper.call(call, kept)
             assert isinstance(found, Tensor)
             return found
@@ -76,12 +74,18 @@ class KeptLoss:
         return [torch.empty((), dtype=self.dtype, device=tensors[0].device)]
 
 
+def fewer(nest: Arg, numbers: Sequence[int]) -> Arg:
+    """Return what a call is given with these of its tensors alone, None in the others' place."""
+    places = {old: TensorSlot(new) for new, old in enumerate(numbers)}
+    return replaced(nest, lambda leaf: _moved(leaf, places))
+
+
 def _moved(leaf: object, places: Mapping[int, TensorSlot]) -> object:
     """Give a tensor its number among those that are read; what is not read becomes None."""
     return places.get(leaf.index) if isinstance(leaf, TensorSlot) else leaf
 
 
-class _LossReads(TorchFunctionMode):
+class TensorReads(TorchFunctionMode):
     """Note every tensor that a function or attribute of torch is given."""
 
     def __init__(self) -> None:

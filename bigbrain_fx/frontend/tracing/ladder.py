@@ -27,7 +27,7 @@ from bigbrain_fx.frontend.tracing.plain import Plain, another
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.kept import LEAF, LOSS, Keeper, keeping
+from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, keeping
 from bigbrain_fx.frontend.translation.opaque import Recorder
 from bigbrain_fx.frontend.translation.oracle import Oracle
 from bigbrain_fx.frontend.translation.refusals import (
@@ -102,11 +102,13 @@ class Ladder:
     def kept_functions(self) -> dict[str, object]:
         """Return the user's own Python behind the targets of kept calls."""
         found: dict[str, object] = {f"{LEAF}{p}": m for p, m in self.leaves.modules.items()}
+        lines = self.leaves.lines
+        found |= {f"{LINES}{lines.path}": lines.run_op} if lines else {}
         return found | ({LOSS: self.loss.loss} if self.loss else {})
 
     def _run_leaves(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Learn what leaves give at these batch sizes; return those at which the model runs."""
-        if not self.leaves.modules or not self.has_numbers:
+        if not self.leaves or not self.has_numbers:
             return ()
         for rows in sizes:
             if rows in self.leaves.known:
@@ -221,5 +223,5 @@ class Ladder:
         """
         parameters = list(self.step.model.named_parameters(remove_duplicate=False))
         tied = len({id(p) for _, p in parameters}) < len(parameters)
-        whole = self.leaves.modules or self.loss or (self.recorder and self.recorder.calls)
+        whole = self.leaves or self.loss or (self.recorder and self.recorder.calls)
         return not (self.strict or tied or whole or is_final(error) or is_broken(error))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place,
 from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
 from bigbrain_fx.frontend.translation.opaque import Dice
+
+if TYPE_CHECKING:
+    from bigbrain_fx.frontend.tracing.kept_lines import KeptLines
 
 Size = int | torch.SymInt
 Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]
@@ -61,18 +64,26 @@ class Facts:
 class Leaves:
     """The leaf modules of one capture, by path, and the facts of their calls.
 
+    `lines` are of a forward that is kept whole but for the modules that it calls.
     `known` has for each number of rows the facts of every call, by path.
     """
 
     modules: Mapping[str, nn.Module]
+    lines: KeptLines | None = None
     known: dict[int, dict[str, list[Facts]]] = field(default_factory=dict)
     seen: dict[str, list[Facts]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anything is kept whole."""
+        return bool(self.modules or self.lines)
 
     @contextmanager
     def observed(self, rows: int) -> Iterator[None]:
         """Note every call of a leaf in a plain run of so many rows."""
         self.seen = {path: [] for path in self.modules}
         with ExitStack() as stack:
+            if self.lines is not None:
+                stack.enter_context(self.lines.observed(rows))
             for path, module in self.modules.items():
                 observer = partial(_Observer, facts=self.seen[path])
                 stack.enter_context(_in_place(module, observer))
@@ -89,6 +100,8 @@ class Leaves:
         `sizes` are the batch sizes whose facts hold for the trace.
         """
         with ExitStack() as stack:
+            if self.lines is not None:
+                stack.enter_context(self.lines.stood_in(keeper, sizes))
             for path, module in self.modules.items():
                 facts = [self.known[rows][path] for rows in sizes]
                 stand_in = partial(_StandIn, path=path, keeper=keeper, facts=facts)
@@ -156,13 +169,15 @@ class _Observer:
         """Run the leaf as it is."""
         tensors = own_tensors(self.own.module)
         run = lambda: self.own.call(tensors, args, kwargs)  # noqa: E731  # one use
-        result, facts = _facts(run, (args, kwargs), list(tensors.values()))
+        result, facts = facts_of(run, (args, kwargs), list(tensors.values()))
         self.facts.append(facts)
         _check_state(self.own.module, tensors)
         return result
 
 
-def _facts(run: Callable[[], object], nest: object, own: Sequence[Tensor]) -> tuple[object, Facts]:
+def facts_of(
+    run: Callable[[], object], nest: object, own: Sequence[Tensor]
+) -> tuple[object, Facts]:
     """Run a leaf and note what it does to what it is given."""
     given: list[Tensor] = []
     place(nest, given)
@@ -243,7 +258,7 @@ class _StandIn:
 
         def shapes(call: KeptCall, tensors: list[Tensor]) -> list[Tensor]:
             facts = self._learn(call, tensors[: len(given)], tensors[len(given) :], number)
-            return _apply(call, facts, tensors, len(given))
+            return applied(call, facts, tensors, len(given))
 
         last = self.path.rpartition(".")[2]
         name = last if last.isidentifier() else type(self.own.module).__name__.lower()
@@ -265,7 +280,7 @@ class _StandIn:
         args, kwargs = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
         try:
             with torch.no_grad():
-                _, facts = _facts(lambda: self.own.call(names, args, kwargs), nest, own)
+                _, facts = facts_of(lambda: self.own.call(names, args, kwargs), nest, own)
         except Exception as error:
             raise CaptureError(
                 f"BX0140: the leaf {self.path} cannot run on shapes alone: "
@@ -275,7 +290,7 @@ class _StandIn:
         return replace(facts, fixed=frozenset())  # nothing carries a gradient here
 
 
-def _apply(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int) -> list[Tensor]:
+def applied(call: KeptCall, facts: Facts, tensors: Sequence[Tensor], given: int) -> list[Tensor]:
     """Note the facts in the call; return what comes out as tensors without numbers."""
     inputs = [i for i in facts.written if i < given]
     if inputs:

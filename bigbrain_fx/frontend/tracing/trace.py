@@ -20,7 +20,7 @@ from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
 from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
-from bigbrain_fx.frontend.tracing.enclosing import enclosing
+from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet, without_gc
 from bigbrain_fx.frontend.tracing.hooks import (
     FUNCTION,
@@ -162,10 +162,10 @@ def capture(
         with torch.device("meta") if on_meta else nullcontext(), without_gc(), fused:
             blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
 
-            def attempt(whole: Sequence[str]) -> Captured:
+            def attempt(whole: KeptWhole) -> Captured:
                 step = Step(module, loss, batch, how, training)
                 plain = Plain(step, module, autocast)
-                found = Leaves(find_leaves(module, whole))
+                found = Leaves(find_leaves(module, whole.leaves), whole.kept_lines(module, blank))
                 ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume or {})), found)
                 return _Job(step, batch, labels, blank, ladder).run(micro_batch)
 
@@ -347,7 +347,7 @@ class _Job:
             program = export_step(
                 self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
             )
-        unseen = rolled or self.ladder.leaves.modules  # what is kept whole was not run here
+        unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
         said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
         self.warnings += [said] if said else []
         labels = replace(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 KEPT = "bigbrain_fx.kept.default"
 LEAF = "leaf."
+LINES = "forward."
 LOSS = "user.loss"
 
 
@@ -36,7 +37,7 @@ class KeptCall:
     """One call of the user's own Python.
 
     Attributes:
-        target: "leaf.blocks.0.experts", "user.loss". name: a name for its value.
+        target: "leaf.blocks.0.experts", "forward.head", "user.loss". name: a name for its value.
         args: what it was given, encoded, a `TensorSlot` for each tensor.
         params: names in the model of the tensors that it owns; they follow its other tensors.
         shapes: given the tensors, what comes out of it: fake tensors, and what it learnt.

@@ -5,6 +5,7 @@ This file knows exceptions and where they were raised; it knows no checks.
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError |
             help=next((remedy for said, remedy in _REMEDIES if said in first), _LIKE_THE_EXAMPLE),
         )
     if type(error).__name__ in ("AssumptionError", "WrongAnswerError"):  # of a bundle, or here
-        line = first.partition(" was assumed")[0].rpartition(" ")[2]
+        named = re.search(r"[^\s:]+\.py:\d+", first)
+        line = named[0] if named else "FILE:LINE"
         return InputError(
             f"the data contradict what the bundle assumes: {first}",
             at=line,

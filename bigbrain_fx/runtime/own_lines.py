@@ -1,0 +1,135 @@
+"""The lines of a module's own forward, without the modules inside it: what they gave is given.
+
+    forward_of(user_model, "", True, {"encoder": [hidden], "head": [logits]}, {}, sound, labels)
+
+runs every line that the user wrote in that forward, and nothing of `encoder` and `head`. This file
+knows modules; it knows nothing of devices, messages or schedules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+from .kept import AssumptionError, built, flat
+
+Answers = Mapping[str, Sequence[object]]
+"""Path of a module inside -> what its calls gave, in order."""
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+class Shell:
+    """A module without numbers, whose forward is given what the modules inside it gave.
+
+    Args:
+        module: the user's; it is not changed.
+        device: of the tensors that stand where its parameters were.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        held = (*module.parameters(), *module.buffers())
+        self._module = copy.deepcopy(
+            module, {id(tensor): _blank(tensor, device) for tensor in held}
+        )
+        self._left: dict[str, list[object]] = {}
+        self._lock = Lock()  # devices may be threads of one process
+        for path, part in self._module.named_modules():
+            part.__dict__.update({name: OrderedDict() for name in _HOOKS})
+            part.__dict__["_compiled_call_impl"] = None
+            if path:
+                part.__dict__["forward"] = partial(self._answer, path)
+
+    def run(
+        self,
+        training: bool,
+        answers: Answers,
+        own: Mapping[str, Tensor],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        watch: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> object:
+        """Run the forward; `own` are tensors of the module that its lines read, by name.
+
+        `watch` is entered around the lines alone.
+
+        Raises:
+            AssumptionError: it calls other modules than those whose answers are given.
+        """
+        with self._lock:
+            self._module.train(training)
+            self._left = {path: list(given) for path, given in answers.items()}
+            forward = self._module.forward
+            self._module.__dict__["forward"] = partial(_watched, watch, forward)
+            try:
+                found: object = torch.func.functional_call(
+                    self._module, dict(own), tuple(args), dict(kwargs or {})
+                )
+            finally:
+                del self._module.__dict__["forward"]
+            left = [path for path, rest in self._left.items() if rest]
+        if left:
+            raise AssumptionError(
+                f"forward did not call {left[0]}, as it did for the example batch"
+            )
+        return found
+
+    def _answer(self, path: str, *_: object, **__: object) -> object:
+        left = self._left.get(path)
+        if not left:
+            raise AssumptionError(f"forward calls {path}, as it did not for the example")
+        return left.pop(0)
+
+    def plain_tensors(self) -> list[Tensor]:
+        """Return the tensors that are attributes of the modules, and neither theirs nor buffers."""
+        values = [value for part in self._module.modules() for value in vars(part).values()]
+        return [tensor for value in values for tensor in flat(value)]
+
+
+def _watched(
+    watch: Callable[[], AbstractContextManager[object]],
+    forward: Callable[..., object],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    with watch():
+        return forward(*args, **kwargs)
+
+
+def _blank(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of that shape and type in the memory of one number."""
+    made = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+_shells: dict[tuple[object, str, torch.device], Shell] = {}
+
+
+def forward_of(
+    model: Callable[[], nn.Module] | nn.Module,
+    path: str,
+    training: bool,
+    answers: Answers,
+    own: Mapping[str, Tensor],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Run the lines of the forward of one module of the user's model; see `Shell.run`."""
+    given = (*flat(tuple(answers.values())), *own.values(), *flat(args), *flat(kwargs))
+    device = given[0].device if given else torch.device("cpu")
+    key = model, path, device
+    if key not in _shells:
+        _shells[key] = Shell(built(model).get_submodule(path), device)
+    return _shells[key].run(training, answers, own, args, kwargs)

@@ -1,0 +1,176 @@
+"""What no trace holds in the model's own forward: its lines are kept whole, its modules are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bigbrain_fx as bb
+from bigbrain_fx.emit.modules.names import device_names
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend import Captured, capture, leaf_paths
+from bigbrain_fx.plan import Options
+from tests.support.bundles import cluster
+from tests.support.captured import assert_same
+
+
+class Picked(nn.Module):
+    """Picks rows by their labels, after its modules; the head is the embedding's weight."""
+
+    weight_of: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 8)
+        self.place = nn.Parameter(torch.randn(5, 8))
+        self.lift = nn.Linear(8, 8)
+        self.register_buffer("weight_of", torch.rand(11) + 0.5)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        hidden = self.lift(self.embed(tokens) + self.place)
+        kept = labels >= 0
+        rows = hidden[kept]
+        if rows.shape[0] == 0:
+            return {"loss": hidden.sum() * 0.0, "count": kept.sum()}
+        logits = rows @ self.embed.weight.T
+        loss = F.cross_entropy(logits, labels[kept], weight=self.weight_of)
+        return {"loss": loss, "count": kept.sum()}
+
+
+def picked_batch() -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    labels = torch.randint(0, 11, (6, 5))
+    labels[:, 3:] = -100
+    return {"tokens": torch.randint(0, 11, (6, 5)), "labels": labels}
+
+
+def lines_of(found: Captured) -> Any:
+    (op,) = (op for op in found.graph.ops if op.target.startswith("forward."))
+    return op
+
+
+def test_the_lines_are_one_op_after_the_modules() -> None:
+    model = Picked()
+    found = capture(model, picked_batch())
+    op = lines_of(found)
+    assert op.target == "forward."
+    assert op.refs == ("labels", "embedding", "linear")  # the tokens are not read
+    assert set(op.params) == {"place", "embed.weight", "weight_of"}
+    assert not leaf_paths(found.graph)
+    assert found.graph.static_batch is None
+    assert any("the lines of Picked.forward itself" in said for said in found.warnings)
+
+    def eager(tokens: Tensor, labels: Tensor) -> Tensor:
+        return model(tokens, labels)["loss"]
+
+    assert_same(model, found, eager)
+    assert_same(model, found, eager, 3)
+
+
+class Wrapper(nn.Module):
+    """Holds the whole model; its own part is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Picked()
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        return 2.0 * self.inner(tokens, labels)["loss"]
+
+
+def test_a_wrapped_model_is_not_kept_on_one_device() -> None:
+    model = Wrapper()
+    found = capture(model, picked_batch())
+    assert lines_of(found).target == "forward.inner"
+    assert "inner.embed.weight" in lines_of(found).params
+    assert_same(model, found, model)
+
+
+class Bad(nn.Module):
+    """A forward whose lines cannot be apart from its modules; `how` says why."""
+
+    count: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lift = nn.Linear(8, 8)
+        self.how, self.table = how, torch.rand(8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "selected before":
+            x = x[x[:, 0] > 0]
+        hidden = self.lift(x)
+        if self.how == "written":
+            hidden += 1.0
+        if self.how == "counted":
+            self.count += 1.0
+        if self.how == "drawn":
+            hidden = F.dropout(hidden)
+        if self.how == "plain tensor":
+            hidden = hidden * self.table
+        return hidden[hidden[:, 0] > 0].square().mean()
+
+
+@pytest.mark.parametrize("how", ["selected before", "written", "counted", "drawn", "plain tensor"])
+def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
+    torch.manual_seed(2)
+    with pytest.raises(BigBrainError, match="BX0130") as caught:
+        capture(Bad(how), {"x": torch.randn(6, 8)})
+    assert (caught.value.at or "").startswith("test_kept_lines.py:")
+    assert caught.value.help
+
+
+def test_the_class_and_its_calls_are_as_before() -> None:
+    model, call = Picked(), nn.Module.__call__
+    capture(model, picked_batch())
+    assert type(model) is Picked
+    assert nn.Module.__call__ is call
+    assert "forward" not in vars(model)
+
+
+FILE = '''"""Rows picked by their labels, in the model's own forward."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, labels):
+        logits = self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
+        kept = (labels >= 0).nonzero().flatten()
+        return {"loss": F.cross_entropy(logits[kept], labels[kept]), "logits": logits}
+
+
+def model():
+    return Net()
+
+
+def example_batch():
+    return {"x": torch.randn(8, 6), "labels": torch.tensor([0, 1, -1, 2, 0, -1, 1, 2])}
+'''
+
+
+def test_the_bundle_runs_the_lines_on_the_last_device(tmp_path: Path) -> None:
+    path = tmp_path / "picked_file.py"
+    path.write_text(FILE)
+    made = bb.split(path, cluster(2), tmp_path / "bundle", Options("naive", micro_batches=2))
+    names = device_names(["d0", "d1"])
+    first, last = ((made.bundle / f"{names[d].module}.py").read_text() for d in ("d0", "d1"))
+    assert "forward_of" not in first
+    text = "".join(last.split())
+    assert "flat(forward_of(user_model,'',self.training," in text.replace('"', "'")
+    assert "self.head=nn.Linear(8,3)" in text
+    bb.verify(made.bundle, steps=2).require_passed()

@@ -43,7 +43,7 @@ def _require_format(text: bytes, where: str) -> None:
     """Look at the format first: a newer one may have other fields."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # the reader says where it is broken
     number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
     if number not in READABLE:
@@ -81,6 +81,8 @@ def read_plan(path: str | Path) -> Plan:
     path = Path(path)
     file = path / "plan.json" if path.is_dir() else path
     try:
+        if path.is_dir() and file.exists() and not file.is_file():
+            raise OSError(None, "it is no file")  # reading a pipe would wait for ever
         text = file.read_bytes()
     except OSError as error:
         raise InputError(

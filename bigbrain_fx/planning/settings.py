@@ -58,7 +58,7 @@ def _value(name: str, text: str, default: object) -> Choice:
     """Read a value of the default's type; a default that has none takes any JSON, or a word."""
     try:
         found: Choice = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = text
     if not isinstance(found, bool | int | float | str | None):
         found = text

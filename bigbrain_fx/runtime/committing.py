@@ -33,7 +33,7 @@ from .commits import (
     Shard,
     committed,
     first_loadable,
-    graph_hash,
+    graph_in,
     launcher_of,
     load_shard,
     number_kept,
@@ -489,7 +489,7 @@ def committer_of(
     """Return a device's part in the commits that were asked for."""
     about = {
         "plan": bundle.plan,
-        "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
+        "graph": graph_in(bundle.folder),
     }
     return Committer(
         options.folder,

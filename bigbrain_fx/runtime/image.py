@@ -19,6 +19,7 @@ Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, mmap: what has bytes
 FORMAT = 1  # of a state
 ALIGNMENT = 64  # of the first tensor: copies of whole cache lines
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -96,7 +97,7 @@ def read_layout(buffer: Buffer) -> ImageLayout:
         text = json.loads(head[8:])
         facts = json.loads(text.pop("__metadata__")["facts"])
         entries = {name: _entry(name, found, 8 + length) for name, found in text.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except BROKEN as error:
         raise ImageError("its header cannot be read") from error
     if not isinstance(facts, dict):
         raise ImageError("its header cannot be read")

@@ -88,6 +88,19 @@ def graph_hash(plan_json: bytes) -> str:
     return digest(text.encode())[:16]
 
 
+def graph_in(bundle: Path) -> str:
+    """Return the hash of the model of a bundle.
+
+    Raises:
+        CommitError: its plan.json cannot be read.
+    """
+    path = bundle / "plan.json"
+    try:
+        return graph_hash(read_regular(path))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CommitError(f"{path} is not as it was written: copy the bundle again") from error
+
+
 def manifest_of(
     device: str, layout: ImageLayout, image: Buffer, generation: int, about: Mapping[str, Any]
 ) -> bytes:
@@ -193,9 +206,10 @@ def unsealed(text: bytes, where: str) -> dict[str, Any]:
         found = json.loads(text)
         check = found.pop("check")
         number = found["format"]
+        is_sound = check == _check(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenError(f"{where}: it is not whole") from error
-    if check != _check(found):
+    if not is_sound:
         raise BrokenError(f"{where}: its checksum is wrong")
     if number != FORMAT:
         raise CommitError(

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from .peers import PeerLostError
+from .regular import read_regular
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as AnyStore
@@ -77,13 +78,18 @@ def require_address(folder: Path) -> None:
     """Refuse at once what would wait for its whole deadline: nobody said where rank 0 is.
 
     Raises:
-        NoAddressError: the plan has several hosts, or Slurm has given several, and no MASTER_ADDR.
+        NoAddressError: the plan has several hosts, or Slurm has given several, and no MASTER_ADDR;
+            or it cannot be read.
     """
     if "MASTER_ADDR" in os.environ:
         return
-    found = json.loads((folder / "plan.json").read_bytes())
-    host = {device["name"]: device["host"] for device in found["cluster"]["devices"]}
-    used = list(dict.fromkeys(host[stage["device"]] for stage in found["stages"]["stages"]))
+    path = folder / "plan.json"
+    try:
+        found = json.loads(read_regular(path))
+        host = {device["name"]: device["host"] for device in found["cluster"]["devices"]}
+        used = list(dict.fromkeys(host[stage["device"]] for stage in found["stages"]["stages"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise NoAddressError(f"{path} is not as it was written: copy the bundle again") from error
     nodes = environment_number("SLURM_NNODES", 1)
     if len(used) > 1 or nodes > 1:
         what = f"this plan has devices of {len(used)} hosts ({', '.join(used)})"

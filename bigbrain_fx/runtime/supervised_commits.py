@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .commits import CommitError, graph_hash, record_of
+from .commits import CommitError, graph_in, record_of
 from .committing import RESCUE, SHARD, CommitOptions, Committer
 from .control import Control
 from .misses import no_event
@@ -71,7 +71,7 @@ class SupervisedCommitter(Committer):
     ) -> None:
         about: Mapping[str, Any] = {
             "plan": bundle.plan,
-            "graph": graph_hash((bundle.folder / "plan.json").read_bytes()),
+            "graph": graph_in(bundle.folder),
         }
         board = Board(transport.control, deadline_s)
         folder, every, rescue = options.folder, options.every, options.rescue

@@ -29,6 +29,7 @@ BY_REFERENCE = (
     "`bigbrain-fx load`"
 )
 CHECKED_BEHIND = 2  # tensors that are read and not yet checked
+COPY = "copy the bundle again"  # `load` takes what no checkpoint has from the file that is there
 AGAIN = "copy the bundle again, or put a checkpoint into it with `bigbrain-fx load`"
 
 
@@ -105,9 +106,9 @@ class OwnWeights(Mapping[str, Tensor]):
         self.checks: deque[Future[None]] = deque()
         self.own = folder / f"{device}.safetensors"
         if not (folder / "index.json").exists():
-            raise WeightsError(f"{folder / 'index.json'} is missing: copy the bundle again")
+            raise WeightsError(f"{folder / 'index.json'} is missing: {COPY}")
         self.checksums = read_index(folder).checksums
-        with _opened(self.own, AGAIN) as file:
+        with _opened(self.own, COPY) as file:
             keys = list(file.keys())  # a name may look like a part's
         self._places = {_whole(key): (self.own, key) for key in keys}
         self._places.update({key: (self.own, key) for key in keys if key not in self._places})
@@ -120,7 +121,7 @@ class OwnWeights(Mapping[str, Tensor]):
             raise WeightsError(f"{self.own} has no tensor {name!r}: {AGAIN}")
         path, key = self._places[name]
         is_own = path == self.own
-        found = _read(path, key, AGAIN if is_own else f"{name} was left there by {BY_REFERENCE}")
+        found = _read(path, key, COPY if is_own else f"{name} was left there by {BY_REFERENCE}")
         if self.pool is None:
             self._require_whole(name, found)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,12 @@ def test_a_plan_prints_a_line_per_device() -> None:
     assert [line.split(":")[0].strip() for line in rest] == ["d0", "d1"]
 
 
+def test_a_pipe_in_a_bundle_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"cannot read .*plan.json: it is no file"):
+        read_plan(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -203,6 +210,7 @@ def test_a_plan_prints_a_line_per_device() -> None:
         (b"[]", "not a plan"),
         (b'{"graph": 1}', "not a plan"),
         (b"\xff\xfe", "not a plan"),
+        (b"[" * 50_000, "not a plan"),
     ],
 )
 def test_what_is_no_plan_is_refused(text: bytes, expected: str) -> None:

@@ -31,8 +31,8 @@ from bigbrain_fx.runtime.commits import (
     write_shard,
 )
 from bigbrain_fx.runtime.disk import Disk, locked
-from bigbrain_fx.runtime.image import read_layout
-from bigbrain_fx.runtime.records import digest, sealed, unsealed
+from bigbrain_fx.runtime.image import ImageError, read_layout
+from bigbrain_fx.runtime.records import digest, graph_in, sealed, unsealed
 from tests.support.commit_disks import (
     ABOUT,
     DEVICES,
@@ -482,6 +482,29 @@ def test_generations_go_up_also_when_the_fence_is_broken(tmp_path: Path) -> None
     _flip(folder / "generation.json", 20)
     assert newest_generation(folder) == 1
     assert open_generation(folder) == 2
+
+
+@pytest.mark.parametrize("depth", [900, 993, 5_000])
+def test_json_of_any_depth_is_broken_and_no_more(depth: int) -> None:
+    """It may be read and yet be too deep for its checksum to be made."""
+    text = '{"format": 1, "check": "", "a": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(BrokenError):
+        unsealed(text.encode(), "it")
+
+
+def test_a_number_without_end_is_no_size() -> None:
+    head = b'{"__metadata__": {"facts": "{}"}, "a": {"dtype": "F32", "shape": [1e999], '
+    head += b'"data_offsets": [0, 4]}}'
+    with pytest.raises(ImageError, match="its header cannot be read"):
+        read_layout(len(head).to_bytes(8, "little") + head + bytes(4))
+
+
+@pytest.mark.parametrize("text", ["", '{"graph": ', "[]", "{}", "[" * 5_000, None])
+def test_a_plan_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "plan.json"
+    os.mkfifo(path) if text is None else path.write_text(text)
+    with pytest.raises(CommitError, match="is not as it was written: copy the bundle again"):
+        graph_in(tmp_path)
 
 
 def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class _Own:
         self.first_s = self.last_s = 0.0
         self.open: list[list[object]] = []
         for line in path.read_bytes().split(b"\n"):
-            with suppress(ValueError, TypeError, IndexError):
+            with suppress(ValueError, TypeError, IndexError, RecursionError):
                 self._take(*json.loads(line))
 
     def _take(self, kind: str, *facts: object) -> None:

@@ -177,7 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
             at=str(path),
             help="bigbrain-fx fit profiles.sqlite --out costs.json writes one",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, "it is no JSON") from error
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise _wrong(path, "it is another file")

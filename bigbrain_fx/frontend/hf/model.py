@@ -75,7 +75,7 @@ def _config(transformers: Any, path: Path) -> Any:  # noqa: ANN401  # transforme
     """Read config.json as transformers' class for its `model_type`."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path.name} is no JSON: {error}", at=str(path), help="download it again"
         ) from error

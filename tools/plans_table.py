@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def document(after: Sequence[Row], before: Sequence[Row]) -> str:
     intro = (
         "# Plans of all models, before and after\n\n"
         "Written by `python -m tools.plans_table --before FILE --write docs/plans.md`; do not "
-        "edit.\n\nForecast step (and devices in use) of every model of `models/` with "
+        f"edit.\nMade on {date.today():%-d %B %Y}.\n\nForecast step (and devices in use) of "
+        "every model of `models/` with "
         f"{MICRO_BATCHES} micro-batches,\non CPU devices of 20 GFLOP/s times the speeds in a "
         "cluster's name; links are 1 Gbit/s unless it says\notherwise. `a fast path`: eight "
         "devices, listed by name, whose 1 Gbit/s links form one path among\nlinks of 100 Mbit/s. "

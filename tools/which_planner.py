@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from math import exp, log
 from pathlib import Path
 
@@ -228,7 +229,13 @@ def document(rows: Sequence[Row], command: str, measured: bool) -> str:
         "is ahead by is not the placement's alone."
     )
     lines = textwrap.wrap(intro, 110)
-    heads = ("# Which planner, in which scenario\n", f"Written by `{command}`; do not edit.\n")
+    made = f"Made on {date.today():%-d %B %Y}."
+    heads = (
+        "# Which planner, in which scenario\n",
+        f"Written by `{command}`; do not edit.",
+        made,
+        "",
+    )
     ends = (
         "",
         *kinds,

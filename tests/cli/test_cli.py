@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -285,5 +286,6 @@ def test_a_fault_of_ours_is_called_so(monkeypatch: pytest.MonkeyPatch, bundle: P
 
 def test_the_program_is_installed_under_its_name() -> None:
     done = call("--version")
-    assert done.out == "bigbrain-fx, version 0.1.0\n"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert done.out == f"bigbrain-fx, version {project['version']}\n"
     assert callable(cli.main)

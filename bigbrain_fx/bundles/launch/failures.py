@@ -50,6 +50,8 @@ def _mending(last: str) -> str:
     """Return what to do where a process refused its input."""
     if "batches(seed) fails" in last:
         return "mend the data that it reads, and run again; or batches(), and split again"
+    if "batches(seed) ended" in last:
+        return "give --steps what it has; or mend batches(), and split again"
     if "batch" in last:
         return "every batch must be like example_batch(): mend batches() and split again"
     return "mend what it names, and run it again"

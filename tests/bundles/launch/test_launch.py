@@ -132,6 +132,15 @@ def test_what_is_missing_in_a_bundle_is_said(last: str, advice: str, tmp_path: P
     assert advice in (failure("d0 ended", 1, log, "train.py").help or "")
 
 
+def test_data_that_end_early_are_no_wrong_batch(tmp_path: Path) -> None:
+    log = tmp_path / "d0.log"
+    log.write_text("error: batches(seed) ended before step 3; yield one batch per step\n")
+    found = failure("d0 ended", 2, log, "train.py")
+    assert (found.exit_code, found.what) == (2, log.read_text().strip().removeprefix("error: "))
+    assert "--steps" in (found.help or "")
+    assert "like example_batch" not in (found.help or "")
+
+
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
     line = "    def step_once(self) -> None:\n"
     edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")

@@ -18,6 +18,14 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
+    "tests/verification/test_unsharded.py": (
+        "test_a_bundle_has_the_bits_of_one_process[2",
+        "test_a_bundle_has_the_bits_of_one_process[4",
+        "test_any_replicas",
+        "test_replicas_may_be_cut_unlike",
+        "test_batch_norms_and_weights",
+    ),
+    "tests/bundles/test_replicas.py": ("test_weights_that_are_divided",),
     "tests/supervisor/test_peer_states.py": (
         "test_states_come",
         "test_another_gives",

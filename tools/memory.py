@@ -1,6 +1,7 @@
 """Forecast against measured peak memory: every model x partitioner x number of devices x schedule.
 
     python -m tools.memory [--models gpt,moe] [--devices 2] [--resident 4] [--recompute all]
+    python -m tools.memory --models gpt --devices 1 --partitioners naive --copies r4z3micro
 
 A row is one device of one bundle, run as real processes over gloo. `tracked` is the peak of live
 tensor bytes, `resident` VmHWM less a warmed baseline, for every n-th bundle (`--resident`).
@@ -13,7 +14,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -139,7 +140,11 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
+<<<<<<< HEAD
 @click.option("--offload", help="What lies in stores: state.")
+=======
+@click.option("--copies", default="", help="r4z3micro: four replicas of each, ZeRO 3, by number.")
+>>>>>>> bde4c86 (--zero 3: parts of gradients are taken early, and nothing is posted ahead)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
 def main(
     models: str,
@@ -147,7 +152,11 @@ def main(
     partitioners: str,
     resident: int,
     recompute: str | None,
+<<<<<<< HEAD
     offload: str | None,
+=======
+    copies: str,
+>>>>>>> bde4c86 (--zero 3: parts of gradients are taken early, and nothing is posted ahead)
     as_json: bool,
 ) -> None:
     """Print forecast, tracked and resident peak of every device, and what they come to."""
@@ -156,6 +165,8 @@ def main(
     load("estimator")
     counts = [int(count) for count in devices.split(",")]
     table = cells(models.split(","), counts, partitioners.split(","))
+    if copies:
+        table = tuple(replace(c, copies=copies) for c in table if c.schedule == "1f1b")
     found: list[Row] = []
     if not as_json:
         click.echo("model   partitioner  bundle   forecast   tracked    error  reserved  resident")

@@ -46,7 +46,7 @@ from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.replica_text import replicas_text
 from bigbrain_fx.plan.report import report
 from bigbrain_fx.plan.reuse import place_like
-from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, begun_at, messages
+from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, begun_at, early_takes, messages
 from bigbrain_fx.plan.search import Candidate, Compared, Search
 from bigbrain_fx.plan.shard import (
     axes,
@@ -106,6 +106,7 @@ __all__ = [
     "compared_text",
     "costs_of",
     "defer_text",
+    "early_takes",
     "exchanges",
     "explain",
     "from_json",

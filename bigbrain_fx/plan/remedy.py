@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, Offloaded, SumOrder
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
@@ -88,6 +88,10 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
     if (options.replicas or 1) > 1 and options.zero_stage == 0:
         yield "--zero 1", replace(case, options=replace(options, zero_stage=1))
     yield from _offloading(case)
+    if (options.replicas or 1) > 1 and options.zero_stage < 3:
+        order: SumOrder = "micro" if options.sum_order == "replica" else options.sum_order
+        divided = replace(options, zero_stage=3, sum_order=order)
+        yield f"--zero 3 --sum-order {order}", replace(case, options=divided)
     yield from _smaller_batches(case, "")
     yield from _offloading(case, supposed=True)
     yield from _without_optimizer_state(case)

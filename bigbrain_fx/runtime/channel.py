@@ -27,7 +27,8 @@ class Channel:
     members of a group). `tag` numbers the channel in the whole bundle. Messages have shape `shape`
     and type `dtype`; `per_step` counts those of a step, where that is not one, or for activations
     and gradients one a micro-batch. One that `varies` carries micro-batches of unequal rows:
-    `shape` is that of the largest, and each message says its own.
+    `shape` is that of the largest, and each message says its own. Of one `on_demand` no receive is
+    posted before it is wanted: there is no room for it (ZeRO 3).
     """
 
     tag: int
@@ -42,6 +43,7 @@ class Channel:
     requires_grad: bool = False
     per_step: int | None = None
     varies: bool = False
+    on_demand: bool = False
 
     @property
     def wire(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -55,11 +57,6 @@ class Channel:
         if self.per_step is not None:
             return self.per_step
         return micro_batches if self.kind in ("activation", "gradient") else 1
-
-    @property
-    def on_demand(self) -> bool:
-        """Whether a receive is posted only when it is wanted: weights have no room before."""
-        return self.kind == "gather" and (self.per_step or 1) > 1
 
     @property
     def is_local(self) -> bool:

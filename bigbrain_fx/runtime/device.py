@@ -537,6 +537,8 @@ class Device:
         """
         assert self.replicas is not None
         self.replicas.after(stage, micro, waited=deferred)
+        if self.unsharded is not None:
+            self.unsharded.take_parts()
 
     def sum_gradients(self) -> None:
         """Sum gradients over all replicas; without ZeRO, all of them have all sums then."""

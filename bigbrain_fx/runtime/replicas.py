@@ -99,14 +99,15 @@ def bucket_channels(device_file: str, device: str) -> tuple[Channel, ...]:
         WeightsError: it cannot be read.
     """
     listed = read_buckets(Path(device_file).resolve().parent)
-    found = [(name, entry) for name, entry in listed.items()]
-    made = [_channel(name, e["dtype"], *each) for name, e in found for each in e["channels"]]
+    found = [(name, entry["dtype"], "sends" in entry, entry) for name, entry in listed.items()]
+    made = [_channel(*about, *each) for *about, entry in found for each in entry["channels"]]
     return tuple(channel for channel in made if device in (channel.sender, channel.receiver))
 
 
 def _channel(
     name: str,
     dtype: str,
+    on_demand: bool,
     tag: int,
     kind: str,
     ends: Sequence[int],
@@ -117,7 +118,7 @@ def _channel(
     (source, target), (sender, receiver) = ends, devices
     shape, kind_of = (elements,), getattr(torch, dtype)
     about = tag, kind, name, source, target, sender, receiver, shape, kind_of
-    return Channel(*about, per_step=per_step)
+    return Channel(*about, per_step=per_step, on_demand=on_demand)
 
 
 def buckets_of(
@@ -317,6 +318,14 @@ class Replicas:
     def _send_part(self, bucket: Bucket, flat: Tensor) -> None:
         for place, channel in bucket.parts.items():
             self.transport.send(channel, bucket.piece(flat, place))
+
+    def take(self, name: str, count: int) -> None:
+        """Take so many more of the others' parts of a bucket, each micro-batch being summed."""
+        bucket = next(bucket for bucket in self.buckets if bucket.name == name)
+        running = self._now[name]
+        for first, size, place in self._others(bucket)[running.taken :][:count]:
+            running.total.add(first, size, self.transport.recv(bucket.parts_in[place]))
+            running.taken += 1
 
     # ------------------------------------------------------------------ once a step
 

@@ -29,7 +29,8 @@ class Unsharded:
     Args:
         replicas: whose buckets say who keeps what.
         listed: buckets.json: "sends" of a bucket says before which of a step's runs of stages, from
-            1, its own weights are sent on each channel; 0: when the step begins.
+            1, its own weights are sent on each channel; 0: when the step begins. "takes" says after
+            which run how many of the others' gradients are taken, by the stage that they are for.
     """
 
     def __init__(self, replicas: Replicas, listed: Listed) -> None:
@@ -41,6 +42,13 @@ class Unsharded:
             for channel in bucket.sums.values():
                 for run in _runs(listed, bucket, channel):
                     self._due.setdefault(run, {}).setdefault(bucket.name, []).append(channel)
+
+        self._takes: dict[int, dict[str, int]] = {}
+        for bucket in replicas.buckets:
+            for run, count in (
+                listed[bucket.name].get("takes", {}).get(str(bucket.stage), {}).items()
+            ):
+                self._takes.setdefault(int(run), {})[bucket.name] = int(count)
 
     def fill(
         self, module: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
@@ -76,6 +84,11 @@ class Unsharded:
             for bucket in buckets:
                 release(self._others(bucket))
 
+    def take_parts(self) -> None:
+        """Take what others have sent of gradients meanwhile: they have its memory until then."""
+        for name, count in self._takes.get(self._begun, {}).items():
+            self.replicas.take(name, count)
+
     def apart(self, result: Any) -> Any:  # noqa: ANN401  # as a stage's forward gives it
         """Copy what a stage gives that lies in its weights: they go, and it is still sent."""
         if isinstance(result, tuple | list):
@@ -99,6 +112,7 @@ class Unsharded:
                 parameter = self.replicas.parameters[name]
                 refill(parameter)
                 parameter.data.copy_(piece[start:end].view(parameter.shape))
+            del piece  # before the next one comes
 
     def _others(self, bucket: Bucket) -> Iterator[nn.Parameter]:
         for place in bucket.sums_in:

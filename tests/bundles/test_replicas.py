@@ -18,7 +18,7 @@ from bigbrain_fx.bundles.launch import RunOptions, run
 from bigbrain_fx.cli.options import read_number, read_shares
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Options, read_plan
+from bigbrain_fx.plan import Options, gathered_parts, read_plan
 from bigbrain_fx.supervisor import Event
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster, split_small
@@ -53,6 +53,39 @@ def test_a_device_file_does_not_list_what_replicas_exchange(bundle: Path) -> Non
     assert text.count("*BUCKETS") == 1
     assert len([e for e in plan.stages.edges if e.kind in ("reduce", "gather")]) >= 8
     assert "A replica is a whole copy of the model" in (bundle / "README.md").read_text()
+
+
+@pytest.fixture
+def unsharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle whose replicas divide the weights, too."""
+    monkeypatch.setattr(gathered_parts, "LEAST_PART", 1024)
+    options = replace(TREE, zero_stage=3, replica_shares=(5, 3))
+    return split_small(tmp_path, cluster(2), options)
+
+
+def test_weights_that_are_divided_are_saved_and_moved(unsharded: Path, tmp_path: Path) -> None:
+    """Each device's part of a commit has what it keeps; others divide it otherwise."""
+    end = ("--save", str(tmp_path / "whole"))
+    whole = train(unsharded, 4, *end)
+    found = train(unsharded, 2, "--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    moved = resplit(unsharded, cluster(3), tmp_path / "on-3", tmp_path / "commits")
+    assert read_plan(moved.bundle).stages.gathers
+    found += train(moved.bundle, 4, "--commits", str(moved.commits), "--resume")
+    assert found == whole
+    saved = [load_file(path) for path in sorted((tmp_path / "whole").glob("*.safetensors"))]
+    assert not set(saved[0]) & set(saved[1])
+    to = tmp_path / "model.safetensors"
+    bigbrain_fx.export_weights(unsharded, to, weights=tmp_path / "whole")
+    exported = load_file(to)
+    joined = {**saved[0], **saved[1]}
+    assert all(torch.equal(tensor, joined[name]) for name, tensor in exported.items())
+
+
+@pytest.mark.promise
+def test_a_device_that_keeps_a_share_of_the_weights_is_replaced(
+    unsharded: Path, tmp_path: Path
+) -> None:
+    require_replaced(unsharded, tmp_path, 1)
 
 
 @pytest.mark.promise

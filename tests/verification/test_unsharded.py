@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bigbrain_fx.core import Recv, Send
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.core import Cluster, Link, Recv, Send
+from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Plan, gathered_parts, replica_cut
+from bigbrain_fx.plan.memory_check import needed_bytes
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import (
     BATCH_NORM,
@@ -22,6 +24,8 @@ from tests.verification.test_replicas import (
     trained,
 )
 from tools.matrix import Bench
+
+TIMES = 2.5  # one device's peak, of what each of four has
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +106,24 @@ def test_a_device_keeps_its_share_and_gathers_the_rest_for_each_run(bench: Bench
                     assert each.micro == turns[each.edge]
                     turns[each.edge] += 1
             assert set(turns.values()) == {2 * 4}  # 4 micro-batches, forward and backward
+
+
+def test_a_model_that_no_device_holds_trains_on_four(tmp_path: Path) -> None:
+    """Weights, gradients and the optimizer's state are two and a half times what a device has."""
+    text = MODEL.replace("16, 32", "256, 1024").replace("32, 16", "1024, 256").replace("16", "256")
+    text = text.replace("range(4)", "range(12)")
+    found = bench_of(tmp_path / "net.py", text)
+    (one,) = planned(found, cluster(1)).forecast.devices
+    (device,) = cluster(1).devices
+    third = replace(one, peak_bytes=int(one.peak_bytes / TIMES))
+    small = replace(device, memory_bytes=needed_bytes(third, device))
+    where = Cluster(tuple(replace(small, name=f"d{i}") for i in range(4)), Link(50e-6, 1e9))
+    choices = {"replicas": 4, "sum_order": "micro"}
+    for zero in (0, 1, 2):
+        with pytest.raises(NoPlanError):
+            planned(found, where, zero_stage=zero, **choices)
+    plan = planned(found, where, zero_stage=3, **choices)
+    assert max(entry.peak_bytes for entry in plan.forecast.devices) <= third.peak_bytes
 
 
 @pytest.mark.parametrize(

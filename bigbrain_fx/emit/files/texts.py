@@ -20,7 +20,16 @@ from bigbrain_fx.emit.files.readme import readme_text
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.names import device_names
-from bigbrain_fx.plan import Plan, answering, begun_at, messages, norm_specs, part_channels, roots
+from bigbrain_fx.plan import (
+    Plan,
+    answering,
+    begun_at,
+    early_takes,
+    messages,
+    norm_specs,
+    part_channels,
+    roots,
+)
 from bigbrain_fx.weights import unused_file
 
 
@@ -126,7 +135,7 @@ def buckets_json(plan: Plan) -> str:
             elements = edge.nbytes // DTYPE_BYTES[dtype[edge.value]]
             row = (tag, edge.kind, ends, devices, elements, messages(stages, edge))
             channels[edge.value].append(row)
-    sends = _sends(plan)
+    gathers = _gathers(plan) if stages.gathers else {}
     lines = (
         f'"{each.name}": '
         + json.dumps(
@@ -134,7 +143,7 @@ def buckets_json(plan: Plan) -> str:
                 "stages": each.stages,
                 "dtype": each.dtype,
                 **_said(stages, each),
-                **({"sends": sends[each.name]} if stages.gathers and each.name in sends else {}),
+                **gathers.get(each.name, {}),
                 "channels": channels[each.name],
             }
         )
@@ -143,13 +152,22 @@ def buckets_json(plan: Plan) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _sends(plan: Plan) -> dict[str, dict[int, list[int]]]:
-    """Return, by bucket and channel, before which of its computations a sender sends weights."""
-    begun = {edge: at for program in plan.programs for edge, at in begun_at(program).items()}
-    found: dict[str, dict[int, list[int]]] = {bucket.name: {} for bucket in plan.stages.buckets}
-    for tag, edge in enumerate(plan.stages.edges):
-        if edge in begun:
-            found[edge.value][tag] = begun[edge]
+def _gathers(plan: Plan) -> dict[str, dict[str, dict[int, object]]]:
+    """Return when a bucket's weights are sent, by channel, and its gradients taken, by stage.
+
+    That is before, and after, which of a device's computations in a step.
+    """
+    found: dict[str, dict[str, dict[int, object]]] = {
+        bucket.name: {"sends": {}, "takes": {}} for bucket in plan.stages.buckets
+    }
+    tags = {edge: tag for tag, edge in enumerate(plan.stages.edges)}
+    for program in plan.programs:
+        for edge, begun in begun_at(program).items():
+            found[edge.value]["sends"][tags[edge]] = begun
+        for stage, takes in early_takes(program).items():
+            for name in {name for counts in takes.values() for name in counts}:
+                counts = {run: c[name] for run, c in takes.items() if c[name]}
+                found[name]["takes"][stage] = counts
     return found
 
 

@@ -32,7 +32,7 @@ from bigbrain_fx.plan.schedule.faults import (
     WeightBeforeBackward,
 )
 from bigbrain_fx.plan.schedule.forward import ForwardOnly
-from bigbrain_fx.plan.schedule.gathers import begun_at
+from bigbrain_fx.plan.schedule.gathers import begun_at, early_takes
 from bigbrain_fx.plan.schedule.gpipe import GPipe
 from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
 from bigbrain_fx.plan.schedule.interleaved import Interleaved
@@ -85,6 +85,7 @@ __all__ = [
     "build",
     "check",
     "choices",
+    "early_takes",
     "fixed_bytes",
     "goes_in_row",
     "held",

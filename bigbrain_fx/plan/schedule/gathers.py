@@ -8,6 +8,9 @@ they are, all devices side by side, and who keeps weights sends them before the 
 began when another began to need them: what was played once cannot deadlock. What is needed before a
 device begins anything leaves at the beginning of its program.
 
+Parts of gradients are taken as soon as they are there, too, after the next backward of a device:
+whoever sends one has its memory until then.
+
 This file knows instructions; it knows no time.
 """
 
@@ -32,15 +35,17 @@ from bigbrain_fx.core import (
 
 COMPUTES = (Forward, Backward, BackwardWeight)
 _Sends = Mapping[tuple[str, int], Sequence[Send]]  # by device, and how much it has begun
+_Early = Mapping[Instruction, int]  # parts that are taken early, and after how much that is
 
 
 def with_gathers(stages: Stages, programs: Sequence[Program]) -> tuple[Program, ...]:
     """Return the programs with the messages of weights; without ZeRO 3, as they are."""
     if not stages.gathers:
         return tuple(programs)
-    sends = _sends(stages, programs)
+    order = [*_played(programs)]
+    sends, early = _sends(stages, order), _early(stages, programs, order)
     return tuple(
-        replace(program, instructions=tuple(_gathering(stages, program, sends)))
+        replace(program, instructions=tuple(_gathering(stages, program, sends, early)))
         for program in programs
     )
 
@@ -50,24 +55,79 @@ def turns_of(stages: Stages, stage: int) -> int:
     return 2 * len(stages.micros_of(stage, 0))
 
 
-def _sends(stages: Stages, programs: Sequence[Program]) -> _Sends:
+def _sends(stages: Stages, order: Sequence[tuple[str, Compute]]) -> _Sends:
     found: dict[tuple[str, int], list[Send]] = defaultdict(list)
     begun: Counter[str] = Counter()
     turns: Counter[int] = Counter()
-    for device, stage in _played(programs):
+    for device, compute in order:
         begun[device] += 1
-        for edge in stages.into(stage, "gather"):
+        for edge in stages.into(compute.stage, "gather"):
             sender = stages.stages[edge.source].device
-            found[sender, begun[sender]].append(Send(edge, turns[stage]))
-        turns[stage] += 1
+            found[sender, begun[sender]].append(Send(edge, turns[compute.stage]))
+        turns[compute.stage] += 1
     return found
 
 
-def _gathering(stages: Stages, program: Program, sends: _Sends) -> Iterator[Instruction]:
+def _early(
+    stages: Stages, programs: Sequence[Program], order: Sequence[tuple[str, Compute]]
+) -> _Early:
+    """Return, of parts that can be taken sooner than they are, after how much else of the device.
+
+    Parts of a bucket are taken ascending, each after the own micro-batches before it.
+    """
+    when = {compute: place for place, (_, compute) in enumerate(order)}
+    found: dict[Instruction, int] = {}
+    for program in programs:
+        number = {c: n for n, c in enumerate(_computes(program), start=1)}
+        hooks = [c for c in number if _sums(stages, c)]
+        lastly: Counter[str] = Counter()
+        for recv, now in _parts(program):
+            bucket, target = recv.edge.value, recv.edge.target
+            assert recv.micro is not None
+            own = [m for m in stages.micros_of(target, 0) if m < recv.micro]
+            least = max(lastly[bucket], *(number.get(Backward(target, m), 0) for m in (*own, -1)))
+            sent = when.get(Backward(recv.edge.source, recv.micro), len(order))
+            after = (number[c] for c in hooks if when.get(c, 0) > sent and number[c] >= least)
+            lastly[bucket] = min(next(after, now), now)
+            if lastly[bucket] < now:
+                found[recv] = lastly[bucket]
+    return found
+
+
+def _sums(stages: Stages, compute: Compute) -> bool:
+    """Whether it ends by exchanging parts of gradients."""
+    summed = any(compute.stage in bucket.stages for bucket in stages.buckets)
+    return isinstance(compute, Backward) and summed
+
+
+def _computes(program: Program) -> Iterator[Compute]:
+    yield from (each for each in program.instructions if isinstance(each, COMPUTES))
+
+
+def _parts(program: Program) -> Iterator[tuple[Recv, int]]:
+    """Yield what is received of parts, and how much the device has begun then."""
+    begun = 0
+    for instruction in program.instructions:
+        begun += isinstance(instruction, COMPUTES)
+        if isinstance(instruction, Recv) and instruction.edge.kind == "reduce":
+            yield instruction, begun
+
+
+def _gathering(
+    stages: Stages, program: Program, sends: _Sends, early: _Early
+) -> Iterator[Instruction]:
     begun = 0
     turns: Counter[int] = Counter()
+    after: dict[int, list[Recv]] = defaultdict(list)
+    for recv, _ in _parts(program):
+        if recv in early:
+            after[early[recv]].append(recv)
     yield from sends.get((program.device, 0), ())
     for instruction in program.instructions:
+        if instruction in early:
+            continue
+        if _begins(instruction):
+            yield from after.pop(begun, ())
         if isinstance(instruction, COMPUTES):
             begun += 1
             yield from sends.get((program.device, begun), ())
@@ -75,6 +135,30 @@ def _gathering(stages: Stages, program: Program, sends: _Sends) -> Iterator[Inst
                 yield Recv(edge, turns[instruction.stage])
             turns[instruction.stage] += 1
         yield instruction
+
+
+def _begins(instruction: Instruction) -> bool:
+    """Whether an instruction belongs to the next computation, and not to the one before it."""
+    if isinstance(instruction, Recv):
+        return instruction.edge.kind in ("activation", "gradient")
+    return isinstance(instruction, COMPUTES)
+
+
+def early_takes(program: Program) -> dict[int, dict[int, Counter[str]]]:
+    """Return how many parts a device takes early: by the stage that sums them, computation, bucket.
+
+    That is beside those that are due before an own micro-batch is added, and those at last.
+    """
+    found: dict[int, dict[int, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    computes = [None, *_computes(program)]
+    for recv, begun in _parts(program):
+        last = computes[begun]
+        assert last is not None
+        assert recv.micro is not None
+        is_due = last.stage == recv.edge.target and last.micro > recv.micro
+        if begun < len(computes) - 1 and not is_due:
+            found[recv.edge.target][begun][recv.edge.value] += 1
+    return found
 
 
 def begun_at(program: Program) -> dict[Edge, list[int]]:
@@ -115,8 +199,8 @@ class _PlayedProgram:
         return None
 
 
-def _played(programs: Sequence[Program]) -> Iterator[tuple[str, int]]:
-    """Yield device and stage of all that is computed, in an order in which it can be.
+def _played(programs: Sequence[Program]) -> Iterator[tuple[str, Compute]]:
+    """Yield all that is computed, with its device, in an order in which it can be.
 
     A device with less to do goes on more slowly, so that all end together. What hangs is left out:
     the checker says why.
@@ -128,5 +212,5 @@ def _played(programs: Sequence[Program]) -> Iterator[tuple[str, int]]:
         for line in sorted(lines, key=lambda line: (line.begun + 1) / line.all):
             compute = line.advance(sent)
             if compute is not None:
-                yield line.program.device, compute.stage
+                yield line.program.device, compute
                 break

@@ -16,8 +16,8 @@ to when:
     parameter gradients     first Backward of the stage, deferred ones its first BackwardWeight, ..
                             OptimizerStep
     tied, norm, loss        Recv .. OptimizerStep
-    gathered weights        ZeRO 3: Recv .. end of the Forward or Backward that they are for; while
-                            one is copied from its message, both; the own ones' copies Send .. left
+    gathered weights        with ZeRO 3: Recv .. end of the Forward or Backward that they are for,
+                            each with its message at first; copies of the own ones, Send .. left
     parts of buckets        Recv only: they are added at once; Send .. left, where they are sums of
                             their own ("micro", "tree") and not the bucket
     receives posted ahead   the next AHEAD messages of each channel from another device; over nccl,
@@ -34,12 +34,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import (
+    DTYPE_BYTES,
     Backward,
     BackwardWeight,
+    Bucket,
     Edge,
     EdgeKind,
     Forward,
@@ -52,7 +54,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.cuda import rounded
-from bigbrain_fx.plan.schedule.parts import most_nodes
+from bigbrain_fx.plan.schedule.parts import most_nodes, nodes
 
 AHEAD = 2
 """Receives that the runtime posts ahead on every channel over gloo, beside the message in use."""
@@ -118,6 +120,7 @@ class _Ledger:
         self._once: list[Edge] = []
         self._sent: list[Message] = []
         self._backwards: Counter[tuple[str, int]] = Counter()
+        self._added_micros: dict[str, tuple[int, ...]] = {}  # to each bucket's sum, with ZeRO 3
         self._device = program.device
         self._kind = costs.cluster.device[program.device].kind
         self._libraries = costs.library_bytes.get(program.device, 0)
@@ -127,7 +130,7 @@ class _Ledger:
                 self._due.setdefault(instruction.edge, deque()).append(instruction.micro)
         ahead = self._ahead()
         for edge in self._due:
-            if not (edge.kind == "gather" and stages.gathers):  # see `runtime.network`
+            if not (stages.gathers and edge.kind in ("gather", "reduce")):  # see `runtime.network`
                 self._post(edge, ahead)
 
     def entry(self, position: int, instruction: Instruction) -> Held:
@@ -135,7 +138,7 @@ class _Ledger:
         match instruction:
             case Send(edge, micro):
                 if edge.kind in ("reduce", "gather") and micro is not None:  # not the bucket itself
-                    self._hold((edge,), micro)
+                    self._hold((replace(edge, nbytes=self._parts_bytes(edge)),), micro)
                 self._sent.append((edge, micro))
                 return self._now()
         self._let_go(position)
@@ -169,6 +172,7 @@ class _Ledger:
         self._drop(self._once, None)
         self.gradients = 0
         self._backwards.clear()
+        self._added_micros.clear()
         return now
 
     def _recv(self, edge: Edge, micro: int | None) -> Held:
@@ -176,6 +180,8 @@ class _Ledger:
         self._post(edge, 1)
         if edge.kind == "gather" and micro is not None:
             self.gathered += rounded(edge.nbytes, self._kind)
+        if edge.kind == "reduce" and micro is not None:
+            self._add_part(self.stages.bucket[edge.value], edge.target, micro)
         if edge.kind in ("reduce", "gather", "statistics"):  # added, or copied, at once
             now = self._now()
             self._drop((edge,), micro)
@@ -211,6 +217,9 @@ class _Ledger:
         working = self.costs.working_of(stage)
         own_bytes = self.costs.gradient_bytes[stage] - self.costs.deferred_bytes[stage]
         now = self._added("backward", stage, own_bytes, working.backward_bytes)
+        for bucket in self.stages.buckets:
+            if stage in bucket.stages:
+                self._add_part(bucket, stage, micro)
         self.activations += working.waiting_bytes - working.saved_bytes
         self._drop(self.stages.into(stage, "activation"), micro)
         if not self.stages.stages[stage].runs_again:
@@ -230,10 +239,34 @@ class _Ledger:
     ) -> Held:
         """Return what is held while `nbytes` of parameter gradients are made and added up."""
         before = self._backwards[which, stage]
+        if self.stages.gathers:
+            self._backwards[which, stage] += 1
+            return self._now(working_bytes[min(before, 2)] + nbytes)
         if before == 0:
             self.gradients += int(self._sums(stage) * nbytes)
         self._backwards[which, stage] += 1
         return self._now(working_bytes[min(before, 2)] + int(self._flat(stage) * nbytes))
+
+    def _parts_bytes(self, edge: Edge) -> int:
+        """Return what is held while a part leaves: with ZeRO 3 all of its bucket.
+
+        That is one tensor, which goes when the last part of it was taken.
+        """
+        if edge.kind == "gather" or not self.stages.gathers:
+            return edge.nbytes
+        bucket = self.stages.bucket[edge.value]
+        return sum(bucket.pieces) * DTYPE_BYTES[bucket.dtype]
+
+    def _add_part(self, bucket: Bucket, stage: int, micro: int) -> None:
+        """Add a micro-batch to what is summed here, with ZeRO 3; a tree has several sums."""
+        if not self.stages.gathers:
+            return
+        here = bucket.pieces[bucket.stages.index(stage)] * DTYPE_BYTES[bucket.dtype]
+        before = self._added_micros.get(bucket.name, ())
+        self._added_micros[bucket.name] = after = tuple(sorted((*before, micro)))
+        is_tree = self.stages.sum_order == "tree"
+        more = len(nodes(after)) - len(nodes(before)) if is_tree else int(not before)
+        self.gradients += more * rounded(here, self._kind)
 
     def _sums(self, stage: int) -> float:
         """Return how many sums of a stage's gradients are kept: of a tree, one a level at most.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from bigbrain_fx.core import (
     Backward,
@@ -46,7 +47,7 @@ def simulate(
         ScheduleError: the programs cannot run; shows them.
     """
     execution = execute(programs, stages, costs)
-    step_s, sent = execution.step_s, _sent(stages, execution)
+    step_s, sent = execution.step_s, _sent(programs, stages, execution)
     devices = tuple(
         _device(program, stages, costs, execution, step_s, sent.get(program.device, ()))
         for program in programs
@@ -64,7 +65,7 @@ def memory_timeline(
         ScheduleError: the programs cannot run; shows them.
     """
     execution = execute(programs, stages, costs)
-    sent = _sent(stages, execution)
+    sent = _sent(programs, stages, execution)
     return {
         program.device: tuple(
             (start_s, sum(fixed_bytes(program, costs)) + entry.total_bytes)
@@ -112,12 +113,34 @@ def _device(
     )
 
 
-def _sent(stages: Stages, execution: Execution) -> Mapping[str, Sequence[Flight]]:
-    """Return what each device sends."""
+def _sent(
+    programs: Sequence[Program], stages: Stages, execution: Execution
+) -> Mapping[str, Sequence[Flight]]:
+    """Return what each device sends.
+
+    With ZeRO 3 parts and weights leave when they are taken; until then the sender has them, and
+    what it sent after them: it lets go of messages in turn.
+    """
+    taken_s = dict(_taken_s(programs, execution)) if stages.gathers else {}
     found: dict[str, list[Flight]] = {}
     for flight in execution.flights:
-        found.setdefault(stages.stages[flight.edge.source].device, []).append(flight)
+        whose = stages.stages[flight.edge.source].device
+        free_s = max(flight.free_s, taken_s.get((flight.edge, flight.micro), 0.0))
+        if stages.gathers and whose in found:
+            free_s = max(free_s, found[whose][-1].free_s)
+        found.setdefault(whose, []).append(replace(flight, free_s=free_s))
     return found
+
+
+def _taken_s(
+    programs: Sequence[Program], execution: Execution
+) -> Iterator[tuple[tuple[Edge, int | None], float]]:
+    """Yield when parts and weights have been received."""
+    for program in programs:
+        spans = execution.spans[program.device]
+        for instruction, (_, end_s) in zip(program.instructions, spans, strict=True):
+            if isinstance(instruction, Recv) and instruction.edge.kind in ("reduce", "gather"):
+                yield (instruction.edge, instruction.micro), end_s
 
 
 def _left(

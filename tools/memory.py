@@ -140,11 +140,8 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
-<<<<<<< HEAD
 @click.option("--offload", help="What lies in stores: state.")
-=======
 @click.option("--copies", default="", help="r4z3micro: four replicas of each, ZeRO 3, by number.")
->>>>>>> bde4c86 (--zero 3: parts of gradients are taken early, and nothing is posted ahead)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
 def main(
     models: str,
@@ -152,11 +149,8 @@ def main(
     partitioners: str,
     resident: int,
     recompute: str | None,
-<<<<<<< HEAD
     offload: str | None,
-=======
     copies: str,
->>>>>>> bde4c86 (--zero 3: parts of gradients are taken early, and nothing is posted ahead)
     as_json: bool,
 ) -> None:
     """Print forecast, tracked and resident peak of every device, and what they come to."""

@@ -39,6 +39,7 @@ from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import Captured, ModelFile, capture, load_model_file
 from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts
 from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.recompute import Wanted, read_recompute
 from bigbrain_fx.planning.registry import load, preset
 from bigbrain_fx.verification.bundle.child import (
@@ -309,10 +310,15 @@ def other_bytes(expected: Trace, actual: Trace) -> str:
     return ", ".join(name for name, want, found in pairs if _bytes(want) != _bytes(found))
 
 
-def rows(wanted: Sequence[Cell], steps: int = STEPS, recompute: Wanted = None) -> Iterator[Row]:
+def rows(
+    wanted: Sequence[Cell],
+    steps: int = STEPS,
+    recompute: Wanted = None,
+    offload: tuple[Offloaded, ...] = (),
+) -> Iterator[Row]:
     """Run cells in order; a model is captured when its first cell comes."""
     for model, group in itertools.groupby(wanted, key=lambda cell: cell.model):
-        bench = Bench.of(model, steps, recompute)
+        bench = Bench.of(model, steps, recompute, offload)
         for cell in group:
             start, stages = time.perf_counter(), 0
             try:
@@ -345,6 +351,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
+@click.option("--offload", help="What lies in stores: state.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
 def main(
     models: str,
@@ -355,6 +362,7 @@ def main(
     processes: int,
     steps: int,
     recompute: str | None,
+    offload: str | None,
     as_json: bool,
 ) -> None:
     """Run the table, or chosen cells; exit code 5 where one differs."""
@@ -367,7 +375,7 @@ def main(
         table = replicated(_names(models), [int(number) for number in _names(replicas)])
     wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
     bad = 0
-    for row in rows(wanted, steps, read_recompute(recompute)):
+    for row in rows(wanted, steps, read_recompute(recompute), read_offload(offload)):
         bad += bool(row.fault)
         click.echo(json.dumps(asdict(row)) if as_json else str(row))
     if not as_json:

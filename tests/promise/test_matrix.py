@@ -36,6 +36,7 @@ OVER_GLOO = (
     "digits/naive/4/1f1b/gloo",
 )
 RECOMPUTING = ("llama/analytical/3/1f1b", "encdec/naive/2/gpipe", "resnet/analytical/2/1f1b/gloo")
+OFFLOADING = ("gpt/analytical/2/zb-h1", "gpt/naive/2/1f1b/r2z1micro", "moe/analytical/2/1f1b/gloo")
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,13 @@ def test_real_processes_are_equal_too(cell: str) -> None:
 @pytest.mark.parametrize("cell", RECOMPUTING)
 def test_stages_that_run_forward_again_are_equal_too(cell: str) -> None:
     (found,) = matrix.rows([parse_cell(cell)], STEPS, recompute="all")
+    assert found.fault == ""
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("cell", OFFLOADING)
+def test_what_lies_in_stores_is_equal_too(cell: str) -> None:
+    (found,) = matrix.rows([parse_cell(cell)], STEPS, offload=("state",))
     assert found.fault == ""
 
 

@@ -312,3 +312,36 @@ class Written(Net):
 def test_writes_into_what_is_trained_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"BX0180: forward writes into the parameter up\.weight"):
         capture(Written(), batch())
+
+
+class Turning(nn.Module):
+    """Turns a buffer round in place, or what `.contiguous()` gives: the buffer itself."""
+
+    m: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.lift, self.how = nn.Linear(6, 6), how
+        self.register_buffer("m", torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "itself":
+            self.m.t_()
+        if self.how == "contiguous":
+            self.m.contiguous().t_()
+        if self.how == "written":
+            self.m.copy_(self.m.t().clone())
+        return (self.lift(x) @ self.m.t()).square().mean()
+
+
+@pytest.mark.parametrize("how", ["itself", "contiguous"])
+def test_a_buffer_that_is_turned_round_in_place_is_refused(how: str) -> None:
+    with pytest.raises(CaptureError, match="turns the buffer m of Turning round") as caught:
+        capture(Turning(how), {"x": torch.randn(4, 6)})
+    assert "self.m.t()" in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("how", ["view", "written"])
+def test_the_remedies_for_it_work(how: str) -> None:
+    model = Turning(how)
+    assert_same(model, capture(model, {"x": torch.randn(4, 6)}), model)

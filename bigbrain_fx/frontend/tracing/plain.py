@@ -73,7 +73,7 @@ def state_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer of a model, what it keeps frozen, and every random state back at the end."""
     frozen = [(p, p._version, p.detach().clone()) for p in _frozen(model)]
     kept = [
-        (part, name, tensor, tensor.detach().clone())
+        (part, name, tensor, tensor.detach().clone(), tensor.stride())
         for part in model.modules()
         for name, tensor in part._buffers.items()
         if tensor is not None
@@ -83,8 +83,9 @@ def state_kept(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for part, name, tensor, numbers in kept:
+                for part, name, tensor, numbers, strides in kept:
                     _require_shape(part, name, tensor, numbers)
+                    _require_order(part, name, tensor, strides)
                     if not torch.equal(tensor, numbers):
                         tensor.copy_(numbers)
                     part._buffers[name] = tensor
@@ -100,6 +101,18 @@ def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -
             f"{tuple(tensor.shape)} for {tuple(before.shape)}",
             help="give it that shape in __init__; or run the model once where it is made: def "
             "model(): made = Net(); made(example_batch()['x']); return made",
+        )
+
+
+def _require_order(part: nn.Module, name: str, tensor: Tensor, strides: tuple[int, ...]) -> None:
+    """Refuse what turns a buffer round in place (t_, transpose_): no numbers are written."""
+    if tensor.stride() != strides:
+        raise CaptureError(
+            f"BX0160: forward turns the buffer {name} of {type(part).__name__} round in place "
+            "(t_(), transpose_(), also on what .contiguous() gives, which may be the buffer "
+            "itself), and no graph holds that",
+            help=f"compute with a view: self.{name}.t() for self.{name}.t_(); to have it turned in "
+            f"the next call, too, write the numbers: self.{name}.copy_(self.{name}.t().clone())",
         )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from estimators.calls import GraphScope, PricedCall, number
 from estimators.cuda_clock import HALF, CudaClock
+from estimators.cuda_residuals import residual
 from estimators.kept import saved_bytes, scores_bytes
 from estimators.op_rules import (
     ANY_OTHER,
@@ -114,19 +115,21 @@ def _cost(call: PricedCall, device: Device, kept: set[str], fused: bool) -> OpCo
     rule = rule_of(op)
     clock: _Clock | CudaClock
     host_forward_s = host_backward_s = 0.0
+    factor = 1.0
     if device.kind == "cuda":
         clock = CudaClock(call, rule, family(op.target), device, fused=fused)
         host_forward_s, host_backward_s = clock.host_forward_s(), clock.host_backward_s()
+        factor = residual(device, clock.likeness)
     else:
         clock = _Clock(call, rule, _speed(call, rule), device)
     if not op.requires_grad:
-        return OpCost(clock.forward_s(), host_forward_s=host_forward_s)
-    input_s = clock.inputs_backward_s() + clock.fan_out_s()
+        return OpCost(factor * clock.forward_s(), host_forward_s=host_forward_s)
+    input_s = factor * (clock.inputs_backward_s() + clock.fan_out_s())
     return OpCost(
         host_forward_s=host_forward_s,
         host_backward_s=host_backward_s,
-        forward_s=clock.forward_s(),
-        backward_s=input_s + clock.weights_backward_s(),
+        forward_s=factor * clock.forward_s(),
+        backward_s=input_s + factor * clock.weights_backward_s(),
         backward_input_s=input_s,
         saved_bytes=saved_bytes(call, rule, device.kind, kept),
         workspace_bytes=_workspace_bytes(call, rule, device),

@@ -59,6 +59,23 @@ class CudaClock:
     fitted: Fitted = FITTED
     fused: bool = False
 
+    @property
+    def likeness(self) -> str:
+        """Which ops are computed as it is: what one of them is off by, others are off by, too."""
+        if self.rule.kind not in ("product", "attention"):
+            return "pass"
+        if self.rule.kind == "attention" or self._depthwise:
+            return "attention" if self.rule.kind == "attention" else "depthwise"
+        return f"{'convolution' if self._is_convolution else 'product'} {self._rate}"
+
+    @property
+    def _rate(self) -> str:
+        device = self.device
+        if self._dtype in HALF and self._dtype not in device.lacks:
+            return "half"
+        in_tf32 = self._is_convolution or device.matmul_precision != "highest"
+        return "tf32" if in_tf32 and device.tf32_flops_per_s else "fp32"
+
     # ----------------------------------------------------------------- its process
 
     def host_forward_s(self) -> float:

@@ -170,6 +170,10 @@ class DeviceEntry(StrictModel):
         description="Its own name, which `doctor` writes: ops that `profile` measured on a device "
         "of this name are taken as they are. Left out: they are scaled by the rates.",
     )
+    kernels: dict[str, Time] | None = _left_out(
+        description="Seconds of calls that `doctor` timed on a cuda device, by name: forecasts of "
+        "ops like them are corrected by these. Left out: nothing is."
+    )
     overheads: OverheadsEntry | None = _left_out(
         description="What its process does beside computing. Left out: nothing."
     )

@@ -29,6 +29,7 @@ from bigbrain_fx.cluster.file import (
 from bigbrain_fx.cluster.presets import PRESETS, UNITS, preset_name
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.cluster.stores import read_stores, store_json
+from bigbrain_fx.cluster.timed import timed_kernels
 from bigbrain_fx.core import Cluster, Device, Host, Link, Overheads
 from bigbrain_fx.errors import InputError
 
@@ -115,6 +116,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         preset=named,
         units=UNITS.get(named),
         processor=entry.processor,
+        kernels=timed_kernels(document, path, entry),
     )
 
 
@@ -351,6 +353,7 @@ def _host_json(host: Host) -> dict[str, object]:
 def _device_json(device: Device) -> dict[str, object]:
     own, half, blas = device.overheads, device.half_flops_per_s, device.blas_bytes
     tf32, products = device.tf32_flops_per_s, device.matmul_precision
+    kernels = device.kernels
     return {
         "name": device.name,
         "host": device.host,
@@ -366,6 +369,7 @@ def _device_json(device: Device) -> dict[str, object]:
         "launch": quantity.time_text(device.launch_s),
         "threads": device.threads,
         **({"processor": device.processor} if device.processor else {}),
+        **({"kernels": {n: quantity.time_text(s) for n, s in kernels}} if kernels else {}),
         **({"overheads": _overheads_json(own)} if own != Overheads() else {}),
     }
 

@@ -33,6 +33,7 @@ from bigbrain_fx.core.graph import (
     TensorSpec,
     leaves,
 )
+from bigbrain_fx.core.kernels import KERNEL, KERNELS, KernelShape
 from bigbrain_fx.core.programs import (
     Backward,
     BackwardWeight,
@@ -82,6 +83,8 @@ __all__ = [
     "BLAS_BYTES",
     "BLAS_BYTES_FROM_HOPPER_ON",
     "DTYPE_BYTES",
+    "KERNEL",
+    "KERNELS",
     "VERSION",
     "Arg",
     "Axis",
@@ -108,6 +111,7 @@ __all__ = [
     "Host",
     "Input",
     "Instruction",
+    "KernelShape",
     "Link",
     "ModuleCall",
     "Offloaded",

@@ -85,7 +85,8 @@ class Device:
     `blas_bytes` is the workspace of a cuBLAS handle on a CUDA device; None: nobody has said it.
     `processor` is its own name, as profiles have it: ops that were profiled on it are taken as they
     are; "": its rates say how fast it is. `core_share` and `memory_share` are of what it has alone,
-    where a host's devices compute at once.
+    where a host's devices compute at once. `kernels` are the seconds that calls of `core.KERNELS`
+    were timed at on it, by name, in that order; empty: nobody has.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Device:
     processor: str = ""
     core_share: float = 1.0
     memory_share: float = 1.0
+    kernels: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

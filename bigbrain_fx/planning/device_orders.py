@@ -98,6 +98,8 @@ def traits(device: Device) -> tuple[float | str, ...]:
         own.message_bytes_per_s,
         own.instruction_s,
         own.step_s,
+        device.tf32_flops_per_s,
+        *(took_s for _, took_s in device.kernels),
     )
     return (
         -device.flops_per_s,

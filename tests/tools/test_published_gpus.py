@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -18,6 +19,7 @@ from tools.published_gpus.__main__ import main, said_of
 from tools.published_gpus.balances import BALANCES, balanced
 from tools.published_gpus.graphs import FOLDER, read_graphs
 from tools.published_gpus.held_out import band, corrected, other_model
+from tools.published_gpus.kernels import TimedKernel, drawn, kernel_errors, timed_kernels
 from tools.published_gpus.pairs import pairs, within
 from tools.published_gpus.rows import FILES, data_folder, read_rows
 from tools.published_gpus.table import spearman
@@ -140,3 +142,16 @@ def test_forecasts_are_no_worse_than_they_were() -> None:
     assert rank is not None
     assert rank >= 0.98
     assert 0.0 <= band(said).coverage <= 1.0
+
+
+def test_kernels_of_a_card_correct_what_is_forecast_of_others_there() -> None:
+    own = [each for each in timed_kernels() if each.card == "l4"]
+    assert {each.kernel.family for each in own} >= {"linear", "bmm", "layer_norm"}
+    seen, others = drawn(own, 20, 0)
+    assert (len(seen), len(others)) == (20, len(own) - 20)
+    assert not {each.kernel.name for each in seen} & {each.kernel.name for each in others}
+    assert fmean(_linear(own, 20)) < 0.6 * fmean(_linear(own, 0))
+
+
+def _linear(own: Sequence[TimedKernel], count: int) -> list[float]:
+    return [error for family, error in kernel_errors(own, count) if family == "linear"]

@@ -5,13 +5,14 @@ This room writes cluster files; it measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from bigbrain_fx.cluster import to_json
-from bigbrain_fx.core import Cluster, Device, Link, Overheads
+from bigbrain_fx.core import KERNEL, Cluster, Device, Link, Overheads
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.measure.host.figures import Kind, Rates, slowest, three_digits
+from bigbrain_fx.measure.host.figures import Kind, Rates, slowest, tf32_flops_per_s, three_digits
 
 _MIB = 2**20
 
@@ -27,8 +28,10 @@ def device_of(
     half_flops_per_s: float | None = None,
     blas_bytes: int | None = None,
     processor: str = "",
+    kernels: Mapping[str, float] = MappingProxyType({}),
 ) -> Device:
     """Return a device as planners get it: figures to three digits, memory in whole MiB."""
+    tf32 = tf32_flops_per_s(kernels)
     return Device(
         name=name,
         host=host,
@@ -42,6 +45,8 @@ def device_of(
         half_flops_per_s=None if half_flops_per_s is None else three_digits(half_flops_per_s),
         blas_bytes=blas_bytes or None,  # of a cuBLAS told to take none a file can say nothing
         processor=processor,
+        tf32_flops_per_s=None if tf32 is None else three_digits(tf32),
+        kernels=tuple((name, three_digits(kernels[name])) for name in KERNEL if name in kernels),
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
-from bigbrain_fx.core import Link, Overheads
+from bigbrain_fx.core import KERNEL, Link, Overheads
 
 _LARGE_PRODUCT = {"cpu": 2**25, "cuda": 2**30}  # rows x inner x columns
 _ALIKE = 0.1  # links that differ by less are told as one
@@ -78,6 +79,16 @@ def half_flops_per_s(table: Sequence[MatmulRate], kind: Kind) -> float | None:
         if rate.dtype == dtype and rate.rows * rate.inner * rate.columns >= _LARGE_PRODUCT[kind]
     ]
     return statistics.median(large) if large else None
+
+
+def tf32_flops_per_s(kernels: Mapping[str, float]) -> float | None:
+    """Return the middle rate of the timed products in TF32; None where there were none."""
+    found = [
+        2.0 * prod(KERNEL[name].sizes) / took_s
+        for name, took_s in kernels.items()
+        if (KERNEL[name].family, KERNEL[name].precision) == ("linear", "tf32")
+    ]
+    return statistics.median(found) if found else None
 
 
 def overheads_of(results: Sequence[Result]) -> Overheads:

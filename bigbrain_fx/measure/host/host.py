@@ -6,7 +6,7 @@ This room starts nothing and measures nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Gpu:
         memory_bytes: what was free once that process had its context.
         overheads: of that process; of a host's only GPU, messages cost what CPU processes found.
         blas_bytes: of a cuBLAS handle's workspace there.
+        kernels: seconds of `core.KERNELS`, by name, those that it can run.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Gpu:
     matmul: tuple[MatmulRate, ...] = ()
     overheads: Overheads = field(default_factory=Overheads)
     blas_bytes: int | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class HostProbe:
                 half_flops_per_s(gpu.matmul, "cuda"),
                 gpu.blas_bytes,
                 gpu.name,
+                gpu.kernels,
             )
             for i, gpu in enumerate(self.gpus[: self.devices])
         )
@@ -120,6 +123,7 @@ class HostProbe:
         half: float | None,
         blas_bytes: int | None = None,
         processor: str = "",
+        kernels: Mapping[str, float] | None = None,
     ) -> Device:
         return device_of(
             f"d{index}",
@@ -132,6 +136,7 @@ class HostProbe:
             half,
             blas_bytes,
             processor,
+            kernels or {},
         )
 
     @property

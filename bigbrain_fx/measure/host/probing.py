@@ -170,4 +170,5 @@ def _gpu(own: Result, of_cpu: Result) -> Gpu:
         table_of([own]),
         overheads_of([{"overheads": overheads}]),
         int(own["blas_bytes"]),
+        {str(name): float(took_s) for name, took_s in own.get("kernels", {}).items()},
     )

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from bigbrain_fx.core import blas_bytes
-from bigbrain_fx.measure.host import measure, overheads
+from bigbrain_fx.measure.host import kernels, measure, overheads
 from bigbrain_fx.measure.host.fleet import ALIVE, ON_STDOUT, RESULT
 from bigbrain_fx.measure.host.limits import usable_memory_bytes
 from bigbrain_fx.runtime import NetworkTransport, join, leave_together, own_device
@@ -138,6 +138,8 @@ def _measure_device(options: argparse.Namespace, place: _Seat) -> Result:
         result["matmul"] = measure.matmul_table(
             shapes, dtypes, options.window_s / 2, place.device, place.get_on
         )
+    if busy and options.table and place.kind == "cuda":
+        result["kernels"] = kernels.kernels_s(options.window_s / 2, place.device, place.get_on)
     _meet(place)
     return result
 

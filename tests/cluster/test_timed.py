@@ -1,0 +1,40 @@
+"""Kernels that were timed on a device: read, written, and names and times that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bigbrain_fx.cluster import parse_cluster, to_json
+from bigbrain_fx.core import KERNELS
+from bigbrain_fx.errors import InputError
+
+
+def _text(kernels: dict[str, object]) -> str:
+    return json.dumps({"devices": [{"name": "a", "preset": "l4", "kernels": kernels}]})
+
+
+def test_timed_kernels_come_back_in_their_own_order() -> None:
+    given = {KERNELS[3].name: "12ms", KERNELS[0].name: "3.2ms"}
+    cluster = parse_cluster(_text(given), "x")
+    assert cluster.devices[0].kernels == (
+        (KERNELS[0].name, pytest.approx(3.2e-3)),
+        (KERNELS[3].name, pytest.approx(12e-3)),
+    )
+    assert parse_cluster(to_json(cluster), "y") == cluster
+
+
+@pytest.mark.parametrize(
+    ("kernels", "what"),
+    [
+        ({"linear-half-8192x4096x409": "4ms"}, "no kernel"),
+        ({KERNELS[0].name: "0s"}, "no call takes no time"),
+        ({KERNELS[0].name: "-1ms"}, "time"),
+        ({KERNELS[0].name: 0.004}, "time"),
+    ],
+)
+def test_what_is_no_timed_kernel_is_refused(kernels: dict[str, object], what: str) -> None:
+    with pytest.raises(InputError) as raised:
+        parse_cluster(_text(kernels), "x")
+    assert what in str(raised.value)

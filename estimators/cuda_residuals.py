@@ -9,7 +9,7 @@ at a time, no model and no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, log, prod
@@ -99,7 +99,9 @@ _ATEN = {"attention": "scaled_dot_product_attention"}
 _Shape = tuple[int, ...]
 
 
-def _sides(kernel: KernelShape) -> tuple[list[_Shape], list[_Shape], _Shape, int]:
+def _sides(
+    kernel: KernelShape,
+) -> tuple[Sequence[_Shape], Sequence[_Shape], _Shape, int]:
     """Return the shapes of what is read, of weights and of the result, and the flops."""
     match kernel.family, kernel.sizes:
         case "linear", (rows, inner, columns):

@@ -74,6 +74,15 @@ class Preset:
     lacks: tuple[str, ...] = field(default=())
 
     @property
+    def launch_s(self) -> float | None:
+        """What starting an op takes the process on a host of the card's age; None: as usual.
+
+        NVIDIA DeepLearningExamples, EfficientNet-B0 and B4 at batch 1, one container: on the host
+        of an A100 0.71 and 0.70 of what it took on a V100's (9.3 and 13.2 ms, 16.2 and 23.3).
+        """
+        return None if self.tf32_flops_per_s is None else 10.5e-6
+
+    @property
     def sustained_flops_per_s(self) -> float:
         """FP32 products of models."""
         return self.flops_per_s * self.sustained.fp32

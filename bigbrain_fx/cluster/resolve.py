@@ -26,7 +26,7 @@ from bigbrain_fx.cluster.file import (
     LinksEntry,
     OverheadsEntry,
 )
-from bigbrain_fx.cluster.presets import PRESETS, UNITS, preset_name
+from bigbrain_fx.cluster.presets import PRESETS, UNITS, Preset, preset_name
 from bigbrain_fx.cluster.quantity import BadValueError, nearest, quoted
 from bigbrain_fx.cluster.stores import read_stores, store_json
 from bigbrain_fx.cluster.timed import timed_kernels
@@ -41,7 +41,8 @@ DEFAULT_SAME_HOST_LINK = Link(latency_s=5e-5, bytes_per_s=1e9)
 
 DEFAULT_LAUNCH_S = {"cpu": 5e-6, "cuda": 15e-6}
 """On a CPU measured; of a GPU's process a quarter of the 59 us that an op takes it (see
-`estimators/cuda_clock.py`), as `doctor` measures less than a module's call."""
+`estimators/cuda_clock.py`), as `doctor` measures less than a module's call. Less with a card from
+Ampere on, whose host is younger, too: see `Preset.launch_s`."""
 
 _Pair = frozenset[str]
 
@@ -105,7 +106,7 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         memory_bytes=memory_bytes,
         flops_per_s=flops_per_s,
         memory_bytes_per_s=memory_bytes_per_s,
-        launch_s=DEFAULT_LAUNCH_S[kind] if entry.launch is None else entry.launch,
+        launch_s=_launch_s(kind, card) if entry.launch is None else entry.launch,
         threads=entry.threads,
         overheads=_overheads(entry.overheads),
         half_flops_per_s=entry.half_flops or (said.sustained_half_flops_per_s if said else None),
@@ -118,6 +119,10 @@ def _device(document: Document, path: JsonPath, entry: DeviceEntry) -> Device:
         processor=entry.processor,
         kernels=timed_kernels(document, path, entry),
     )
+
+
+def _launch_s(kind: str, card: Preset | None) -> float:
+    return (card and card.launch_s) or DEFAULT_LAUNCH_S[kind]
 
 
 def _overheads(entry: OverheadsEntry | None) -> Overheads:

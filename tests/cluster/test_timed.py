@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,17 +12,16 @@ from bigbrain_fx.core import KERNELS
 from bigbrain_fx.errors import InputError
 
 
-def _text(kernels: dict[str, object]) -> str:
+def _text(kernels: Mapping[str, object]) -> str:
     return json.dumps({"devices": [{"name": "a", "preset": "l4", "kernels": kernels}]})
 
 
 def test_timed_kernels_come_back_in_their_own_order() -> None:
     given = {KERNELS[3].name: "12ms", KERNELS[0].name: "3.2ms"}
     cluster = parse_cluster(_text(given), "x")
-    assert cluster.devices[0].kernels == (
-        (KERNELS[0].name, pytest.approx(3.2e-3)),
-        (KERNELS[3].name, pytest.approx(12e-3)),
-    )
+    found = cluster.devices[0].kernels
+    assert [name for name, _ in found] == [KERNELS[0].name, KERNELS[3].name]
+    assert [took_s for _, took_s in found] == pytest.approx([3.2e-3, 12e-3])
     assert parse_cluster(to_json(cluster), "y") == cluster
 
 

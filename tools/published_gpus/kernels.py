@@ -131,7 +131,7 @@ def kernel_lines() -> Iterator[str]:
         for card in cards
         for count in COUNTS
     }
-    families = {"linear": ("linear",), "bmm": ("bmm",)}
+    families: dict[str, tuple[str, ...]] = {"linear": ("linear",), "bmm": ("bmm",)}
     families["passes"] = ("add", "gelu", "layer_norm", "softmax")
     for name, own in families.items():
         with_it = [c for c in cards if any(family in own for family, _ in found[c, COUNTS[-1]])]

@@ -103,7 +103,8 @@ def _call(kernel: KernelShape, device: torch.device) -> Callable[[], Tensor]:
                 x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
             return partial(F.conv2d, x, weight, padding=window // 2, groups=groups)
         case "attention", sizes:
-            return partial(F.scaled_dot_product_attention, *(made(*sizes) for _ in range(3)))
+            q, k, v = (made(*sizes) for _ in range(3))
+            return partial(F.scaled_dot_product_attention, q, k, v)
         case "layer_norm", (rows, columns):
             return partial(F.layer_norm, made(rows, columns), (columns,))
         case "softmax", (rows, columns):

@@ -165,6 +165,9 @@ def placement_json(plan: Plan) -> dict[str, Any]:
     for stage in plan.stages.stages:
         own = set(stage.ops) - set(stage.recomputed)  # what it only computes again is another's
         device_of |= dict.fromkeys(own, stage.device)
+    for stage in plan.stages.stages:  # what every reader makes for itself has no owner
+        for name in stage.recomputed:
+            device_of.setdefault(name, stage.device)
     held: dict[str, set[str]] = {}
     for op in plan.graph.ops:
         for path in _upwards(op.module_path):

@@ -127,3 +127,17 @@ def test_auto_and_replicas_place_by_themselves() -> None:
     for options, why in wrong:
         with pytest.raises(InputError, match=why):
             make_plan(GRAPH, CLUSTER, Source("m.py"), replace(options, pins=(("head", "d0"),)))
+
+
+def test_an_op_that_every_reader_makes_for_itself_has_a_place_too(tmp_path: Path) -> None:
+    plan = planned()
+    last = plan.stages.stages[-1]
+    alone = replace(last, recomputed=(last.ops[-1],))
+    stages = replace(plan.stages, stages=(*plan.stages.stages[:-1], alone))
+    write_placement(replace(plan, stages=stages), tmp_path / "p.json")
+    assert (tmp_path / "p.json").read_text() == _written(plan, tmp_path)
+
+
+def _written(plan: Plan, folder: Path) -> str:
+    write_placement(plan, folder / "whole.json")
+    return (folder / "whole.json").read_text()

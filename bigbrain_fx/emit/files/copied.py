@@ -34,6 +34,7 @@ def runtime_files(
     homes = _homes(runtime)
     names = {name for text in texts for name in _imported(text)}
     waiting = [*asked, *(homes[name] for name in sorted(names) if name in homes)]
+    waiting += _neighbours(runtime / "__init__.py")  # every bundle imports the door
     found = {"__init__"}
     while waiting:
         stem = waiting.pop()
@@ -64,10 +65,13 @@ def _homes(runtime: Path) -> Mapping[str, str]:
 @cache
 def _neighbours(file: Path) -> tuple[str, ...]:
     """Return the files that one imports, those that only a type checker reads left out."""
+    nodes = _run(ast.parse(file.read_text()))
+    near = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
     return tuple(
-        node.module
-        for node in _run(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+        stem
+        for node in near
+        for stem in ((node.module,) if node.module else (alias.name for alias in node.names))
+        if (file.parent / f"{stem}.py").exists()
     )
 
 

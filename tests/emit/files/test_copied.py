@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import bigbrain_fx
@@ -37,4 +38,13 @@ def test_no_file_imports_one_that_is_left_out() -> None:
 
 
 def test_names_that_are_not_the_runtimes_lead_nowhere() -> None:
-    assert runtime_files(RUNTIME, ["from torch import nn\nimport math\n"]) == {"__init__.py"}
+    nothing = runtime_files(RUNTIME, [])
+    assert runtime_files(RUNTIME, ["from torch import nn\nimport math\n"]) == nothing
+
+
+def test_what_the_door_itself_imports_is_there_in_every_bundle() -> None:
+    door = ast.parse((RUNTIME / "__init__.py").read_text())
+    first = [n for n in door.body if isinstance(n, ast.ImportFrom) and n.level and not n.module]
+    assert first
+    wanted = {f"{alias.name}.py" for node in first for alias in node.names}
+    assert wanted <= runtime_files(RUNTIME, [], without=("control", "member"))

@@ -27,7 +27,7 @@ from bigbrain_fx.plan.making import (
     timeline,
     with_placement,
 )
-from bigbrain_fx.plan.measured import Measured, MeasuredStep, run_trace, typical_step
+from bigbrain_fx.plan.measured import MeasuredRun, MeasuredStep, run_trace, typical_step
 from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
 from bigbrain_fx.plan.offloading import offload_text, read_offload, require_stores
 from bigbrain_fx.plan.packing import PackedJob, Packing, PackJob, pack, part_of
@@ -84,7 +84,7 @@ __all__ = [
     "Compared",
     "Explanation",
     "FailureTrial",
-    "Measured",
+    "MeasuredRun",
     "MeasuredStep",
     "Options",
     "PackJob",

@@ -25,7 +25,7 @@ US = 1e6
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What the devices of a run noted, in seconds since the first note.
 
     Attributes:
@@ -59,7 +59,7 @@ def _kind(bar: Slice) -> str:
     return bar.what.split(" ", 1)[0]
 
 
-def typical_step(measured: Measured, devices: Sequence[str]) -> MeasuredStep | None:
+def typical_step(measured: MeasuredRun, devices: Sequence[str]) -> MeasuredStep | None:
     """Return the step of median length that every device ran once, the first one left out."""
     spans: dict[int, list[Slice]] = {}
     for bar in measured.bars:
@@ -86,7 +86,7 @@ def _end_s(found: Sequence[Slice]) -> float:
     return max(bar.end_s for bar in found)
 
 
-def _within(measured: Measured, around: Mapping[str, Slice]) -> tuple[Slice, ...]:
+def _within(measured: MeasuredRun, around: Mapping[str, Slice]) -> tuple[Slice, ...]:
     zero_s = min(bar.start_s for bar in around.values())
     return tuple(
         Slice(bar.device, bar.what, bar.start_s - zero_s, bar.end_s - zero_s)
@@ -120,7 +120,7 @@ def forecast_held(plan: Plan) -> Held:
     }
 
 
-def run_trace(plan: Plan, measured: Measured) -> list[Event]:
+def run_trace(plan: Plan, measured: MeasuredRun) -> list[Event]:
     """Return a run as Chrome trace events: a process for each device, and in it two rows.
 
     Beside each measured step stands the forecast, as long as the step or not: both begin together.
@@ -139,7 +139,7 @@ def run_trace(plan: Plan, measured: Measured) -> list[Event]:
     ]
 
 
-def _begins(measured: Measured) -> Sequence[float]:
+def _begins(measured: MeasuredRun) -> Sequence[float]:
     """Return when each step began, on the device that was first; 0 where none has."""
     found: dict[str, float] = {}
     for bar in measured.bars:

@@ -36,7 +36,7 @@ class StoreError(StateError):
     """Report a store that cannot be used, or that is full; says which, and what to do."""
 
 
-class Room(Protocol):
+class StoreRoom(Protocol):
     """Where bytes lie until they are wanted again."""
 
     def take(self, nbytes: int) -> Tensor:
@@ -174,7 +174,7 @@ class StoredState:
         room: where its state lies.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, room: Room) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, room: StoreRoom) -> None:
         self.optimizer, self.room = optimizer, room
         self.rooms: dict[tuple[int, str], Tensor] = {}  # parameter and key -> its bytes
         self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
@@ -285,6 +285,6 @@ def _copy(stored: Tensor, where: torch.device) -> Tensor:
     return made.copy_(stored)
 
 
-def room_of(folder: str | None, device: str, nbytes: int) -> Room:
+def room_of(folder: str | None, device: str, nbytes: int) -> StoreRoom:
     """Return a device's store: in a folder, or in its host's memory."""
     return HostRoom(pinned=True) if folder is None else DiskRoom(folder, device, nbytes)

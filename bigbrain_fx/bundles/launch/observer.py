@@ -59,7 +59,7 @@ def heap() -> Callable[[], int] | None:
     return given
 
 
-class Notes:
+class StepNotes:
     """The notes of one device in this process.
 
     Of a CPU, live bytes are the device's tensors when its first step begins, and from there on what
@@ -142,7 +142,7 @@ def observe(folder: str) -> None:
         if unless():
             return run_step(device, step)
         if not hasattr(device, "_notes"):
-            device._notes = Notes(folder, device)
+            device._notes = StepNotes(folder, device)
         if type(device) not in seen:
             seen.add(type(device))
             _wrap_all(type(device))

@@ -15,7 +15,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.launch.program import NOTES
 from bigbrain_fx.core import Slice
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Measured, Plan, report, run_trace, typical_step
+from bigbrain_fx.plan import MeasuredRun, Plan, report, run_trace, typical_step
 from bigbrain_fx.supervisor import Event, status, warn
 
 NS = 1e-9
@@ -44,7 +44,7 @@ class RunTrace:
             for old in self.notes.iterdir():
                 old.unlink()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(Measured((), {}))
+            self._write(MeasuredRun((), {}))
         except OSError as error:
             raise InputError(
                 f"the trace cannot be written to {error.filename}: {error.strerror}",
@@ -63,7 +63,7 @@ class RunTrace:
         except OSError as error:
             warn(f"WARNING: the trace is not whole: {error.filename}: {error.strerror}")
 
-    def _write(self, measured: Measured) -> None:
+    def _write(self, measured: MeasuredRun) -> None:
         about = {"bundle": str(self.bundle.resolve()), "devices": self.plan.stages.devices}
         whole = {"traceEvents": run_trace(self.plan, measured), "otherData": about}
         _replace(self.path, json.dumps(whole) + "\n")
@@ -97,9 +97,9 @@ def _replace(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def read_notes(folder: Path, events: list[Event]) -> Measured:
+def read_notes(folder: Path, events: list[Event]) -> MeasuredRun:
     """Read what processes noted, in seconds since the first note; `observer` has the form."""
-    found = [_Own(path) for path in sorted(folder.iterdir())]
+    found = [_NotesFile(path) for path in sorted(folder.iterdir())]
     zero_s = min((own.first_s for own in found if own.bars), default=0.0)
     last_s = max((own.last_s for own in found if own.bars), default=0.0)
     to_monotonic_s = time.time() - time.monotonic()
@@ -112,14 +112,15 @@ def read_notes(folder: Path, events: list[Event]) -> Measured:
     after_s = to_monotonic_s + zero_s
     marks = [(float(e["time"]) - after_s, said) for e in events if (said := status(e))]
     ordered = sorted(bars, key=lambda bar: (bar.start_s, -bar.end_s))
-    return Measured(tuple(ordered), {n: tuple(sorted(h)) for n, h in held.items() if h}, (*marks,))
+    known = {name: tuple(sorted(entries)) for name, entries in held.items() if entries}
+    return MeasuredRun(tuple(ordered), known, (*marks,))
 
 
 def _is_end(event: Event) -> bool:
     return bool(event["event"] == "died")
 
 
-class _Own:
+class _NotesFile:
     """One file of notes; what a process was writing when it was killed is left out."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from bigbrain_fx.bundles.launch import RunError, RunOptions, run
 from bigbrain_fx.core import Slice
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Measured, read_plan, timeline, typical_step
+from bigbrain_fx.plan import MeasuredRun, read_plan, timeline, typical_step
 from tests.support.bundles import copied, edit, split_small
 
 DEADLINE_S = 60.0
@@ -100,9 +100,9 @@ def test_a_typical_step_is_whole_and_no_first_one() -> None:
     bars += [Slice("d1", "step 2", 30.0, 31.0)]  # run twice: not one that counts
     bars += [Slice("d0", "forward 0 #0", 10.5, 12.0), Slice("d0", "recv x", 12.0, 12.5)]
     held = {"d0": ((10.5, 7), (12.0, 9), (99.0, 50))}
-    found = typical_step(Measured(tuple(bars), held), ("d0", "d1"))
+    found = typical_step(MeasuredRun(tuple(bars), held), ("d0", "d1"))
     assert found is not None
     assert (found.step, found.step_s, found.busy_s("d0")) == (1, 3.0, 1.5)
     assert [(bar.what, bar.start_s) for bar in found.bars] == [("forward 0 #0", 0.5), ("recv x", 2)]
     assert found.peak_bytes == {"d0": 9}
-    assert typical_step(Measured(tuple(bars[:1]), held), ("d0",)) is None
+    assert typical_step(MeasuredRun(tuple(bars[:1]), held), ("d0",)) is None

@@ -36,6 +36,7 @@ STEPS, KILLED_AFTER = 16, 4
 ROWS = 8  # of a step, over all ranks; `tools/peer_model.py` has them
 BLOCKS, DIM = 4, 128  # of the GPT in `tools/peer_model.py`: a step is short
 DEADLINE_S = 900.0
+BEGINS_S = 5.0
 ROUNDING = 1e-4  # of a loss: sums in another order
 _DEVICE = {"host": "localhost", "kind": "cpu", "memory": "8GiB", "flops": "60GFLOP/s"}
 DEVICES = ("d0", "d1")  # a device's process logs to a file of its name
@@ -212,9 +213,12 @@ def _memory(pid: int) -> dict[int, int]:
 
 
 def _kill_rank_1(pid: int) -> bool:
-    struck = _ranks(pid).get(1)
-    if struck is None:
-        return False
+    """Kill it; a process that has just begun has no environment to read for a moment."""
+    deadline = time.monotonic() + BEGINS_S
+    while (struck := _ranks(pid).get(1)) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
     with suppress(ProcessLookupError):
         os.kill(struck, signal.SIGKILL)
         return True

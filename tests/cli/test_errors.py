@@ -58,7 +58,7 @@ class Net(nn.Module):
         x = self.up(x)
         while x.abs().sum() > 1:
             x = x / 2
-        return x.sum()
+        return self.up(x).sum()
 
 
 def model():

@@ -138,7 +138,7 @@ def _measure_device(options: argparse.Namespace, place: _Seat) -> Result:
         result["matmul"] = measure.matmul_table(
             shapes, dtypes, options.window_s / 2, place.device, place.get_on
         )
-    if busy and options.table and place.kind == "cuda":
+    if busy and options.table and place.device.type == "cuda":
         result["kernels"] = kernels.kernels_s(options.window_s / 2, place.device, place.get_on)
     _meet(place)
     return result

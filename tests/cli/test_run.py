@@ -258,7 +258,7 @@ def test_stopping_a_run_leaves_no_process(
             children = _children(process.pid)
             assert len(children) >= 2
             process.send_signal(number)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=120)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # the group we started

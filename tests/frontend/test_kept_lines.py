@@ -101,6 +101,7 @@ class Bad(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.lift = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
         self.how, self.table = how, torch.rand(8)
         self.register_buffer("count", torch.zeros(()))
 
@@ -112,6 +113,8 @@ class Bad(nn.Module):
             hidden += 1.0
         if self.how == "counted":
             self.count += 1.0
+        if self.how == "read after a module wrote":
+            hidden = self.norm(hidden) * self.norm.running_mean
         if self.how == "drawn":
             hidden = F.dropout(hidden)
         if self.how == "plain tensor":
@@ -119,7 +122,17 @@ class Bad(nn.Module):
         return hidden[hidden[:, 0] > 0].square().mean()
 
 
-@pytest.mark.parametrize("how", ["selected before", "written", "counted", "drawn", "plain tensor"])
+APART = (
+    "selected before",
+    "written",
+    "counted",
+    "drawn",
+    "plain tensor",
+    "read after a module wrote",
+)
+
+
+@pytest.mark.parametrize("how", APART)
 def test_what_cannot_be_apart_is_refused_as_before(how: str) -> None:
     torch.manual_seed(2)
     with pytest.raises(BigBrainError, match="BX0130") as caught:

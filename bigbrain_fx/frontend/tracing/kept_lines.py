@@ -83,10 +83,12 @@ class KeptLines:
 
         def observe(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
             calls: _Calls = []
+            before = {name: b.detach().clone() for name, b in self.module.named_buffers()}
             with _noted(self.module, calls):
                 found = forward(*args, **kwargs)
             try:
                 seen.append(self._run_again(found, _nest(args, kwargs, calls), calls))
+                self._require_unwritten(seen[-1].own, before)
             except CaptureError:
                 raise
             except Exception as error:  # the user's own lines
@@ -112,11 +114,19 @@ class KeptLines:
         read = reads.seen | {id(tensor) for tensor in ends}
         numbers = tuple(i for i, tensor in enumerate(given) if id(tensor) in read)
         held = {name: tensor for name, tensor in own.items() if id(tensor) in reads.seen}
-        kept = [given[i] for i in numbers]
+        # as on the device that runs them: what modules gave has no history there
+        kept = [given[i].detach().requires_grad_(given[i].requires_grad) for i in numbers]
         less = cast("_Nest", decode(fewer(encoded, numbers), lambda arg: placed(arg, kept)))
         again, facts = facts_of(lambda: self._run(less, held), less, list(held.values()))
         self._require_same(again, facts, ends, result)
         return LinesRun(tuple(path for path, _ in calls), numbers, tuple(held), facts)
+
+    def _require_unwritten(self, read: Sequence[str], before: Mapping[str, Tensor]) -> None:
+        """Refuse buffers that a module writes: each device would read its own, before or after."""
+        held = own_tensors(self.module)
+        for name in (name for name in read if name in before):
+            if not torch.equal(held[name], before[name]):
+                raise self._refused(f"they read the buffer {name}, which forward writes")
 
     def _run(
         self, nest: _Nest, own: Mapping[str, Tensor], reads: TensorReads | None = None

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.asked import asks_within
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.translation.kept import LOSS, Keeper, KeptCall, place
 from bigbrain_fx.frontend.translation.nests import replaced
@@ -40,7 +41,7 @@ class KeptLoss:
         """Compute the loss and note what it reads; takes the place of the loss in a plain run."""
         given: list[Tensor] = []
         place((output, batch), given, lenient=True)
-        with TensorReads() as touched, Dice() as dice:
+        with asks_within(given, "the loss"), TensorReads() as touched, Dice() as dice:
             found = self.loss(output, batch)
         numbers = {i for i, tensor in enumerate(given) if id(tensor) in touched.seen}
         self.reads = (self.reads or set()) | numbers

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.asked import asks_within
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -185,7 +186,7 @@ def facts_of(
     versions = [tensor._version for tensor in tensors]
     before = [_numbers(tensor) for tensor in tensors]
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-    with Dice() as dice:
+    with Dice() as dice, asks_within(given, "a module that is kept whole"):
         result = run()
     found: list[Tensor] = []
     encoded = place(result, found)

@@ -9,7 +9,6 @@ piece; here without its overlap with computing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Offloaded, Stages
@@ -98,8 +97,8 @@ def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
     """
     if "state" not in wanted:
         return costs
-    state = costs.optimizer_state_per_byte
-    moving = {d: s + both_ways_s(costs.cluster, d, state) for d, s in _per_byte(costs).items()}
+    state, update = costs.optimizer_state_per_byte, costs.optimizer_s_per_byte
+    moving = {d: s + both_ways_s(costs.cluster, d, state) for d, s in update.items()}
     return replace(
         costs,
         optimizer_s_per_byte=moving,
@@ -107,10 +106,6 @@ def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
         optimizer_temporaries=costs.optimizer_temporaries + state,
         alone=None if costs.alone is None else as_planners_see(costs.alone, wanted),
     )
-
-
-def _per_byte(costs: Costs) -> Mapping[str, float]:
-    return costs.optimizer_s_per_byte
 
 
 def both_ways_s(cluster: Cluster, device: str, nbytes: float) -> float:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bigbrain_fx.api import NAMES, ROOMS
+from bigbrain_fx.api import NAMES
 from bigbrain_fx.core import VERSION, door
 
 if TYPE_CHECKING:
     from bigbrain_fx.api import *  # noqa: F403  # what `api` lists is public here, too
 else:
-    __getattr__ = door(__name__, ROOMS)
+    __getattr__ = door("bigbrain_fx.api", __name__)
 
 __all__ = [*NAMES, "__version__"]
 __version__ = VERSION

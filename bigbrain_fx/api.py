@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bigbrain_fx.core import door
+from bigbrain_fx.core import door, promised
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import (
@@ -87,23 +87,7 @@ if TYPE_CHECKING:
         compare as compare,
         verify as verify,
     )
+else:
+    __getattr__ = door(__name__)
 
-ROOMS = {
-    "bundles": "BatchLine DeviceLostError Machine OnnxExport Recipe Resplit Run RunError "
-    "RunOptions Session Split "
-    "StepLine estimate export_onnx export_weights load_weights resplit run "
-    "run_elastic simulate split",
-    "cli": "write_starter",
-    "cluster": "parse_cluster read_cluster schema",
-    "core": "Cluster Costs Device Estimator Forecast Graph Link Op OpCost Partitioner "
-    "Placement Program Stage Stages TensorSpec",
-    "errors": "BigBrainError CaptureError InputError NoPlanError ScheduleError VerificationError",
-    "frontend": "Captured capture leaf load_onnx",
-    "measure": "machine probe",
-    "plan": "Explanation Options Plan Source explain make_plan read_plan",
-    "verification": "Comparison Contender Verification compare verify",
-}
-NAMES = tuple(sorted(name for names in ROOMS.values() for name in names.split()))
-
-if not TYPE_CHECKING:
-    __getattr__ = door("bigbrain_fx", ROOMS)
+NAMES = tuple(sorted(promised(__name__)))

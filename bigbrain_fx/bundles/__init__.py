@@ -92,26 +92,4 @@ if TYPE_CHECKING:
         load_weights as load_weights,
     )
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "compile": "Split TIME_LIMIT_S checked estimate simulate split",
-            "elastic": "run_elastic",
-            "going_on": "TrainingState export_training list_commits rollback",
-            "found": "FoundModel IN_MEMORY Loss Recipe captured_model require_optimizer source_of "
-            "with_tried_rules",
-            "launch": "CHECKS NEEDS STARTED_BY SUFFIX Script launch_script "
-            "BatchLine Command DEFAULT_STEPS DeviceLostError Line Process Run RunError "
-            "RunOptions Spawn Status StepLine can_supervise commands free_port hosts is_lean "
-            "metrics_at popen prometheus read_status require_gpus require_not_lean run "
-            "secret_command",
-            "machines": "Machine",
-            "serving": "ServeOptions Serving served",
-            "sessions": "Session",
-            "onnx_export": "OnnxExport export_onnx",
-            "packing": "pack require_free_parts write_parts",
-            "resplitting": "Resplit resplit",
-            "validating": "Validation validations",
-            "weights_io": "export_weights load_weights",
-        },
-    )
+    __getattr__ = door(__name__)

@@ -1,34 +1,17 @@
 """The command line; `main` is its door. Commands are added to the group where they are defined."""
 
 from bigbrain_fx.cli import (
-    background,
-    comparing,
-    launching,
-    measuring,
-    packing,
-    planning,
-    resplitting,
-    running,
-    serving,
-    starting,
-    weights,
+    background as background,
+    comparing as comparing,
+    launching as launching,
+    measuring as measuring,
+    packing as packing,
+    planning as planning,
+    resplitting as resplitting,
+    running as running,
+    serving as serving,
+    starting as starting,
+    weights as weights,
 )
-from bigbrain_fx.cli.group import cli, main
-from bigbrain_fx.cli.templates import write_starter
-
-__all__ = [
-    "background",
-    "cli",
-    "comparing",
-    "launching",
-    "main",
-    "measuring",
-    "packing",
-    "planning",
-    "resplitting",
-    "running",
-    "serving",
-    "starting",
-    "weights",
-    "write_starter",
-]
+from bigbrain_fx.cli.group import cli as cli, main as main
+from bigbrain_fx.cli.templates import write_starter as write_starter

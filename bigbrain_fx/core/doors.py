@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 
 
-def door(room: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a `__getattr__` for a room that loads each promised name when it is first used.
+@cache
+def promised(room: str) -> Mapping[str, str]:
+    """Return name -> module for what a room imports under `if TYPE_CHECKING`, as `X as X`."""
+    tree = ast.parse(Path(str(sys.modules[room].__file__)).read_text())
+    blocks = (node.body for node in tree.body if isinstance(node, ast.If))
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {a.name: f"{node.module}" for node in imports for a in node.names if a.asname == a.name}
+
+
+def door(room: str, asked: str = "") -> Callable[[str], object]:
+    """Return a `__getattr__` for a room that loads each of its promised names when first used.
+
+    So the imports that a type checker reads are the one list of them.
 
     Args:
         room: the package, `__name__` of its `__init__`.
-        homes: file or package inside the room -> the names it has, separated by spaces.
+        asked: what an error calls it, where its names are those of another package, too.
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def load(name: str) -> object:
-        if name not in home_of:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{room}.{home_of[name]}"), name)
+        if name not in promised(room):
+            raise AttributeError(f"module {asked or room!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(promised(room)[name]), name)
 
     return load

@@ -33,12 +33,4 @@ if TYPE_CHECKING:
         signatures as signatures,
     )
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "fit": "fit_file",
-            "model": "CostModel PHASES Phase PlaceRates OpWork read_model",
-            "profiles": "Machine OpProfile TimedOptimizer ProfileStore Session Signature "
-            "fit_optimizer mode_of region_mode signature signatures",
-        },
-    )
+    __getattr__ = door(__name__)

@@ -79,35 +79,4 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.translation.oracle import answers_in as answers_in
     from bigbrain_fx.frontend.translation.sources import where as where
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "translation.kept": "LEAF LINES LOSS",
-            "translation.sources": "where",
-            "answers": "read_answers",
-            "client": "Child Message Task",
-            "location": "HF is_hf is_onnx resolved",
-            "modelfile": "ModelFile load_model_file training_of",
-            "onnx": "load_onnx",
-            "randomness": "draw_places place_name",
-            "service": "Replies",
-            "session": "CaptureSession ModelFacts capture_file",
-            "tracing.check": "unit_of",
-            "tracing.divided": "require_divided",
-            "tracing.export": "ambient",
-            "tracing.filled": "fill",
-            "tracing.interpret": "run_graph",
-            "tracing.lockstep": "run_members taken",
-            "tracing.optimizer": "optimizer_facts",
-            "tracing.scheduled": "require_made_per_device",
-            "tracing.rounding": "Gradients allowed differences distance exact_gradients",
-            "tracing.step": "Route Step route settle without_fast_path",
-            "tracing.trace": "Captured capture",
-            "tracing.trying": "try_rule widened",
-            "tracing.uneven": "pads require_padding require_rows",
-            "tracing.values": "plain_values require_steady",
-            "translation.batch": "graph_inputs take_apart",
-            "translation.leaf": "leaf leaf_paths",
-            "translation.oracle": "answers_in",
-        },
-    )
+    __getattr__ = door(__name__)

@@ -20,11 +20,4 @@ if TYPE_CHECKING:
     from bigbrain_fx.measure.machine_here import machine as machine
     from bigbrain_fx.measure.ops import ProfileOptions as ProfileOptions, profile as profile
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "host": "HostProbe Hosts Survey probe survey_hosts",
-            "machine_here": "machine",
-            "ops": "ProfileOptions profile",
-        },
-    )
+    __getattr__ = door(__name__)

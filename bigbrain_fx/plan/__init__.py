@@ -9,159 +9,119 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 from __future__ import annotations
 
 from bigbrain_fx.plan.by_hand import (
-    read_pins,
-    read_placement,
-    require_placeable,
-    write_placement,
+    read_pins as read_pins,
+    read_placement as read_placement,
+    require_placeable as require_placeable,
+    write_placement as write_placement,
 )
-from bigbrain_fx.plan.cut import holders, live_ops, norms_spec, owners, roots, updating
-from bigbrain_fx.plan.deferring import LAYERS, defer_text, read_defer
-from bigbrain_fx.plan.explain import Explanation, compared_text, explain, measured_text, size_text
-from bigbrain_fx.plan.half_sums import half_sums, half_sums_text
+from bigbrain_fx.plan.cut import (
+    holders as holders,
+    live_ops as live_ops,
+    norms_spec as norms_spec,
+    owners as owners,
+    roots as roots,
+    updating as updating,
+)
+from bigbrain_fx.plan.deferring import (
+    LAYERS as LAYERS,
+    defer_text as defer_text,
+    read_defer as read_defer,
+)
+from bigbrain_fx.plan.explain import (
+    Explanation as Explanation,
+    compared_text as compared_text,
+    explain as explain,
+    measured_text as measured_text,
+    size_text as size_text,
+)
+from bigbrain_fx.plan.half_sums import half_sums as half_sums, half_sums_text as half_sums_text
 from bigbrain_fx.plan.making import (
-    costs_of,
-    make_plan,
-    measured_share,
-    plan_placed,
-    replan,
-    timeline,
-    with_placement,
+    costs_of as costs_of,
+    make_plan as make_plan,
+    measured_share as measured_share,
+    plan_placed as plan_placed,
+    replan as replan,
+    timeline as timeline,
+    with_placement as with_placement,
 )
-from bigbrain_fx.plan.measured import MeasuredRun, MeasuredStep, run_trace, typical_step
-from bigbrain_fx.plan.nouns import AUTO, FORMAT, Options, Plan, Source, micro_text, to_json
-from bigbrain_fx.plan.offloading import offload_text, read_offload, require_stores
-from bigbrain_fx.plan.packing import PackedJob, Packing, PackJob, pack, part_of
-from bigbrain_fx.plan.reading import from_json, read_plan, write_plan
-from bigbrain_fx.plan.recompute import read_recompute, recompute_text
+from bigbrain_fx.plan.measured import (
+    MeasuredRun as MeasuredRun,
+    MeasuredStep as MeasuredStep,
+    run_trace as run_trace,
+    typical_step as typical_step,
+)
+from bigbrain_fx.plan.nouns import (
+    AUTO as AUTO,
+    FORMAT as FORMAT,
+    Options as Options,
+    Plan as Plan,
+    Source as Source,
+    micro_text as micro_text,
+    to_json as to_json,
+)
+from bigbrain_fx.plan.offloading import (
+    offload_text as offload_text,
+    read_offload as read_offload,
+    require_stores as require_stores,
+)
+from bigbrain_fx.plan.packing import (
+    PackedJob as PackedJob,
+    Packing as Packing,
+    PackJob as PackJob,
+    pack as pack,
+    part_of as part_of,
+)
+from bigbrain_fx.plan.reading import (
+    from_json as from_json,
+    read_plan as read_plan,
+    write_plan as write_plan,
+)
+from bigbrain_fx.plan.recompute import (
+    read_recompute as read_recompute,
+    recompute_text as recompute_text,
+)
 from bigbrain_fx.plan.recovery import (
-    Assumptions,
-    FailureTrial,
-    Recovery,
-    choose,
-    closed_form,
-    restart_all,
-    tried,
+    Assumptions as Assumptions,
+    FailureTrial as FailureTrial,
+    Recovery as Recovery,
+    choose as choose,
+    closed_form as closed_form,
+    restart_all as restart_all,
+    tried as tried,
 )
-from bigbrain_fx.plan.remedy import plan_or_remedy
-from bigbrain_fx.plan.replica_text import replicas_text
-from bigbrain_fx.plan.report import report
-from bigbrain_fx.plan.reuse import place_like
-from bigbrain_fx.plan.schedule import SCHEDULES, SEARCHED, SPLIT, begun_at, early_takes, messages
-from bigbrain_fx.plan.search import Candidate, Compared, Search
+from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
+from bigbrain_fx.plan.replica_text import replicas_text as replicas_text
+from bigbrain_fx.plan.report import report as report
+from bigbrain_fx.plan.reuse import place_like as place_like
+from bigbrain_fx.plan.schedule import (
+    SCHEDULES as SCHEDULES,
+    SEARCHED as SEARCHED,
+    SPLIT as SPLIT,
+    begun_at as begun_at,
+    early_takes as early_takes,
+    messages as messages,
+)
+from bigbrain_fx.plan.search import Candidate as Candidate, Compared as Compared, Search as Search
 from bigbrain_fx.plan.shard import (
-    axes,
-    chosen_axes,
-    exchanges,
-    priced_axes,
-    ruleless,
-    sharded,
-    sound_axes,
-    trials,
+    axes as axes,
+    chosen_axes as chosen_axes,
+    exchanges as exchanges,
+    priced_axes as priced_axes,
+    ruleless as ruleless,
+    sharded as sharded,
+    sound_axes as sound_axes,
+    trials as trials,
 )
-from bigbrain_fx.plan.simulate import chrome_trace
-from bigbrain_fx.plan.spread import Spread, spread
+from bigbrain_fx.plan.simulate import chrome_trace as chrome_trace
+from bigbrain_fx.plan.spread import Spread as Spread, spread as spread
 from bigbrain_fx.plan.tensor import (
-    PartChannel,
-    answering,
-    norm_specs,
-    part_channels,
-    require_no_groups,
-    require_possible,
-    tensor_text,
-    wanted_axes,
-    wants_tensor,
+    PartChannel as PartChannel,
+    answering as answering,
+    norm_specs as norm_specs,
+    part_channels as part_channels,
+    require_no_groups as require_no_groups,
+    require_possible as require_possible,
+    tensor_text as tensor_text,
+    wanted_axes as wanted_axes,
+    wants_tensor as wants_tensor,
 )
-
-__all__ = [
-    "AUTO",
-    "FORMAT",
-    "LAYERS",
-    "SCHEDULES",
-    "SEARCHED",
-    "SPLIT",
-    "Assumptions",
-    "Candidate",
-    "Compared",
-    "Explanation",
-    "FailureTrial",
-    "MeasuredRun",
-    "MeasuredStep",
-    "Options",
-    "PackJob",
-    "PackedJob",
-    "Packing",
-    "PartChannel",
-    "Plan",
-    "Recovery",
-    "Search",
-    "Source",
-    "Spread",
-    "answering",
-    "axes",
-    "begun_at",
-    "choose",
-    "chosen_axes",
-    "chrome_trace",
-    "closed_form",
-    "compared_text",
-    "costs_of",
-    "defer_text",
-    "early_takes",
-    "exchanges",
-    "explain",
-    "from_json",
-    "half_sums",
-    "half_sums_text",
-    "holders",
-    "live_ops",
-    "make_plan",
-    "measured_share",
-    "measured_text",
-    "messages",
-    "micro_text",
-    "norm_specs",
-    "norms_spec",
-    "offload_text",
-    "owners",
-    "pack",
-    "part_channels",
-    "part_of",
-    "place_like",
-    "plan_or_remedy",
-    "plan_placed",
-    "priced_axes",
-    "read_defer",
-    "read_offload",
-    "read_pins",
-    "read_placement",
-    "read_plan",
-    "read_recompute",
-    "recompute_text",
-    "replan",
-    "replicas_text",
-    "report",
-    "require_no_groups",
-    "require_placeable",
-    "require_possible",
-    "require_stores",
-    "restart_all",
-    "roots",
-    "ruleless",
-    "run_trace",
-    "sharded",
-    "size_text",
-    "sound_axes",
-    "spread",
-    "tensor_text",
-    "timeline",
-    "to_json",
-    "trials",
-    "tried",
-    "typical_step",
-    "updating",
-    "wanted_axes",
-    "wants_tensor",
-    "with_placement",
-    "write_placement",
-    "write_plan",
-]

@@ -6,7 +6,11 @@ used: `runtime.commits` imports no torch, so that a supervisor without it can us
 
 from __future__ import annotations
 
+import ast
 import importlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import (
@@ -125,48 +129,20 @@ if TYPE_CHECKING:
     from .transport import Transport as Transport
     from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
 
-_HOMES = {
-    "gradients": "clipped norm",
-    "bundle": "Bundle",
-    "channel": "Channel",
-    "commits": "ASIDE BrokenError CommitError Loaded Record about_of committed first_loadable "
-    "graph_hash load_shard open_generation warn_of_others write_record write_shard",
-    "data": "Splitting Stream filled_up mean_loss share_of",
-    "deferred": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d "
-    "DeferredError DeferringDevice Embedding Linear",
-    "device": "Device Training adamw",
-    "disk": "Disk locked",
-    "group": "added all_gather all_reduce copy_to_group joined largest own_part part_of_whole",
-    "hooks": "Hooks",
-    "image": "TensorEntry FORMAT layout_of read_layout",
-    "infer": "Inference InferenceDevice infer_in_process infer_main",
-    "kept": "AssumptionError assume assume_not flat part_of",
-    "local": "Hub LocalTransport",
-    "malloc": "keep_freed_memory",
-    "modules": "Region Stage Tensors buffer parameter reseed",
-    "named_facts": "UnlikeFactsError joined_facts parameter_of part_of_facts",
-    "network": "NetworkTransport",
-    "optimizer_state": "StateError optimizer_facts optimizer_tensors restore_optimizer",
-    "own_lines": "Shell forward_of",
-    "records": "read_records",
-    "replicas": "bucket_channels",
-    "rendezvous": "join leave_together own_device",
-    "loss_scale": "are_finite unscaled",
-    "promises": "AgainError MakingAgain again",
-    "rates": "LearningRates",
-    "rows": "RowStream",
-    "stores": "HostRoom StoreError StoredState",
-    "train": "example_batches main run_in_process",
-    "transport": "Transport",
-    "weights": "OwnWeights WeightsError",
-}
-_HOME = {name: file for file, names in _HOMES.items() for name in names.split()}
+
+@cache
+def _homes() -> Mapping[str, str]:
+    """Return name -> module, as the imports above say it for a type checker."""
+    tree = ast.parse(Path(__file__).read_text())
+    blocks = (node.body for node in tree.body if isinstance(node, ast.If))
+    imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f"{__name__}.{node.module}" for node in imports for alias in node.names}
 
 
 if not TYPE_CHECKING:  # a checker would take any name then
 
     def __getattr__(name: str) -> object:
         """Load a public name from its file."""
-        if name not in _HOME:
+        if name not in _homes():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(importlib.import_module(_homes()[name]), name)

@@ -22,59 +22,35 @@ from typing import Any
 
 from .disk import Disk, locked
 from .image import Buffer, read_layout
-from .loading import Loaded, committed, first_loadable, load_commit, load_shard
+from .loading import (
+    Loaded as Loaded,
+    committed as committed,
+    first_loadable as first_loadable,
+    load_commit as load_commit,
+    load_shard as load_shard,
+)
 from .records import (
     FOLDER,
     RECORD,
-    BrokenError,
-    CommitError,
-    FencedError,
-    Record,
+    BrokenError as BrokenError,
+    CommitError as CommitError,
+    FencedError as FencedError,
+    Record as Record,
     Say,
-    Shard,
-    about_of,
+    Shard as Shard,
+    about_of as about_of,
     digest,
     folder_name,
-    graph_hash,
-    graph_in,
+    graph_hash as graph_hash,
+    graph_in as graph_in,
     manifest_of,
-    read_records,
-    record_of,
+    read_records as read_records,
+    record_of as record_of,
     refuse_link,
     sealed,
     unsealed,
 )
 from .regular import read_regular
-
-__all__ = [
-    "ASIDE",
-    "BrokenError",
-    "CommitError",
-    "FencedError",
-    "Loaded",
-    "Record",
-    "Shard",
-    "about_of",
-    "committed",
-    "first_loadable",
-    "graph_hash",
-    "graph_in",
-    "launcher_of",
-    "load_commit",
-    "load_shard",
-    "newest_generation",
-    "number_kept",
-    "open_folder",
-    "open_generation",
-    "prune",
-    "prune_own",
-    "read_records",
-    "record_of",
-    "require_newest",
-    "warn_of_others",
-    "write_record",
-    "write_shard",
-]
 
 KEPT = 2
 ASIDE = ".set-aside"  # ending of records that count no more: a user went back behind them

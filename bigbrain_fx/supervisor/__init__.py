@@ -4,41 +4,30 @@ One supervisor per host starts the device processes and warm spares, owns the sn
 and replaces what dies. It imports nothing of ours and knows neither torch nor what is computed.
 """
 
-from .command import last_lines, main, stopped_by_sigterm, tail
-from .console import Aside, hold_streams, warn
-from .events import Event, EventLog, status
-from .feeding import Feed
-from .host import Supervisor
-from .job import FailedError, Job, OnStep, Outcome, Rescue
-from .judging import BAD_INPUT, Death
-from .processes import LAUNCHER, DeviceProcess, Group, Order, Start, popen
-from .secured import how_to_make
-
-__all__ = [
-    "BAD_INPUT",
-    "LAUNCHER",
-    "Aside",
-    "Death",
-    "DeviceProcess",
-    "Event",
-    "EventLog",
-    "FailedError",
-    "Feed",
-    "Group",
-    "Job",
-    "OnStep",
-    "Order",
-    "Outcome",
-    "Rescue",
-    "Start",
-    "Supervisor",
-    "hold_streams",
-    "how_to_make",
-    "last_lines",
-    "main",
-    "popen",
-    "status",
-    "stopped_by_sigterm",
-    "tail",
-    "warn",
-]
+from .command import (
+    last_lines as last_lines,
+    main as main,
+    stopped_by_sigterm as stopped_by_sigterm,
+    tail as tail,
+)
+from .console import Aside as Aside, hold_streams as hold_streams, warn as warn
+from .events import Event as Event, EventLog as EventLog, status as status
+from .feeding import Feed as Feed
+from .host import Supervisor as Supervisor
+from .job import (
+    FailedError as FailedError,
+    Job as Job,
+    OnStep as OnStep,
+    Outcome as Outcome,
+    Rescue as Rescue,
+)
+from .judging import BAD_INPUT as BAD_INPUT, Death as Death
+from .processes import (
+    LAUNCHER as LAUNCHER,
+    DeviceProcess as DeviceProcess,
+    Group as Group,
+    Order as Order,
+    Start as Start,
+    popen as popen,
+)
+from .secured import how_to_make as how_to_make

@@ -24,11 +24,4 @@ if TYPE_CHECKING:
         tried_axes as tried_axes,
     )
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "bundle": "Verification verify",
-            "comparison": "Comparison Contender compare",
-            "sharding": "ShardAgreement agree tried_axes",
-        },
-    )
+    __getattr__ = door(__name__)

@@ -3,47 +3,27 @@
 This room moves bytes and names. It imports no torch and knows no plans, processes or devices.
 """
 
-from bigbrain_fx.weights.checkpoint import Checkpoint, read_checkpoint
-from bigbrain_fx.weights.folder import (
-    FromCheckpoint,
-    note_trained,
-    rewrite_index,
-    source_of_weights,
-    stored_tensors,
-    trained_steps,
-    unused_file,
-    write_index,
+from bigbrain_fx.weights.checkpoint import (
+    Checkpoint as Checkpoint,
+    read_checkpoint as read_checkpoint,
 )
-from bigbrain_fx.weights.join import Joined, state, write_joined
-from bigbrain_fx.weights.match import Matched, match
-from bigbrain_fx.weights.modes import as_umask_says, new_folder
-from bigbrain_fx.weights.slices import cut_file, part_name, whole_tensors
-from bigbrain_fx.weights.stored import Stored, read_header
-from bigbrain_fx.weights.write import Copy, write_file
-
-__all__ = [
-    "Checkpoint",
-    "Copy",
-    "FromCheckpoint",
-    "Joined",
-    "Matched",
-    "Stored",
-    "as_umask_says",
-    "cut_file",
-    "match",
-    "new_folder",
-    "note_trained",
-    "part_name",
-    "read_checkpoint",
-    "read_header",
-    "rewrite_index",
-    "source_of_weights",
-    "state",
-    "stored_tensors",
-    "trained_steps",
-    "unused_file",
-    "whole_tensors",
-    "write_file",
-    "write_index",
-    "write_joined",
-]
+from bigbrain_fx.weights.folder import (
+    FromCheckpoint as FromCheckpoint,
+    note_trained as note_trained,
+    rewrite_index as rewrite_index,
+    source_of_weights as source_of_weights,
+    stored_tensors as stored_tensors,
+    trained_steps as trained_steps,
+    unused_file as unused_file,
+    write_index as write_index,
+)
+from bigbrain_fx.weights.join import Joined as Joined, state as state, write_joined as write_joined
+from bigbrain_fx.weights.match import Matched as Matched, match as match
+from bigbrain_fx.weights.modes import as_umask_says as as_umask_says, new_folder as new_folder
+from bigbrain_fx.weights.slices import (
+    cut_file as cut_file,
+    part_name as part_name,
+    whole_tensors as whole_tensors,
+)
+from bigbrain_fx.weights.stored import Stored as Stored, read_header as read_header
+from bigbrain_fx.weights.write import Copy as Copy, write_file as write_file

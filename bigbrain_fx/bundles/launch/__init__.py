@@ -5,73 +5,52 @@ starts know nothing of it: they run the bundle's own train.py, or infer.py. With
 `supervisor` starts them and replaces those that die.
 """
 
-from bigbrain_fx.bundles.launch.failures import PEER_LOST, DeviceLostError, RunError
-from bigbrain_fx.bundles.launch.gpus import require_gpus
-from bigbrain_fx.bundles.launch.hosts import commands, hosts, secret_command
+from bigbrain_fx.bundles.launch.failures import (
+    PEER_LOST as PEER_LOST,
+    DeviceLostError as DeviceLostError,
+    RunError as RunError,
+)
+from bigbrain_fx.bundles.launch.gpus import require_gpus as require_gpus
+from bigbrain_fx.bundles.launch.hosts import (
+    commands as commands,
+    hosts as hosts,
+    secret_command as secret_command,
+)
 from bigbrain_fx.bundles.launch.options import (
-    DEFAULT_STEPS,
-    BatchLine,
-    Line,
-    Run,
-    RunOptions,
-    StepLine,
+    DEFAULT_STEPS as DEFAULT_STEPS,
+    BatchLine as BatchLine,
+    Line as Line,
+    Run as Run,
+    RunOptions as RunOptions,
+    StepLine as StepLine,
 )
-from bigbrain_fx.bundles.launch.ports import free_port, require_free
-from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, popen
-from bigbrain_fx.bundles.launch.program import entry
-from bigbrain_fx.bundles.launch.running import run
+from bigbrain_fx.bundles.launch.ports import free_port as free_port, require_free as require_free
+from bigbrain_fx.bundles.launch.process import (
+    Command as Command,
+    Process as Process,
+    Spawn as Spawn,
+    popen as popen,
+)
+from bigbrain_fx.bundles.launch.program import entry as entry
+from bigbrain_fx.bundles.launch.running import run as run
 from bigbrain_fx.bundles.launch.scripts import (
-    CHECKS,
-    NEEDS,
-    STARTED_BY,
-    SUFFIX,
-    Script,
-    launch_script,
+    CHECKS as CHECKS,
+    NEEDS as NEEDS,
+    STARTED_BY as STARTED_BY,
+    SUFFIX as SUFFIX,
+    Script as Script,
+    launch_script as launch_script,
 )
-from bigbrain_fx.bundles.launch.status import Status, metrics_at, prometheus, read_status
+from bigbrain_fx.bundles.launch.status import (
+    Status as Status,
+    metrics_at as metrics_at,
+    prometheus as prometheus,
+    read_status as read_status,
+)
 from bigbrain_fx.bundles.launch.supervised import (
-    can_supervise,
-    is_lean,
-    require_not_lean,
-    require_not_nccl,
-    start_supervised,
+    can_supervise as can_supervise,
+    is_lean as is_lean,
+    require_not_lean as require_not_lean,
+    require_not_nccl as require_not_nccl,
+    start_supervised as start_supervised,
 )
-
-__all__ = [
-    "CHECKS",
-    "DEFAULT_STEPS",
-    "NEEDS",
-    "PEER_LOST",
-    "STARTED_BY",
-    "SUFFIX",
-    "BatchLine",
-    "Command",
-    "DeviceLostError",
-    "Line",
-    "Process",
-    "Run",
-    "RunError",
-    "RunOptions",
-    "Script",
-    "Spawn",
-    "Status",
-    "StepLine",
-    "can_supervise",
-    "commands",
-    "entry",
-    "free_port",
-    "hosts",
-    "is_lean",
-    "launch_script",
-    "metrics_at",
-    "popen",
-    "prometheus",
-    "read_status",
-    "require_free",
-    "require_gpus",
-    "require_not_lean",
-    "require_not_nccl",
-    "run",
-    "secret_command",
-    "start_supervised",
-]

@@ -7,7 +7,5 @@ This room joins plans, bundles and commits. It imports no torch, runs no model f
 instead of reading them: what one device has is the most that is in memory at a time.
 """
 
-from bigbrain_fx.bundles.resplitting.moving import Resplit, resplit
-from bigbrain_fx.bundles.resplitting.named import Named, read_named
-
-__all__ = ["Named", "Resplit", "read_named", "resplit"]
+from bigbrain_fx.bundles.resplitting.moving import Resplit as Resplit, resplit as resplit
+from bigbrain_fx.bundles.resplitting.named import Named as Named, read_named as read_named

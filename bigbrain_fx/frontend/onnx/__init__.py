@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.onnx.example import example_inputs as example_inputs
     from bigbrain_fx.frontend.onnx.module import OnnxModule as OnnxModule, load_onnx as load_onnx
 else:
-    __getattr__ = door(
-        __name__,
-        {
-            "example": "example_inputs",
-            "module": "OnnxModule load_onnx",
-        },
-    )
+    __getattr__ = door(__name__)

@@ -5,11 +5,9 @@ plans and no terminal. Only its child process imports torch.
 """
 
 from bigbrain_fx.measure.ops.session import (
-    ROUNDS,
-    MeasuredRows,
-    Profiled,
-    ProfileOptions,
-    profile,
+    ROUNDS as ROUNDS,
+    MeasuredRows as MeasuredRows,
+    Profiled as Profiled,
+    ProfileOptions as ProfileOptions,
+    profile as profile,
 )
-
-__all__ = ["ROUNDS", "MeasuredRows", "ProfileOptions", "Profiled", "profile"]

@@ -5,17 +5,11 @@ This room knows plans and forecasts. It knows nothing of processes: what it says
 `Assumptions`, measured elsewhere.
 """
 
-from bigbrain_fx.plan.recovery.choice import Assumptions, DeviceRecovery, Recovery, choose
-from bigbrain_fx.plan.recovery.closed import closed_form, restart_all
-from bigbrain_fx.plan.recovery.trial import FailureTrial, tried
-
-__all__ = [
-    "Assumptions",
-    "DeviceRecovery",
-    "FailureTrial",
-    "Recovery",
-    "choose",
-    "closed_form",
-    "restart_all",
-    "tried",
-]
+from bigbrain_fx.plan.recovery.choice import (
+    Assumptions as Assumptions,
+    DeviceRecovery as DeviceRecovery,
+    Recovery as Recovery,
+    choose as choose,
+)
+from bigbrain_fx.plan.recovery.closed import closed_form as closed_form, restart_all as restart_all
+from bigbrain_fx.plan.recovery.trial import FailureTrial as FailureTrial, tried as tried

@@ -5,7 +5,9 @@
 This room joins plans of single replicas; it places no op and orders no instruction itself.
 """
 
-from bigbrain_fx.plan.replicas.divide import likeness, numbers, only
-from bigbrain_fx.plan.replicas.make import plan_replicas, require_sensible, wants_replicas
-
-__all__ = ["likeness", "numbers", "only", "plan_replicas", "require_sensible", "wants_replicas"]
+from bigbrain_fx.plan.replicas.divide import likeness as likeness, numbers as numbers, only as only
+from bigbrain_fx.plan.replicas.make import (
+    plan_replicas as plan_replicas,
+    require_sensible as require_sensible,
+    wants_replicas as wants_replicas,
+)

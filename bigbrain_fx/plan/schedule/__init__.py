@@ -12,98 +12,58 @@ from typing import Protocol, TypeAlias
 
 from bigbrain_fx.core import Backward, BackwardWeight, Compute, Program, Stages
 from bigbrain_fx.errors import InputError, ScheduleError
-from bigbrain_fx.plan.schedule.again import Choice, choices, may_run_again
-from bigbrain_fx.plan.schedule.check import check, require_sound
-from bigbrain_fx.plan.schedule.costs import StageCosts, StageTimes, stage_costs
-from bigbrain_fx.plan.schedule.cuda import library_bytes, rounded
-from bigbrain_fx.plan.schedule.faults import (
-    BackwardBeforeForward,
-    Deadlock,
-    DuplicateMessage,
-    Finding,
-    MicroOrder,
-    Misplaced,
-    MissingCompute,
-    MissingInput,
-    NothingDeferred,
-    OutOfMemory,
-    UnmatchedRecv,
-    UnmatchedSend,
-    WeightBeforeBackward,
+from bigbrain_fx.plan.schedule.again import (
+    Choice as Choice,
+    choices as choices,
+    may_run_again as may_run_again,
 )
-from bigbrain_fx.plan.schedule.forward import ForwardOnly
-from bigbrain_fx.plan.schedule.gathers import begun_at, early_takes
-from bigbrain_fx.plan.schedule.gpipe import GPipe
-from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill
-from bigbrain_fx.plan.schedule.interleaved import Interleaved
-from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler
-from bigbrain_fx.plan.schedule.memory import Held, fixed_bytes, held, optimizes
-from bigbrain_fx.plan.schedule.messages import Orders, messages, with_messages
-from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward
-from bigbrain_fx.plan.schedule.parts import nodes, parts
+from bigbrain_fx.plan.schedule.check import check as check, require_sound as require_sound
+from bigbrain_fx.plan.schedule.costs import (
+    StageCosts as StageCosts,
+    StageTimes as StageTimes,
+    stage_costs as stage_costs,
+)
+from bigbrain_fx.plan.schedule.cuda import library_bytes as library_bytes, rounded as rounded
+from bigbrain_fx.plan.schedule.faults import (
+    BackwardBeforeForward as BackwardBeforeForward,
+    Deadlock as Deadlock,
+    DuplicateMessage as DuplicateMessage,
+    Finding as Finding,
+    MicroOrder as MicroOrder,
+    Misplaced as Misplaced,
+    MissingCompute as MissingCompute,
+    MissingInput as MissingInput,
+    NothingDeferred as NothingDeferred,
+    OutOfMemory as OutOfMemory,
+    UnmatchedRecv as UnmatchedRecv,
+    UnmatchedSend as UnmatchedSend,
+    WeightBeforeBackward as WeightBeforeBackward,
+)
+from bigbrain_fx.plan.schedule.forward import ForwardOnly as ForwardOnly
+from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
+from bigbrain_fx.plan.schedule.gpipe import GPipe as GPipe
+from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill as in_flight_to_fill
+from bigbrain_fx.plan.schedule.interleaved import Interleaved as Interleaved
+from bigbrain_fx.plan.schedule.list_scheduler import ListScheduler as ListScheduler
+from bigbrain_fx.plan.schedule.memory import (
+    Held as Held,
+    fixed_bytes as fixed_bytes,
+    held as held,
+    optimizes as optimizes,
+)
+from bigbrain_fx.plan.schedule.messages import Orders, messages as messages, with_messages
+from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward as OneForwardOneBackward
+from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
-from bigbrain_fx.plan.schedule.stage_part import Part
-from bigbrain_fx.plan.schedule.synthesised import Synthesised, goes_in_row
-from bigbrain_fx.plan.schedule.table import table
-from bigbrain_fx.plan.schedule.v_placement import DualPipeV, ZeroBubbleV
-from bigbrain_fx.plan.schedule.virtual import line_of, virtual_stages
-from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1
-
-__all__ = [
-    "SCHEDULES",
-    "SEARCHED",
-    "SPLIT",
-    "BackwardBeforeForward",
-    "Choice",
-    "Deadlock",
-    "DualPipeV",
-    "DuplicateMessage",
-    "Finding",
-    "ForwardOnly",
-    "GPipe",
-    "Held",
-    "Interleaved",
-    "ListScheduler",
-    "MicroOrder",
-    "Misplaced",
-    "MissingCompute",
-    "MissingInput",
-    "NothingDeferred",
-    "OneForwardOneBackward",
-    "OutOfMemory",
-    "Part",
-    "Schedule",
-    "StageCosts",
-    "StageTimes",
-    "Synthesised",
-    "UnmatchedRecv",
-    "UnmatchedSend",
-    "WeightBeforeBackward",
-    "ZeroBubbleH1",
-    "ZeroBubbleV",
-    "begun_at",
-    "build",
-    "check",
-    "choices",
-    "early_takes",
-    "fixed_bytes",
-    "goes_in_row",
-    "held",
-    "in_flight_to_fill",
-    "library_bytes",
-    "line_of",
-    "may_run_again",
-    "messages",
-    "nodes",
-    "optimizes",
-    "parts",
-    "require_sound",
-    "rounded",
-    "stage_costs",
-    "table",
-    "virtual_stages",
-]
-
+from bigbrain_fx.plan.schedule.stage_part import Part as Part
+from bigbrain_fx.plan.schedule.synthesised import (
+    Synthesised as Synthesised,
+    goes_in_row as goes_in_row,
+)
+from bigbrain_fx.plan.schedule.table import table as table
+from bigbrain_fx.plan.schedule.v_placement import DualPipeV as DualPipeV, ZeroBubbleV as ZeroBubbleV
+from bigbrain_fx.plan.schedule.virtual import line_of as line_of, virtual_stages as virtual_stages
+from bigbrain_fx.plan.schedule.zb_h1 import ZeroBubbleH1 as ZeroBubbleH1
 
 InFlight: TypeAlias = tuple[int, ...] | None
 

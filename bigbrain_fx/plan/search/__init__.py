@@ -10,35 +10,19 @@ costs and memory; it knows nothing of how a plan is cut, of text, torch or proce
 from __future__ import annotations
 
 from bigbrain_fx.plan.search.nouns import (
-    EFFORTS,
-    MEMORY_SLACK,
-    OBJECTIVES,
-    Ask,
-    Bound,
-    Candidate,
-    Compared,
-    Effort,
-    Objective,
-    Score,
-    Search,
-    Trial,
+    EFFORTS as EFFORTS,
+    MEMORY_SLACK as MEMORY_SLACK,
+    OBJECTIVES as OBJECTIVES,
+    Ask as Ask,
+    Bound as Bound,
+    Candidate as Candidate,
+    Compared as Compared,
+    Effort as Effort,
+    Objective as Objective,
+    Score as Score,
+    Search as Search,
+    Trial as Trial,
 )
-
-__all__ = [
-    "EFFORTS",
-    "MEMORY_SLACK",
-    "OBJECTIVES",
-    "Ask",
-    "Bound",
-    "Candidate",
-    "Compared",
-    "Effort",
-    "Objective",
-    "Score",
-    "Search",
-    "Trial",
-    "search",
-]
 
 
 def search(ask: Ask) -> tuple[Trial, Search]:

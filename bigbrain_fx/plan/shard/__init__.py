@@ -7,20 +7,15 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.shard.choose import chosen_axes, priced_axes
-from bigbrain_fx.plan.shard.find import axes, ruleless
-from bigbrain_fx.plan.shard.rewrite import exchanges, lengths, sharded
-from bigbrain_fx.plan.shard.trials import sound_axes, trials, without
-
-__all__ = [
-    "axes",
-    "chosen_axes",
-    "exchanges",
-    "lengths",
-    "priced_axes",
-    "ruleless",
-    "sharded",
-    "sound_axes",
-    "trials",
-    "without",
-]
+from bigbrain_fx.plan.shard.choose import chosen_axes as chosen_axes, priced_axes as priced_axes
+from bigbrain_fx.plan.shard.find import axes as axes, ruleless as ruleless
+from bigbrain_fx.plan.shard.rewrite import (
+    exchanges as exchanges,
+    lengths as lengths,
+    sharded as sharded,
+)
+from bigbrain_fx.plan.shard.trials import (
+    sound_axes as sound_axes,
+    trials as trials,
+    without as without,
+)

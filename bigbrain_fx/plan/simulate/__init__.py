@@ -4,7 +4,8 @@
 no torch and knows nothing of how programs came to be, or of how they are written as text.
 """
 
-from bigbrain_fx.plan.simulate.forecast import memory_timeline, simulate
-from bigbrain_fx.plan.simulate.trace import chrome_trace
-
-__all__ = ["chrome_trace", "memory_timeline", "simulate"]
+from bigbrain_fx.plan.simulate.forecast import (
+    memory_timeline as memory_timeline,
+    simulate as simulate,
+)
+from bigbrain_fx.plan.simulate.trace import chrome_trace as chrome_trace

@@ -9,43 +9,24 @@ This room knows what goes together and what does not; how a graph is divided is 
 from __future__ import annotations
 
 from bigbrain_fx.plan.tensor.asked import (
-    not_yet,
-    require_no_groups,
-    require_possible,
-    tensor_is_open,
-    wanted_axes,
-    wants_tensor,
+    not_yet as not_yet,
+    require_no_groups as require_no_groups,
+    require_possible as require_possible,
+    tensor_is_open as tensor_is_open,
+    wanted_axes as wanted_axes,
+    wants_tensor as wants_tensor,
 )
-from bigbrain_fx.plan.tensor.choices import AxisChoice, axis_choices
+from bigbrain_fx.plan.tensor.choices import AxisChoice as AxisChoice, axis_choices as axis_choices
 from bigbrain_fx.plan.tensor.make import (
-    GroupMaker,
-    plan_tensor,
-    tensor_costs,
-    tensor_forecast,
+    GroupMaker as GroupMaker,
+    plan_tensor as plan_tensor,
+    tensor_costs as tensor_costs,
+    tensor_forecast as tensor_forecast,
 )
-from bigbrain_fx.plan.tensor.messages import PartChannel, part_channels
-from bigbrain_fx.plan.tensor.norms import answering, norm_specs
-from bigbrain_fx.plan.tensor.text import tensor_text
-from bigbrain_fx.plan.tensor.tries import GroupTry, tensor_tries
-
-__all__ = [
-    "AxisChoice",
-    "GroupMaker",
-    "GroupTry",
-    "PartChannel",
-    "answering",
-    "axis_choices",
-    "norm_specs",
-    "not_yet",
-    "part_channels",
-    "plan_tensor",
-    "require_no_groups",
-    "require_possible",
-    "tensor_costs",
-    "tensor_forecast",
-    "tensor_is_open",
-    "tensor_text",
-    "tensor_tries",
-    "wanted_axes",
-    "wants_tensor",
-]
+from bigbrain_fx.plan.tensor.messages import (
+    PartChannel as PartChannel,
+    part_channels as part_channels,
+)
+from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
+from bigbrain_fx.plan.tensor.text import tensor_text as tensor_text
+from bigbrain_fx.plan.tensor.tries import GroupTry as GroupTry, tensor_tries as tensor_tries

@@ -99,9 +99,7 @@ _ATEN = {"attention": "scaled_dot_product_attention"}
 _Shape = tuple[int, ...]
 
 
-def _sides(
-    kernel: KernelShape,
-) -> tuple[Sequence[_Shape], Sequence[_Shape], _Shape, int]:
+def _sides(kernel: KernelShape) -> tuple[Sequence[_Shape], Sequence[_Shape], _Shape, int]:
     """Return the shapes of what is read, of weights and of the result, and the flops."""
     match kernel.family, kernel.sizes:
         case "linear", (rows, inner, columns):

@@ -182,12 +182,7 @@ class _Shortened:
             ]
         )
 
-    def road(
-        self,
-        sequence: tuple[str, ...],
-        micro_batches: int,
-        in_flight: InFlight,
-    ) -> _Road:
+    def road(self, sequence: tuple[str, ...], micro_batches: int, in_flight: InFlight) -> _Road:
         """Return the pipeline over these devices."""
         number = {device.name: i for i, device in enumerate(self.judge.cluster.devices)}
         setting = Setting(self.judge.cluster, micro_batches, in_flight=in_flight)

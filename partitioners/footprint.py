@@ -56,10 +56,7 @@ def readable(nbytes: float) -> str:
 
 
 def in_flight_by_device(
-    known: Work,
-    device_of_unit: Sequence[str],
-    micro_batches: int,
-    in_flight: InFlight,
+    known: Work, device_of_unit: Sequence[str], micro_batches: int, in_flight: InFlight
 ) -> dict[str, int]:
     """Return the most micro-batches that each device of a pipeline may hold.
 

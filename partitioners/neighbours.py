@@ -20,11 +20,7 @@ def neighbours(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def grown(
-    near: Sequence[Sequence[int]],
-    homes: Sequence[int],
-    first: int,
-    most: int,
-    dice: random.Random,
+    near: Sequence[Sequence[int]], homes: Sequence[int], first: int, most: int, dice: random.Random
 ) -> list[int]:
     """Return up to `most` nodes on one device, grown from the first in any direction.
 

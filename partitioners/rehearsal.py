@@ -13,14 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import ceil
 
-from bigbrain_fx.planning import (
-    InFlight,
-    Play,
-    TimedStages,
-    alternating,
-    forwards,
-    played_s,
-)
+from bigbrain_fx.planning import InFlight, Play, TimedStages, alternating, forwards, played_s
 
 
 def step_s(stages: TimedStages, micro_batches: int, in_flight: InFlight, trains: bool) -> float:

@@ -51,11 +51,7 @@ def cp_model() -> ModuleType:
 
 
 def solved(
-    model: Model,
-    wanted: Iterable[Variable],
-    hints: Mapping[Variable, int],
-    work: float,
-    seed: int,
+    model: Model, wanted: Iterable[Variable], hints: Mapping[Variable, int], work: float, seed: int
 ) -> Answer:
     """Solve a model.
 

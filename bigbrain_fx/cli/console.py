@@ -171,14 +171,7 @@ def show_explanation(found: Explanation) -> None:
                 _say(f"  {line}")
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
-    said = (
-        found.tensor,
-        found.replicas,
-        found.recompute,
-        found.split,
-        found.offload,
-        found.order,
-    )
+    said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
     for text in filter(None, said):
         _say(text)
     for line in map(found.axis_text, found.axes):

@@ -70,18 +70,10 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
 @cli.command(short_help="Measure this host; write its cluster.json.")
 @click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
 @click.option(
-    "--devices",
-    type=COUNT,
-    default=2,
-    show_default=True,
-    help="How many devices to describe.",
+    "--devices", type=COUNT, default=2, show_default=True, help="How many devices to describe."
 )
 @click.option(
-    "--threads",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Threads of each CPU device.",
+    "--threads", type=COUNT, default=1, show_default=True, help="Threads of each CPU device."
 )
 @click.option(
     "--kind",
@@ -169,11 +161,7 @@ def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
     help="Rows of a micro-batch, each of them [default: the example batch's].",
 )
 @click.option(
-    "--threads",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Threads to compute with.",
+    "--threads", type=COUNT, default=1, show_default=True, help="Threads to compute with."
 )
 @click.option(
     "--device",

@@ -204,11 +204,7 @@ _OF_PLANNING = (
         "at most 2 micro-batches. memory: of all plans it met that take at most 10 % longer than "
         "the fastest, the one whose fullest device uses the least share of its memory.",
     ),
-    _option(
-        "--estimator",
-        cls=Listed,
-        help="One of {names} [default: the partitioner's own].",
-    ),
+    _option("--estimator", cls=Listed, help="One of {names} [default: the partitioner's own]."),
 )
 _PARTITIONER = _option(
     "--partitioner",

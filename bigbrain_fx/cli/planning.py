@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     "--weights-by-reference", is_flag=True, help="Leave the numbers there; do not copy them."
 )
 @click.option(
-    "--lean",
-    is_flag=True,
-    help="Leave out what replaces processes that die: for torchrun.",
+    "--lean", is_flag=True, help="Leave out what replaces processes that die: for torchrun."
 )
 @json_option
 def split(

@@ -35,12 +35,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
 )
 @click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
-@click.option(
-    "--port",
-    default=0,
-    show_default=True,
-    help="Rendezvous port; 0 takes any free one.",
-)
+@click.option("--port", default=0, show_default=True, help="Rendezvous port; 0 takes any free one.")
 @click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
 @click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
 @click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
@@ -82,9 +77,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "[default: 3 times the longest recent step, at least 30].",
 )
 @click.option(
-    "--snapshot-every",
-    type=COUNT,
-    help="Steps between snapshots in memory [default: measured].",
+    "--snapshot-every", type=COUNT, help="Steps between snapshots in memory [default: measured]."
 )
 @click.option(
     "--log-mib",

@@ -43,10 +43,7 @@ class Document:
     ) -> InputError:
         """Build the error for a fault at `path`; the field's path opens the sentence."""
         return InputError(
-            f"{path_text(path)}: {what}" if path else what,
-            at=self.at(path),
-            notes=notes,
-            help=help,
+            f"{path_text(path)}: {what}" if path else what, at=self.at(path), notes=notes, help=help
         )
 
     def require_known(

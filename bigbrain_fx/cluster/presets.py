@@ -64,8 +64,7 @@ def preset_name(name: str) -> str:
     near = alike or _nearest(asked.core)
     hint = f"nearest: {', '.join(near)}; " if near else ""
     raise BadValueError(
-        f"unknown preset {quoted(name)}",
-        f"{hint}known: {', '.join(PRESETS)}; or {_BY_HAND}",
+        f"unknown preset {quoted(name)}", f"{hint}known: {', '.join(PRESETS)}; or {_BY_HAND}"
     )
 
 

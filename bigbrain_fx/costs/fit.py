@@ -186,11 +186,7 @@ def seconds_of(profile: OpProfile, phase: Phase) -> float:
 
 
 def _fit_phase(
-    rows: Sequence[Row],
-    phase: Phase,
-    families: tuple[str, ...],
-    learner: Learner,
-    two_stage: bool,
+    rows: Sequence[Row], phase: Phase, families: tuple[str, ...], learner: Learner, two_stage: bool
 ) -> PhaseModel:
     works = [work_of(profile) for _, profile in rows]
     rates = [PlaceRates.of(machine) for machine, _ in rows]

@@ -89,12 +89,8 @@ if TYPE_CHECKING:
         list_orders as list_orders,
         tastes as tastes,
     )
-    from bigbrain_fx.planning.order_bound import (
-        bound_s as bound_s,
-    )
-    from bigbrain_fx.planning.order_clock import (
-        OrderClock as OrderClock,
-    )
+    from bigbrain_fx.planning.order_bound import bound_s as bound_s
+    from bigbrain_fx.planning.order_clock import OrderClock as OrderClock
     from bigbrain_fx.planning.pace import (
         chain_of as chain_of,
         falling as falling,
@@ -108,10 +104,7 @@ if TYPE_CHECKING:
         shifted_cuts as shifted_cuts,
     )
     from bigbrain_fx.planning.stages import StageCutter as StageCutter
-    from bigbrain_fx.planning.synthesis import (
-        Synthesis as Synthesis,
-        synthesise as synthesise,
-    )
+    from bigbrain_fx.planning.synthesis import Synthesis as Synthesis, synthesise as synthesise
     from bigbrain_fx.planning.unit_io import (
         AHEAD as AHEAD,
         Value as Value,

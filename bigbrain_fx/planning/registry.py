@@ -275,8 +275,7 @@ def _make(kind: Kind, name: str, options: Mapping[str, Any]) -> object:
     except TypeError as error:
         taken = ", ".join(sorted(options_of(kind, name))) or "no option"
         raise InputError(
-            f"the {kind} '{name}' does not take these options: {error}",
-            help=f"it takes {taken}",
+            f"the {kind} '{name}' does not take these options: {error}", help=f"it takes {taken}"
         ) from error
     return made(**options)
 

@@ -14,24 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigbrain_fx.errors import InputError, NoPlanError
-from bigbrain_fx.planning.known_orders import (
-    Ranked,
-    interleaved,
-    one_f_one_b,
-    zb_h1,
-    zb_v,
-)
+from bigbrain_fx.planning.known_orders import Ranked, interleaved, one_f_one_b, zb_h1, zb_v
 from bigbrain_fx.planning.listing import list_orders, tastes
 from bigbrain_fx.planning.order_bound import bound_s
 from bigbrain_fx.planning.order_clock import OrderClock
 from bigbrain_fx.planning.order_search import Coded, Score, climbed, scorer
 from bigbrain_fx.planning.periodic import as_soon_as_possible, from_orders, searched
-from bigbrain_fx.planning.virtual_stages import (
-    OrdersOf,
-    VirtualStages,
-    loop_line,
-    v_line,
-)
+from bigbrain_fx.planning.virtual_stages import OrdersOf, VirtualStages, loop_line, v_line
 
 READABLE = 1.02
 """The periodic order may take this much of the free one."""
@@ -155,10 +144,7 @@ def _named(stages: VirtualStages) -> Iterator[tuple[str, Ranked]]:
         yield (
             ("zb-h1", zb_h1(devices, micro))
             if all(split)
-            else (
-                "1f1b",
-                one_f_one_b(devices, micro),
-            )
+            else ("1f1b", one_f_one_b(devices, micro))
         )
     elif line == loop_line(devices, count // devices) and not any(split):
         try:

@@ -77,11 +77,7 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
         leader = popen(
             given.words,
             cwd=given.folder,
-            env={
-                **given.environment,
-                **log_limit(given.environment),
-                LAUNCHER: str(os.getpid()),
-            },
+            env={**given.environment, **log_limit(given.environment), LAUNCHER: str(os.getpid())},
             stdin=given.line,
             stdout=log,
             stderr=log,

@@ -23,10 +23,7 @@ def require_free(port: int) -> None:
         InputError: with the process id, if visible.
     """
     if not 0 < port < 65536:
-        raise InputError(
-            f"port {port} is not between 1 and 65535",
-            help="give another port",
-        )
+        raise InputError(f"port {port} is not between 1 and 65535", help="give another port")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -199,12 +199,7 @@ def _logs(options: RunOptions) -> Path:
 
 
 def _run_plain(
-    plan: Plan,
-    bundle: Path,
-    options: RunOptions,
-    logs: Path,
-    spawn: Spawn | None,
-    told: Told,
+    plan: Plan, bundle: Path, options: RunOptions, logs: Path, spawn: Spawn | None, told: Told
 ) -> Run:
     """Run a bundle of which no process is replaced."""
     port = options.port or free_port()

@@ -11,14 +11,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
-from bigbrain_fx.bundles.launch.program import (
-    allocated,
-    arguments,
-    entry,
-    peaks,
-    reporter,
-    words,
-)
+from bigbrain_fx.bundles.launch.program import allocated, arguments, entry, peaks, reporter, words
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (

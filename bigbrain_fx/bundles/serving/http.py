@@ -21,12 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from typing import Any
 
-from bigbrain_fx.bundles.serving.engine import (
-    Engine,
-    QueueFullError,
-    Request,
-    UnansweredError,
-)
+from bigbrain_fx.bundles.serving.engine import Engine, QueueFullError, Request, UnansweredError
 from bigbrain_fx.bundles.serving.generating import BYTES, GreedyText, answered
 from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, decode, encode, kind_of, of_json
 from bigbrain_fx.errors import InputError

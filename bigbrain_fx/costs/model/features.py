@@ -69,11 +69,7 @@ class PlaceRates:
     def of(cls, place: ComputePlace) -> PlaceRates:
         """Return the rates of a device or of a machine that was profiled."""
         return cls(
-            place.kind,
-            place.threads,
-            place.flops_per_s,
-            place.memory_bytes_per_s,
-            place.launch_s,
+            place.kind, place.threads, place.flops_per_s, place.memory_bytes_per_s, place.launch_s
         )
 
     def within(self, known: Sequence[PlaceRates]) -> PlaceRates:

@@ -163,11 +163,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
 
 
 def _fill(
-    folder: Path,
-    plan: Plan,
-    texts: Mapping[str, str],
-    shipped: Sequence[Path],
-    weights: Weights,
+    folder: Path, plan: Plan, texts: Mapping[str, str], shipped: Sequence[Path], weights: Weights
 ) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -144,12 +144,7 @@ def value_hints(own: Iterable[StageText]) -> dict[str, str]:
 
 
 def _ends(source: int, target: int, sender: str, receiver: str) -> list[str]:
-    return [
-        f"source={source}",
-        f"target={target}",
-        f"sender={sender!r}",
-        f"receiver={receiver!r}",
-    ]
+    return [f"source={source}", f"target={target}", f"sender={sender!r}", f"receiver={receiver!r}"]
 
 
 def _form(shape: Sequence[Dim], dtype: str) -> list[str]:

@@ -8,13 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from bigbrain_fx.core import (
-    Backward,
-    BackwardWeight,
-    Compute,
-    Edge,
-    Program,
-)
+from bigbrain_fx.core import Backward, BackwardWeight, Compute, Edge, Program
 from bigbrain_fx.emit.files.channels import Channels, DeviceFile
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims

@@ -130,11 +130,7 @@ class Construct:
     # ------------------------------------------------------------------ modules
 
     def _module(
-        self,
-        item: Call,
-        place: Where,
-        given: _Given,
-        values: Mapping[Where, Number],
+        self, item: Call, place: Where, given: _Given, values: Mapping[Where, Number]
     ) -> ast.expr:
         match item:
             case LayerCall():

@@ -18,15 +18,7 @@ from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.rolling import Loop, Step
 from bigbrain_fx.emit.modules.variables import Variables, last_uses, places, readers
 from bigbrain_fx.emit.modules.writing import Writing
-from bigbrain_fx.emit.ops.items import (
-    Body,
-    Item,
-    LayerCall,
-    Results,
-    gives_of,
-    takes_of,
-    values_in,
-)
+from bigbrain_fx.emit.ops.items import Body, Item, LayerCall, Results, gives_of, takes_of, values_in
 from bigbrain_fx.planning import is_size
 
 

@@ -11,14 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from bigbrain_fx.emit.ops.items import (
-    BlockCall,
-    Body,
-    Item,
-    SequentialCall,
-    Signature,
-    all_blocks,
-)
+from bigbrain_fx.emit.ops.items import BlockCall, Body, Item, SequentialCall, Signature, all_blocks
 
 if TYPE_CHECKING:
     from bigbrain_fx.emit.modules.blocks import Keys

@@ -16,15 +16,7 @@ from bigbrain_fx.emit.modules.expressions import attribute, constant, member
 from bigbrain_fx.emit.modules.kept import Users, kept_call
 from bigbrain_fx.emit.modules.rolling import Loop, changed
 from bigbrain_fx.emit.ops.calls import call_expression
-from bigbrain_fx.emit.ops.items import (
-    BlockCall,
-    Body,
-    Call,
-    Item,
-    LayerCall,
-    is_below,
-    params_of,
-)
+from bigbrain_fx.emit.ops.items import BlockCall, Body, Call, Item, LayerCall, is_below, params_of
 from bigbrain_fx.planning import is_size
 
 TRAIN = {  # op -> position and name of the argument that says whether the model trains

@@ -52,9 +52,7 @@ class Form:
 
 
 def call_expression(
-    op: core.Op,
-    value: Callable[[core.Ref | core.ParamRef], ast.expr],
-    device: ast.expr | None,
+    op: core.Op, value: Callable[[core.Ref | core.ParamRef], ast.expr], device: ast.expr | None
 ) -> ast.expr:
     """Write one op as a Python expression over `torch`, `F` and `math`.
 

@@ -67,12 +67,7 @@ class Hosts:
 
 
 def survey_hosts(
-    hosts: Hosts,
-    devices: int = 1,
-    threads: int = 1,
-    kind: Kind = "cpu",
-    *,
-    quick: bool = True,
+    hosts: Hosts, devices: int = 1, threads: int = 1, kind: Kind = "cpu", *, quick: bool = True
 ) -> Survey:
     """Measure alike devices on several hosts while all compute, then the link of every pair.
 

@@ -139,11 +139,7 @@ def _command(fleet: Fleet, rank: int, port: int, folder: Path, worker: Sequence[
         "out": folder / f"{rank}.json",
     }
     arguments = [text for name, value in numbers.items() for text in (f"--{name}", str(value))]
-    switches = {
-        "--gpus": fleet.gpus,
-        "--table": fleet.table,
-        "--shared-cores": fleet.shared_cores,
-    }
+    switches = {"--gpus": fleet.gpus, "--table": fleet.table, "--shared-cores": fleet.shared_cores}
     return Command(
         device=fleet.names[rank],
         words=(*worker, *arguments, *(name for name, is_on in switches.items() if is_on)),

@@ -88,12 +88,7 @@ def _ways(names: tuple[str, str], tag: int, numel: int) -> Ways:
 
 
 def _handled_s(
-    transport: Transport,
-    ways: Ways,
-    leads: bool,
-    rounds: int,
-    now: Clock,
-    device: torch.device,
+    transport: Transport, ways: Ways, leads: bool, rounds: int, now: Clock, device: torch.device
 ) -> float:
     there, back = ways
     transport.begin_step(((back if leads else there, rounds * _BATCH),))

@@ -162,9 +162,7 @@ def _round(busy: bool, window_s: float, place: _Seat) -> dict[str, float]:
     return found
 
 
-def _in_step(
-    shapes: tuple[tuple[int, int, int], ...],
-) -> tuple[tuple[int, int, int] | None, ...]:
+def _in_step(shapes: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int] | None, ...]:
     """Make shapes as many as every other kind of device has: all meet equally often."""
     return (*shapes, *(None,) * (_MOST_SHAPES - len(shapes)))
 

@@ -132,10 +132,7 @@ def inference_chain(
     """Compare module, captured graph and a bundle for inference; as `chain` does for training."""
     bundle, weights = import_bundle(folder), weights_of(folder, plan)
     same = _same_weights(captured, weights, plan, folder)
-    return [
-        same,
-        *inference_checks(file, captured, plan, bundle, weights, steps, outputs),
-    ]
+    return [same, *inference_checks(file, captured, plan, bundle, weights, steps, outputs)]
 
 
 def chain(

@@ -334,4 +334,4 @@ def _memory(
         peak_bytes = sum(fixed_bytes(program, costs)) + peak
         limit_bytes = costs.cluster.device[program.device].memory_bytes
         if peak_bytes > limit_bytes:
-            yield OutOfMemory(program.device, peak_bytes, limit_bytes, -position)
+            yield OutOfMemory(program.device, -position, peak_bytes, limit_bytes)

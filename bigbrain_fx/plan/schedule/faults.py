@@ -41,18 +41,24 @@ def message(edge: Edge, micro: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedSend:
-    """A message is sent that nobody receives."""
+class FaultAt:
+    """Something that is wrong at one instruction of a device's program."""
 
     device: str
     position: int
-    edge: Edge
-    micro: int | None
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """The places to mark in the table."""
         return ((self.device, self.position),)
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedSend(FaultAt):
+    """A message is sent that nobody receives."""
+
+    edge: Edge
+    micro: int | None
 
     def __str__(self) -> str:
         return (
@@ -61,18 +67,11 @@ class UnmatchedSend:
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedRecv:
+class UnmatchedRecv(FaultAt):
     """A device waits for a message that nobody sends."""
 
-    device: str
-    position: int
     edge: Edge
     micro: int | None
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         what = message(self.edge, self.micro)
@@ -80,19 +79,12 @@ class UnmatchedRecv:
 
 
 @dataclass(frozen=True, slots=True)
-class DuplicateMessage:
+class DuplicateMessage(FaultAt):
     """A message is sent or received a second time; `do` is "send" or "recv"."""
 
-    device: str
-    position: int
     edge: Edge
     micro: int | None
     do: str
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         verb = "sends" if self.do == "send" else "receives"
@@ -118,18 +110,11 @@ class Deadlock:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(FaultAt):
     """A device holds more than it has; `position` is the instruction at which it holds most."""
 
-    device: str
     peak_bytes: int
     limit_bytes: int
-    position: int
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         return (
@@ -139,18 +124,11 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardBeforeForward:
+class BackwardBeforeForward(FaultAt):
     """A backward comes before the forward of the same stage and micro-batch, or without one."""
 
-    device: str
-    position: int
     stage: int
     micro: int
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         what = words(Backward(self.stage, self.micro))
@@ -158,18 +136,11 @@ class BackwardBeforeForward:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightBeforeBackward:
+class WeightBeforeBackward(FaultAt):
     """Weights' gradients are made before the backward that they wait for, or without one."""
 
-    device: str
-    position: int
     stage: int
     micro: int
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         what = words(BackwardWeight(self.stage, self.micro))
@@ -177,18 +148,11 @@ class WeightBeforeBackward:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingDeferred:
+class NothingDeferred(FaultAt):
     """A stage makes gradients of weights apart, though none of its parameters waits for that."""
 
-    device: str
-    position: int
     stage: int
     micro: int
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         what = words(BackwardWeight(self.stage, self.micro))
@@ -196,18 +160,11 @@ class NothingDeferred:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroOrder:
+class MicroOrder(FaultAt):
     """Micro-batches of one stage, or of one channel, are not strictly ascending."""
 
-    device: str
-    position: int
     instruction: Instruction
     after_micro: int
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         return (
@@ -233,18 +190,11 @@ class MissingCompute:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingInput:
+class MissingInput(FaultAt):
     """An instruction comes before something that it needs from its own program, or without it."""
 
-    device: str
-    position: int
     instruction: Instruction
     needs: Instruction
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         return (
@@ -254,17 +204,10 @@ class MissingInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Misplaced:
+class Misplaced(FaultAt):
     """An instruction stands on a device that has no part in it, or messages its own device."""
 
-    device: str
-    position: int
     instruction: Instruction
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """The places to mark in the table."""
-        return ((self.device, self.position),)
 
     def __str__(self) -> str:
         return f"device '{self.device}' has no part in {words(self.instruction)}"

@@ -272,7 +272,7 @@ def test_out_of_memory_names_the_device_and_the_bytes() -> None:
         cluster=cluster(2, memory_bytes=1100),
     )
     # 1000 of weights, 100 saved, 1 that is sent, 1 that is to come back
-    fault = OutOfMemory("d0", 1102, 1100, 0)
+    fault = OutOfMemory("d0", 0, 1102, 1100)
     assert check(SOUND, STAGES, costs=costs) == [fault]
     with pytest.raises(ScheduleError, match="device 'd0' needs") as caught:
         require_sound(SOUND, STAGES, costs=costs)

@@ -194,11 +194,7 @@ def _least_moved_s(known: Work, costs: Costs) -> list[float]:
 
 
 class Ledger:
-    """What every device holds, job by job: `footprint.needs` for a placement of any shape.
-
-    Args:
-        prepared: the jobs and devices.
-    """
+    """What every device holds, job by job: `footprint.needs` for a placement of any shape."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._known = known = prepared.known

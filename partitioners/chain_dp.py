@@ -77,11 +77,7 @@ class ChainDP:
             raise InputError(f"a step needs at least 1 micro-batch, not {self.micro_batches}")
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: no split fits the devices' memory; with the arithmetic of the nearest one.
-        """
+        """Place every op of a concrete graph."""
         known = work(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")

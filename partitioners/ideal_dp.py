@@ -60,11 +60,7 @@ class IdealDP:
         return ChainDP(self.micro_batches, self.in_flight, self.use_all, self.gap)
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: no split fits the devices' memory; with the arithmetic of the nearest one.
-        """
+        """Place every op of a concrete graph."""
         known = work(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")

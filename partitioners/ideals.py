@@ -18,13 +18,7 @@ Indices = NDArray[np.intp]
 
 
 def ideals(count: int, edges: Iterable[tuple[int, int]], most: int) -> Sets | None:
-    """Return every ideal, by size; None when there are more than `most`.
-
-    Args:
-        count: how many nodes; numbered 0 .. count-1.
-        edges: pairs (earlier, later).
-        most: where to give up.
-    """
+    """Return every ideal, by size; None when there are more than `most`."""
     top = 8 * -(-count // 8)  # the first node is the first bit of the first byte
     bit = [1 << (top - 1 - node) for node in range(count)]
     before, readers = [0] * count, [list[int]() for _ in range(count)]

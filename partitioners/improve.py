@@ -47,13 +47,7 @@ class Improving:
 
 
 def improved(judge: Judge, homes: Homes, search: Improving) -> Homes:
-    """Return a placement that the judge finds no slower than the one given, and that fits.
-
-    Args:
-        judge: the graph on its cluster.
-        homes: the device of every unit; it fits.
-        search: how to walk.
-    """
+    """Return a placement that the judge finds no slower than the one given, and that fits."""
     if len(judge.cluster.devices) < 2 or len(homes) < 2 or search.proposals < 1:
         return homes
     micro_batches = search.micro_batches or judge.micro_batches
@@ -79,13 +73,7 @@ def improved(judge: Judge, homes: Homes, search: Improving) -> Homes:
 
 
 def coarse(known: Work, homes: Sequence[int], most: int = MOST_UNITS) -> tuple[list[range], Work]:
-    """Return runs of units to move as one, and their facts; no run has two homes.
-
-    Args:
-        known: the units.
-        homes: the device of every unit.
-        most: runs, besides those that homes ask for.
-    """
+    """Return runs of units to move as one, and their facts; no run has two homes."""
     changes = {i for i in range(1, len(homes)) if homes[i] != homes[i - 1]}
     runs = blocks(sorted(changes.union(quiet_cuts(known, most))))
     return runs, known.merged(runs)

@@ -68,11 +68,6 @@ def timetable(jobs: Jobs, room: Room, favourite: Mapping[int, int] | None = None
     stays. With favourite children, a device that has just run a job keeps itself free for that
     job's favourite, if nowhere else it could start earlier; only jobs that could have started
     anywhere by then may come between.
-
-    Args:
-        jobs: what to run.
-        room: the devices' memory.
-        favourite: job -> its favourite child.
     """
     run = _JobRun(jobs, room, favourite or {})
     while run.ready and run.place_next():

@@ -102,10 +102,6 @@ class Judge:
 
 
 def require_micro_batches(micro_batches: int) -> None:
-    """Raise unless there is one at least.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Raise unless there is one at least."""
     if micro_batches < 1:
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")

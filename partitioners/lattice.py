@@ -38,13 +38,6 @@ class Lattice:
     """The ideals, with all that is independent of the split worked out once.
 
     Splits that it returns have ideals, by number, for cuts; `order` makes units of them.
-
-    Args:
-        known: of the graph.
-        sets: its ideals, by size.
-        cluster: the devices and their links.
-        micro_batches: in one step.
-        in_flight: see `in_flight_at`.
     """
 
     def __init__(

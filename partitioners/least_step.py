@@ -58,13 +58,6 @@ def least_busiest(
     """Return a placement whose busiest device or link is least, and a bound of that.
 
     Memory counts only what no placement holds less than, so that the bound is one of all.
-
-    Args:
-        timing: what units and messages take.
-        room: the devices' memory.
-        start: to begin with.
-        work: limit, in deterministic seconds.
-        seed: of the search.
     """
     program = _Program(timing, start, Bill.at_least(room))
     program.model.minimize(program.busiest)
@@ -72,13 +65,7 @@ def least_busiest(
 
 
 class _Program:
-    """The integer program; ticks are divided and rounded down, so that bounds stay bounds.
-
-    Args:
-        timing: what units and messages take.
-        start: a placement, for the size of numbers.
-        bill: what units hold.
-    """
+    """The integer program; ticks are divided and rounded down, so that bounds stay bounds."""
 
     def __init__(self, timing: Timing, start: Sequence[int], bill: Bill) -> None:
         self.timing, self.bill = timing, bill

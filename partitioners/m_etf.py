@@ -30,10 +30,6 @@ class METF:
     name = "m-etf"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: a device cannot hold its part; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         ready = prepared(graph, cluster, costs, self.micro_batches, self.in_flight)
         return ready.placement(timetable(ready.jobs, Ledger(ready)), self.name)

@@ -32,11 +32,7 @@ class MTopo:
     name = "m-topo"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: a device cannot hold its part; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         known, cluster = work(graph, costs), canonical(cluster)
         names = [device.name for device in cluster.devices]
         needs = _bytes(known, names[0])

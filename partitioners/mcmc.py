@@ -43,11 +43,7 @@ class MCMC:
         require_micro_batches(self.micro_batches)
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: no placement to begin with fits; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         judge = Judge(graph, canonical(cluster), costs, self.micro_batches, self.in_flight)
         if not judge.known.groups:
             return judge.placement((), "nothing to split")

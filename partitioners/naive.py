@@ -27,11 +27,7 @@ class Naive:
     name = "naive"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: a device cannot hold its part; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         known = work(graph, costs)
         names = [device.name for device in cluster.devices]
         total = sum(len(group) for group in known.groups)

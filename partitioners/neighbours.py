@@ -22,15 +22,7 @@ def neighbours(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 def grown(
     near: Sequence[Sequence[int]], homes: Sequence[int], first: int, most: int, dice: random.Random
 ) -> list[int]:
-    """Return up to `most` nodes on one device, grown from the first in any direction.
-
-    Args:
-        near: the neighbours of each node.
-        homes: the device of each node.
-        first: where it begins.
-        most: nodes of the piece.
-        dice: draws which neighbour is next.
-    """
+    """Return up to `most` nodes on one device, grown from the first in any direction."""
     at, piece, seen = homes[first], [first], {first}
     edge = list(near[first])
     while edge and len(piece) < most:

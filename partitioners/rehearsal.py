@@ -17,14 +17,7 @@ from bigbrain_fx.planning import InFlight, Play, TimedStages, alternating, forwa
 
 
 def step_s(stages: TimedStages, micro_batches: int, in_flight: InFlight, trains: bool) -> float:
-    """Return the seconds that one step takes.
-
-    Args:
-        stages: what everything takes.
-        micro_batches: per step.
-        in_flight: as in `planning.in_flight_at`.
-        trains: whether there is a backward pass.
-    """
+    """Return the seconds that one step takes."""
     if not stages.device_of:
         return 0.0
     if not trains:

@@ -29,11 +29,7 @@ class Scattered:
     name = "scattered"
 
     def partition(self, graph: Graph, cluster: Cluster, costs: Costs) -> Placement:
-        """Place every op of a concrete graph.
-
-        Raises:
-            NoPlanError: a device cannot hold its part; with the arithmetic per device.
-        """
+        """Place every op of a concrete graph."""
         known, listed = work(graph, costs), cluster
         cluster = canonical(cluster)
         names = [device.name for device in cluster.devices]

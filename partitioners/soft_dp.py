@@ -141,12 +141,7 @@ def hard_step(pipeline: Pipeline, limit_s: float) -> tuple[float, tuple[int, ...
 
 
 def most_likely(pipeline: Pipeline, cuts: Array) -> tuple[int, ...] | None:
-    """Return the split whose cuts have the largest product of chances, of those that fit.
-
-    Args:
-        pipeline: what is split.
-        cuts: [hop, cut]: the chances.
-    """
+    """Return the split whose cuts have the largest product of chances, of those that fit."""
     pieces = np.where(pipeline.fits, 0.0, np.inf)
     found = _shortest(pieces, -np.log(np.maximum(cuts, 1e-300)))
     return None if found is None else found[1]

@@ -158,11 +158,6 @@ def with_tried_rules(
 
     Only what a plan uses is run, so that a search may look at many groups of devices.
 
-    Args:
-        found: the model.
-        options: what was asked for.
-        make: plans.
-
     Returns:
         A plan of which every rule was tried, and what the user should know.
 

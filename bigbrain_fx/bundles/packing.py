@@ -103,11 +103,7 @@ def _names(models: Sequence[str | Path]) -> list[str]:
 
 
 def require_free_parts(models: Sequence[str | Path], folder: str | Path) -> None:
-    """Refuse to replace a job's cluster file, before anything is computed for it.
-
-    Raises:
-        InputError: a file is there already.
-    """
+    """Refuse to replace a job's cluster file, before anything is computed for it."""
     for name in _names(models):
         path = Path(folder) / f"{name}.json"
         if path.exists():

@@ -38,14 +38,7 @@ LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
 
 
 class Constants:
-    """The numbers and texts of an example batch, which a trace holds as they are.
-
-    Args:
-        module: which reads them, or not.
-        example: the batch it was captured with.
-        loss: which may read them, too.
-        autocast: as it was captured.
-    """
+    """The numbers and texts of an example batch, which a trace holds as they are."""
 
     def __init__(
         self, module: nn.Module, example: object, loss: Loss | None, autocast: str | None
@@ -324,11 +317,7 @@ class Session(Shown):
 
 
 def require_session(devices: Sequence[Device], options: Options | None = None) -> None:
-    """Refuse what a session cannot start and replace from this process, before any capture.
-
-    Raises:
-        InputError: devices of several hosts, GPUs alone (nccl), or groups were asked for.
-    """
+    """Refuse what a session cannot start and replace from this process, before any capture."""
     if options is not None and wants_tensor(options):
         raise InputError(
             "a session's devices compute by themselves, not in groups",

@@ -78,11 +78,7 @@ def force_bundle_option(command: Command) -> Command:
 
 
 def require_absent(out: Path, force: bool) -> None:
-    """Refuse to replace a file, before anything is computed for it, unless that was asked for.
-
-    Raises:
-        InputError: it is there.
-    """
+    """Refuse to replace a file, before anything is computed for it, unless that was asked for."""
     if os.path.lexists(out) and not force:
         raise InputError(
             f"{out} exists already", help="give another file, or --force to replace it"
@@ -363,11 +359,7 @@ def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ..
 
 
 def _require_no_partitioner(choices: Mapping[str, Any]) -> None:
-    """Refuse what only a partitioner would hear: beside --place none is asked.
-
-    Raises:
-        InputError: --set, or a --partitioner that is not the default.
-    """
+    """Refuse what only a partitioner would hear: beside --place none is asked."""
     source = click.get_current_context().get_parameter_source("partitioner")
     is_given = source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     for flag, given in (("--set", choices.get("settings")), ("--partitioner", is_given)):

@@ -264,11 +264,7 @@ def run(
 
 
 def _require_one_host(given: Mapping[str, object]) -> None:
-    """Refuse what only a run that starts here can do.
-
-    Raises:
-        InputError: one of them is given.
-    """
+    """Refuse what only a run that starts here can do."""
     for flag in (flag for flag, value in given.items() if value):
         raise InputError(
             f"{flag} is for a run on one host, and this plan has several",

@@ -49,11 +49,7 @@ class Document:
     def require_known(
         self, path: JsonPath, name: str, known: list[str], what: str = "device"
     ) -> None:
-        """Refuse a name that the file has not introduced.
-
-        Raises:
-            InputError: with the nearest that it has.
-        """
+        """Refuse a name that the file has not introduced."""
         if name not in known:
             near = nearest(name, known)
             hint = f'did you mean "{near[0]}"? ' if near else ""

@@ -46,11 +46,7 @@ def read_pins(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def require_placeable(options: Options, cluster: Cluster) -> None:
-    """Refuse what is wrong whatever the model is, before it is captured.
-
-    Raises:
-        InputError: there is no such device or file, or `auto` was asked for as well.
-    """
+    """Refuse what is wrong whatever the model is, before it is captured."""
     at = "--place" if options.place else "--pin"
     if (options.pins or options.place) and options.partitioner == AUTO:
         raise InputError(

@@ -216,11 +216,6 @@ def _defer_of(plan: Plan) -> Defer:
 def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None) -> Plan:
     """Return the plan with another placement, all its other choices kept where they still apply.
 
-    Args:
-        plan: to change.
-        placement: where its ops go.
-        costs: `costs_of(plan)` where it is known already.
-
     Raises:
         NoPlanError: it does not fit in memory.
     """

@@ -47,13 +47,6 @@ def with_data(
     """Return a forecast that counts the batch, too: every device splits all of it.
 
     What the user's `batches` holds itself, a data set, say, nobody can foresee.
-
-    Args:
-        forecast: of a step.
-        graph: concrete, for one micro-batch.
-        stages: what they read of the batch.
-        micro_batches: of a step.
-        cluster: has the forecast's devices.
     """
 
     def counted(entry: DeviceForecast) -> DeviceForecast:
@@ -86,11 +79,6 @@ def for_tensors(cluster: Cluster, graph: Graph, micro_batches: int) -> Cluster:
     """Return the cluster with the memory that is left for a plan's tensors.
 
     The batch is taken off, and what cuBLAS takes.
-
-    Args:
-        cluster: as the user described it.
-        graph: concrete, for one micro-batch.
-        micro_batches: of a step.
     """
 
     def smaller(device: Device) -> Device:

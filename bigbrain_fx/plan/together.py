@@ -47,13 +47,6 @@ def plan_together(
 ) -> Plan:
     """Plan everything that was left open, and return the fastest.
 
-    Args:
-        graph: as captured.
-        cluster: all devices.
-        source: what the model file says besides.
-        options: leave `tensor` open, or `replicas`.
-        make: plans what leaves neither open.
-
     Raises:
         NoPlanError: nothing fits in memory; the arithmetic of a pipeline.
         InputError: what was asked for cannot be.

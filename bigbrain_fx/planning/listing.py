@@ -48,12 +48,7 @@ def tastes(splits: bool) -> Iterator[Taste]:
 
 
 def list_orders(stages: VirtualStages, taste: Taste) -> OrdersOf | None:
-    """Play a step through and return what each device took; None where something has no room.
-
-    Args:
-        stages: the pipeline.
-        taste: what devices prefer.
-    """
+    """Play a step through and return what each device took; None where something has no room."""
     return _Play(stages, taste).orders()
 
 

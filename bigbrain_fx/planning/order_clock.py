@@ -22,9 +22,6 @@ class OrderClock:
 
     An order is a list of numbers of jobs; the orders of all devices are a list in the order of
     `devices`. `played` counts the jobs that were played: the work of a search.
-
-    Args:
-        stages: the pipeline.
     """
 
     def __init__(self, stages: VirtualStages) -> None:

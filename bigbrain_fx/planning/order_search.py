@@ -39,14 +39,7 @@ def scorer(clock: OrderClock, in_row: bool) -> Callable[[Coded], Score]:
 def climbed(
     clock: OrderClock, orders: Coded, score: Callable[[Coded], Score], jobs: int
 ) -> tuple[Score, Coded]:
-    """Move one job of one device at a time; return the best order that has room, and its score.
-
-    Args:
-        clock: of the pipeline.
-        orders: where to start; they have room.
-        score: to make small.
-        jobs: about how many to play.
-    """
+    """Move one job of one device at a time; return the best order that has room, and its score."""
     dice = random.Random(0)
     most = clock.played + jobs
     best = now = score(orders), orders

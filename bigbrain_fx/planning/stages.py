@@ -20,12 +20,7 @@ from bigbrain_fx.planning.unit_work import Work
 
 
 class Wires:
-    """What a message from one device to another takes.
-
-    Args:
-        cluster: the links, and what messages cost processes.
-        names: of the devices, by number.
-    """
+    """What a message from one device to another takes."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.cluster, self.names = cluster, names

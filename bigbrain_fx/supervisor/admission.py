@@ -29,12 +29,7 @@ class _Guest:
 
 
 class Door:
-    """Take connections at a port; all introduce themselves at a time, so none holds up another.
-
-    Args:
-        listener: of the port.
-        pair: the certificate that agents have.
-    """
+    """Take connections at a port; all introduce themselves at a time, so none holds up another."""
 
     def __init__(self, listener: socket.socket, pair: Pair) -> None:
         self.listener = listener

@@ -58,11 +58,7 @@ class Stop:
 
 @dataclass
 class Judge:
-    """Decide over deaths, one after another.
-
-    Args:
-        restarts: how many are allowed within `window_s` seconds.
-    """
+    """Decide over deaths, one after another."""
 
     restarts: int
     window_s: float

@@ -25,11 +25,7 @@ class Decision:
 
 @dataclass
 class Votes:
-    """What was said first of each thing, the notes for all, and the votes on each step.
-
-    Args:
-        devices: who has a vote.
-    """
+    """What was said first of each thing, the notes for all, and the votes on each step."""
 
     devices: frozenset[str]
     firsts: dict[str, str] = field(default_factory=dict)

@@ -35,10 +35,6 @@ def match(params: Sequence[Param], checkpoint: Checkpoint) -> Matched:
     model's type. Tensors that the model computes itself (buffers outside its state dict) are passed
     over.
 
-    Args:
-        params: of the model's graph.
-        checkpoint: what there is.
-
     Raises:
         InputError: tensors are missing, left over, or of another shape or kind.
     """

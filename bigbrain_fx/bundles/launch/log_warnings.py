@@ -15,13 +15,7 @@ AGAIN = "commits are written again"
 
 
 class LogWarnings:
-    """Pass on the warnings in a device's log; of commits that are missed in a row, the first.
-
-    Args:
-        log: of the device that leads; it grows.
-        device: its name, with which its lines begin.
-        say: hears of each.
-    """
+    """Pass on the warnings in a device's log; of commits that are missed in a row, the first."""
 
     def __init__(self, log: Path, device: str, say: Callable[[str], None]) -> None:
         self.log = log

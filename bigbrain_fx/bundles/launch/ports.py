@@ -17,11 +17,7 @@ def free_port() -> int:
 
 
 def require_free(port: int) -> None:
-    """Raise when a port is taken; name its holder where the system shows it.
-
-    Raises:
-        InputError: with the process id, if visible.
-    """
+    """Raise when a port is taken; name its holder where the system shows it."""
     if not 0 < port < 65536:
         raise InputError(f"port {port} is not between 1 and 65535", help="give another port")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -43,11 +43,7 @@ def is_lean(bundle: Path) -> bool:
 
 
 def require_not_lean(bundle: Path) -> None:
-    """Refuse to replace processes of a bundle that has nothing for it.
-
-    Raises:
-        InputError: it was made by `split --lean`.
-    """
+    """Refuse to replace processes of a bundle that has nothing for it."""
     if is_lean(bundle):
         raise InputError(
             f"no process of {bundle} can be replaced: it was made by `split --lean`",
@@ -75,9 +71,6 @@ def require_not_nccl(plan: Plan) -> None:
 
     A supervised run connects its devices anew over gloo, through host memory: another run than the
     plan foretells.
-
-    Raises:
-        InputError: its messages go over nccl.
     """
     if _is_over_nccl(plan):
         raise InputError(

@@ -40,11 +40,7 @@ class Weights(Protocol):
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a folder that is there already, before any work is done.
-
-    Raises:
-        InputError: it exists and `force` is off, or it is no folder that a bundle may replace.
-    """
+    """Refuse a folder that is there already, before any work is done."""
     if out.is_symlink():
         raise InputError(f"{out} is a symbolic link", help="give the folder itself")
     if out.exists() and not force:

@@ -37,13 +37,7 @@ Users = Mapping[tuple[str, str], str]
 
 
 def kept_call(op: Op, argument: Argument, users: Users) -> ast.expr | None:
-    """Return the expression of a call of the user's own Python; None for an op of torch.
-
-    Args:
-        op: any op.
-        argument: gives the expression of an argument.
-        users: see `user_aliases`.
-    """
+    """Return the expression of a call of the user's own Python; None for an op of torch."""
     if op.target in ASSUME:
         return _assumption(op, argument)
     if op.target in SHARD:

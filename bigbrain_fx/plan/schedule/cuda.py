@@ -47,11 +47,6 @@ def library_bytes(device: Device, ops: Iterable[Op], trains: bool) -> int:
     by the thread that autograd has for each GPU. The allocator gives a handle its workspace at the
     first product and keeps it; cuBLASLt uses the same one. torch 2.15 gives it back after each
     product, unless TORCH_CUBLAS_WORKSPACE_CACHE is 1.
-
-    Args:
-        device: of any kind.
-        ops: that it runs.
-        trains: whether it runs a backward, too.
     """
     if device.kind != "cuda" or not any(map(_has_product, ops)):
         return 0

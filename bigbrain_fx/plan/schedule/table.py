@@ -27,12 +27,7 @@ WINDOW = 9  # cells of one row
 
 
 def table(programs: Iterable[Program], findings: Iterable[Finding] = ()) -> str:
-    """Return one row per device; long programs show the surroundings of their first bad cell.
-
-    Args:
-        programs: what to show.
-        findings: their cells are put in brackets.
-    """
+    """Return one row per device; long programs show the surroundings of their first bad cell."""
     bad: dict[str, list[int]] = {}
     for finding in findings:
         for device, position in finding.cells:

@@ -82,13 +82,11 @@ class Soft:
     Attributes:
         value_s: about the least step.
         by_limit: its derivative by the limit.
-        by_unit: [stage, unit]: by what a unit takes there.
         cuts: [hop, cut]: the chance of each cut; the derivative by a round trip.
     """
 
     value_s: float
     by_limit: float
-    by_unit: Array
     cuts: Array
 
 
@@ -124,7 +122,6 @@ def soft_step(pipeline: Pipeline, limit_s: float, temperature_s: float) -> Soft 
     return Soft(
         float(total + more * limit_s),
         float(more * (1.0 - busy)),
-        _over_units(chance * (1.0 + more * steep)),
         cuts,
     )
 
@@ -203,13 +200,6 @@ def _backward(pieces: Array, hops: Array, heat: float) -> list[Array]:
         rest = np.append(_soft_minimum(pieces[stage] + found[-1][None, :], heat, axis=1), np.inf)
         found.append(rest + hops[stage - 1] if stage else rest)
     return found[::-1]
-
-
-def _over_units(weights: Array) -> Array:
-    """Add up, for every unit, the weights [stage, first, after] of the pieces that contain it."""
-    opened, closed = weights.sum(axis=2), weights.sum(axis=1)
-    found: Array = (opened - closed[:, :-1]).cumsum(axis=1)
-    return found
 
 
 def _shortest(pieces: Array, hops: Array) -> tuple[float, tuple[int, ...]] | None:

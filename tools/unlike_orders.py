@@ -30,8 +30,8 @@ from bigbrain_fx.planning import (
     searched_cuts,
     shared_cuts,
     synthesise,
-    virtual_line,
 )
+from tools.virtual_line import virtual_line
 
 SPEED = (4.0, 2.0, 1.0, 1.0)
 BLOCK_MS = 65 / 4, 70 / 4, 61 / 4

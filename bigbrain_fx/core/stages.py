@@ -129,10 +129,6 @@ class TensorParallel:
         """How many devices a group has."""
         return len(self.shares)
 
-    def member_of(self, first: str, member: int) -> str:
-        """Return a member of the group that a device stands for."""
-        return next(group[member] for group in self.groups if group[0] == first)
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -127,7 +127,6 @@ if TYPE_CHECKING:
         VirtualStages as VirtualStages,
         loop_line as loop_line,
         v_line as v_line,
-        virtual_line as virtual_line,
     )
 else:
     __getattr__ = door(__name__)

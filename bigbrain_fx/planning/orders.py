@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 
 def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
@@ -18,25 +17,12 @@ def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int
     """
     pairs = sorted(set(edges))
     backward = [(reader, maker) for maker, reader in pairs]
-    late = tuple(reversed(_depth_first(count, backward, range(count))))
-    early = _depth_first(count, pairs, range(count)[::-1])
+    late = tuple(reversed(depth_first(count, backward, range(count))))
+    early = depth_first(count, pairs, range(count)[::-1])
     return tuple(dict.fromkeys((tuple(range(count)), early, late)))
 
 
-def random_orders(count: int, edges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """Yield topological orders without end, each depth first from one end or the other; seeded."""
-    dice = random.Random(0)
-    pairs = sorted(set(edges))
-    starts = list(range(count))
-    while True:
-        dice.shuffle(starts)
-        dice.shuffle(pairs)
-        yield _depth_first(count, pairs, starts)
-        backward = [(reader, maker) for maker, reader in pairs]
-        yield tuple(reversed(_depth_first(count, backward, starts)))
-
-
-def _depth_first(
+def depth_first(
     count: int, edges: Iterable[tuple[int, int]], starts: Iterable[int]
 ) -> tuple[int, ...]:
     """Take, again and again, the unit that became ready last; the last of `starts` begins."""

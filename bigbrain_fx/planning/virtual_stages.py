@@ -14,7 +14,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TypeAlias
 
-from bigbrain_fx.planning.clock import Message, TimedStages
+from bigbrain_fx.planning.clock import TimedStages
 
 
 class Kind(IntEnum):
@@ -133,71 +133,6 @@ class VirtualStages:
             return 0.0 if stage in self.untrained else self.saved_bytes[stage]
         waiting = 0.0 if self.backward_weight_s[stage] is None else self.waiting_bytes[stage]
         return -waiting if kind == Kind.BACKWARD_WEIGHT else waiting - self.saved_bytes[stage]
-
-
-def virtual_line(
-    device_of: Sequence[int],
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    backward_weight_s: Sequence[float | None],
-    micro_batches: int,
-    *,
-    wire_s: float | Mapping[tuple[int, int], float] = 0.0,
-    latency_s: float = 0.0,
-    handling_s: float = 0.0,
-    instruction_s: float = 0.0,
-    saved_bytes: Sequence[float] = (),
-    waiting_bytes: Sequence[float] = (),
-    memory_bytes: float | Mapping[int, float] = float("inf"),
-) -> VirtualStages:
-    """Return stages in a line, each of which reads the one before.
-
-    Args:
-        device_of: per stage.
-        forward_s: per stage.
-        backward_s: per stage, of what does not wait.
-        backward_weight_s: per stage; None where nothing waits.
-        micro_batches: of a step.
-        wire_s: of a message between devices, there and back, or by (from, to).
-        latency_s: on top.
-        handling_s: at each end of a message.
-        instruction_s: on top of each job.
-        saved_bytes: per stage, from Forward to Backward; 1 where they are left out.
-        waiting_bytes: per stage, from Backward to BackwardWeight; likewise.
-        memory_bytes: of every device, or by device.
-    """
-
-    def message(source: int, target: int) -> Message:
-        ends = device_of[source], device_of[target]
-        if ends[0] == ends[1]:
-            return Message(source, target, 0)
-        wire = wire_s if isinstance(wire_s, float | int) else wire_s[ends]
-        return Message(source, target, 0, wire, latency_s, handling_s, handling_s)
-
-    devices = tuple(dict.fromkeys(device_of))
-    count, nothing = len(device_of), dict.fromkeys(devices, 0.0)
-    room = (
-        memory_bytes if isinstance(memory_bytes, Mapping) else dict.fromkeys(devices, memory_bytes)
-    )
-    timed = TimedStages(
-        tuple(device_of),
-        tuple(forward_s),
-        tuple(backward_s),
-        tuple(message(stage, stage + 1) for stage in range(count - 1)),
-        tuple(message(stage + 1, stage) for stage in range(count - 1)),
-        nothing,
-        dict.fromkeys(devices, instruction_s),
-        nothing,
-    )
-    ones = (1.0,) * count
-    return VirtualStages(
-        timed,
-        micro_batches,
-        tuple(backward_weight_s),
-        tuple(saved_bytes) or ones,
-        tuple(waiting_bytes) or ones,
-        room,
-    )
 
 
 def v_line(devices: int) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from bigbrain_fx.planning.virtual_stages import (
     Kind,
     VirtualStages,
     v_line,
-    virtual_line,
 )
+from tools.virtual_line import virtual_line
 
 WORK = 60_000
 

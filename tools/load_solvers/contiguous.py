@@ -11,7 +11,8 @@ that cannot be part of a placement under the bound are never looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
@@ -19,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from bigbrain_fx.planning.orders import random_orders, unit_orders
+from bigbrain_fx.planning.orders import depth_first, unit_orders
 from partitioners.ideals import Indices, Sets, ideals, prefixes, states, within
 from tools.load_solvers.chain_load import best_cut
 from tools.load_solvers.problem import Problem, Times
@@ -118,8 +119,21 @@ def _over_ideals(
 
 def _many(problem: Problem) -> Sets:
     """Return the beginnings of as many seeded orders as make `_MANY` sets."""
-    orders = islice(random_orders(problem.count, problem.edges), max(3, _MANY // problem.count))
+    orders = islice(_random_orders(problem.count, problem.edges), max(3, _MANY // problem.count))
     return prefixes((*unit_orders(problem.count, problem.edges), *orders))
+
+
+def _random_orders(count: int, edges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Yield topological orders without end, each depth first from one end or the other; seeded."""
+    dice = random.Random(0)
+    pairs = sorted(set(edges))
+    starts = list(range(count))
+    while True:
+        dice.shuffle(starts)
+        dice.shuffle(pairs)
+        yield depth_first(count, pairs, starts)
+        backward = [(reader, maker) for maker, reader in pairs]
+        yield tuple(reversed(depth_first(count, backward, starts)))
 
 
 class _Search:

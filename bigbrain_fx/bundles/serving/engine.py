@@ -152,11 +152,6 @@ class Engine:
             thread.join()
         self._crew.close()
 
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Wait for an end of its own accord; return whether it came."""
-        with self._moved:
-            return self._moved.wait_for(lambda: self.ended is not None, timeout_s)
-
     # ------------------------------------------------------------------ to the devices
 
     def _send_slots(self) -> None:

@@ -119,6 +119,3 @@ SPECIAL: Mapping[str, Special] = {
     f"_to_copy.default(self, {_LAYOUT}, non_blocking=False, memory_format=None)": to_form,
     "einsum.default(equation, tensors, path=None)": einsum_form,
 }
-
-CALLS = frozenset({"torch.einsum", ".to", *(f".{name}" for name in DTYPE_METHODS.values())})
-"""The calls that the forms of this room write."""

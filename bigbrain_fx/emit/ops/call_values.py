@@ -90,14 +90,3 @@ def dotted(path: str) -> ast.expr:
     for attribute in rest:
         expression = ast.Attribute(expression, attribute, ast.Load())
     return expression
-
-
-def dotted_name(expression: ast.expr) -> str | None:
-    """Return the dotted name that an expression is, such as "torch.cat"; None if it is not one."""
-    match expression:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=attribute):
-            prefix = dotted_name(value)
-            return None if prefix is None else f"{prefix}.{attribute}"
-    return None

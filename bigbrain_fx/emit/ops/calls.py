@@ -25,11 +25,8 @@ from bigbrain_fx.emit.ops.call_template import (
     parse_signature,
     parse_template,
 )
-from bigbrain_fx.emit.ops.call_values import Writer, dotted, dotted_name
+from bigbrain_fx.emit.ops.call_values import Writer, dotted
 from bigbrain_fx.errors import InputError
-
-ROOTS = frozenset({"torch", "F", "math"})
-"""Modules that the forms name; `F` is torch.nn.functional."""
 
 ATEN_CALL = re.compile(r"torch\.ops\.aten\.[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
 """The fall-back: an aten op by its own name."""
@@ -81,18 +78,6 @@ def call_expression(
     return _by_its_name(op, writer)
 
 
-def is_allowed_call(function: ast.expr) -> bool:
-    """Whether `call_expression` may write a call of this function or method.
-
-    Args:
-        function: the `func` of an `ast.Call` in emitted code.
-    """
-    name = dotted_name(function)
-    if name is not None and ("." not in name or name.partition(".")[0] in ROOTS):
-        return name in ALLOWED_CALLS or ATEN_CALL.fullmatch(name) is not None
-    return isinstance(function, ast.Attribute) and f".{function.attr}" in ALLOWED_CALLS
-
-
 def _is_natural(op: core.Op, bound: Bound) -> bool:
     """Whether a tensor stands where Python wants one.
 
@@ -140,33 +125,5 @@ def _form(signature: str, forms: str | tuple[str, ...]) -> Form:
     return Form(parse_signature(signature), tuple(parse_template(text) for text in texts))
 
 
-def _called(form: Form) -> Iterator[str]:
-    for template in form.templates:
-        for node in ast.walk(template.expression):
-            if isinstance(node, ast.Call):
-                yield _call_name(node.func, form.signature)
-
-
-def _call_name(function: ast.expr, signature: CallArgs) -> str:
-    name = dotted_name(function)
-    if name is not None and name.partition(".")[0] not in signature.names:
-        return name
-    assert isinstance(function, ast.Attribute), ast.unparse(function)
-    return f".{function.attr}"
-
-
 FORMS: Mapping[str, Form] = {form.signature.target: form for form in _forms()}
 """Every op that has a form of its own, by target."""
-
-ALLOWED_CALLS: frozenset[str] = (
-    frozenset(name for form in FORMS.values() for name in _called(form))
-    | call_special.CALLS
-    | {"float", "torch.device"}
-)
-"""What emitted calls may call: "F.linear", "torch.cat", "float"; methods with a dot: ".view".
-
-The fall-back, `torch.ops.aten.<op>.<overload>`, is not listed: `ATEN_CALL` is its pattern.
-"""
-
-RESERVED_NAMES = ROOTS | {name for name in ALLOWED_CALLS if "." not in name}
-"""Names that the forms use; no local of an emitted file may have one of them."""

@@ -79,11 +79,6 @@ def _python(values: NDArray[np.generic]) -> object:
     return plain
 
 
-def is_host(value: Value) -> bool:
-    """Whether a value is a host array."""
-    return isinstance(value, np.ndarray)
-
-
 def numbers(value: Value, at: str) -> list[Number]:
     """Return the entries of a host array; `at` names the node that needs them.
 

@@ -298,8 +298,3 @@ def named_tensors(value: object, name: str = "") -> list[tuple[str, torch.Tensor
         parts = [(field, getattr(value, field)) for field in fields]
     before = f"{name}." if name else ""
     return [pair for key, part in parts for pair in named_tensors(part, f"{before}{key}")]
-
-
-def tensors_in(value: object) -> list[torch.Tensor]:
-    """Return the tensors of a model's output, in order, from dicts, sequences and dataclasses."""
-    return [tensor for _, tensor in named_tensors(value)]

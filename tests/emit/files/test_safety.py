@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bigbrain_fx.emit.ops.calls import is_allowed_call
 from bigbrain_fx.emit.ops.layers import RULES
 from tests.support import samples
+from tests.support.allowed_calls import is_allowed_call
 
 CELLS = [
     (model, partitioner)

@@ -14,13 +14,9 @@ import torch.nn.functional as F
 
 from bigbrain_fx import core, emit
 from bigbrain_fx.emit.ops.call_table_tensor import NUMBERS
-from bigbrain_fx.emit.ops.calls import (
-    ALLOWED_CALLS,
-    RESERVED_NAMES,
-    call_expression,
-    is_allowed_call,
-)
+from bigbrain_fx.emit.ops.calls import call_expression
 from bigbrain_fx.errors import InputError
+from tests.support.allowed_calls import ALLOWED_CALLS, RESERVED_NAMES, is_allowed_call
 
 LEAVES = (bool, int, float, str, core.Ref, core.ParamRef, core.Const)
 

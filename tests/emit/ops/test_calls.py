@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bigbrain_fx import core
 from bigbrain_fx.emit.ops.call_template import short
-from bigbrain_fx.emit.ops.calls import FORMS, call_expression, is_allowed_call
+from bigbrain_fx.emit.ops.calls import FORMS, call_expression
+from tests.support.allowed_calls import is_allowed_call
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*reduction. 'mean' divides the total loss",

@@ -18,6 +18,13 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
+    "tests/verification/test_asynchronous.py": (
+        "test_a_bundle_has_the_bits_of_its_recurrence[2",
+        "test_a_bundle_has_the_bits_of_its_recurrence[4",
+        "test_a_plain_loop_of_the_recurrence_has_the_same_bits[3",
+        "test_a_run_that_goes_on_from_a_commit_has_the_same_bits[stash",
+        "test_under_2bw_batch_norms",
+    ),
     "tests/verification/test_unsharded.py": (
         "test_a_bundle_has_the_bits_of_one_process[2",
         "test_a_bundle_has_the_bits_of_one_process[4",

@@ -50,7 +50,8 @@ from bigbrain_fx.verification.bundle.child import (
     trace_of_processes,
     weights_of,
 )
-from bigbrain_fx.verification.bundle.reference import Reference, Trace, train_reference
+from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.bundle.stale import trained_once
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ("gpt", "llama", "resnet", "unet", "encdec", "moe", "digits")
@@ -223,13 +224,9 @@ class Bench:
         key = f"{self.steps} {plan.stages} {optimizer.__module__}.{optimizer.__qualname__}"
         if key not in self.references:
             functions = self.captured.functions
-            self.references[key] = train_reference(
-                Reference(plan.graph, plan.stages, weights_of(folder, plan), functions),
-                batches_of(bundle, plan),
-                bundle.BUNDLE.training,
-                self.steps,
-                plan.seed,
-            )
+            about = plan.graph, plan.stages, weights_of(folder, plan), functions
+            how = batches_of(bundle, plan), bundle.BUNDLE.training, self.steps, plan.seed
+            self.references[key] = trained_once(about, *how)
         return self.references[key]
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:

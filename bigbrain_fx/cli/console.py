@@ -20,6 +20,7 @@ from bigbrain_fx.cluster import assumed
 from bigbrain_fx.plan import (
     Explanation,
     Plan,
+    asynchronous_text,
     compared_text,
     explain,
     measured_share,
@@ -79,6 +80,8 @@ def show_forecast(plan: Plan) -> None:
         times = f"{entry.busy_s:.4f}", f"{entry.idle_s:.4f}"
         rows.append((entry.device, *times, *map(size_text, sizes)))
     _table((*heads, "messages", "peak", "has"), rows)
+    if plan.stages.asynchronous:
+        _say(asynchronous_text(plan.stages))
     if plan.stages.offload:
         _say(offload_text(plan.stages, plan.forecast, plan.cluster))
     around = spread(plan)
@@ -172,7 +175,7 @@ def show_explanation(found: Explanation) -> None:
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
-    for text in filter(None, said):
+    for text in filter(None, (*said, found.asynchronous)):
         _say(text)
     for line in map(found.axis_text, found.axes):
         _say(f"  {line}")
@@ -298,6 +301,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "recompute": plan.stages.recompute,
         "deferring": plan.stages.deferring,
         "offload": plan.stages.offload,
+        "asynchronous": plan.stages.asynchronous,
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

@@ -143,6 +143,13 @@ _OF_PLANNING = (
         "memory: state, what the optimizer keeps [default: nothing].",
     ),
     _option(
+        "--asynchronous",
+        type=click.Choice(["2bw", "stash"]),
+        help="Steps overlap, and compute with older weights: of one step before (2bw), or with an "
+        "update after each micro-batch (stash). Trains otherwise: see docs/asynchronous.md "
+        "[default: no].",
+    ),
+    _option(
         "--replicas",
         metavar="N|auto",
         help="Copies of the model on devices of their own, which share the micro-batches "
@@ -409,4 +416,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         sum_order=choices["sum_order"],
         pieces=choices["pieces"],
         offload=read_offload(choices["offload"]),
+        asynchronous=choices["asynchronous"],
     )

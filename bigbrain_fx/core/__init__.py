@@ -65,6 +65,7 @@ from bigbrain_fx.core.shards import (
 from bigbrain_fx.core.showing import Shown as Shown
 from bigbrain_fx.core.sizes import DTYPE_BYTES as DTYPE_BYTES, Dim as Dim, size_of as size_of
 from bigbrain_fx.core.stages import (
+    Asynchronous as Asynchronous,
     Bucket as Bucket,
     Costs as Costs,
     Edge as Edge,

@@ -88,6 +88,9 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 Offloaded: TypeAlias = Literal["state"]
 """What a device may keep in its store instead of its memory: what the optimizer keeps."""
 
+Asynchronous: TypeAlias = Literal["2bw", "stash"]
+"""Whose weights a step computes with: those of one step ago, or each stage those that it has."""
+
 
 def sums_each(order: SumOrder, zero_stage: ZeroStage) -> bool:
     """Whether each micro-batch is summed by itself: added by number, or its gradients divided."""
@@ -263,6 +266,7 @@ class Stages:
         buckets: what replicas sum, in the order in which they sum it.
         statistics: what forwards write, where there are replicas.
         offload: what every device keeps in its store.
+        asynchronous: the pipeline does not run empty between two steps; None: it does.
     """
 
     stages: tuple[Stage, ...]
@@ -274,6 +278,7 @@ class Stages:
     sum_order: SumOrder = "replica"
     statistics: tuple[Statistics, ...] = ()
     offload: tuple[Offloaded, ...] = ()
+    asynchronous: Asynchronous | None = None
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -294,6 +299,14 @@ class Stages:
     def gathers(self) -> bool:
         """Whether weights are divided too: a stage's are gathered before each run, then freed."""
         return self.zero_stage == 3
+
+    def ahead(self, stage: int) -> int:
+        """How many micro-batches of the next batch a stage runs forward in a step: as 1F1B has."""
+        return len(self.stages) - 1 - stage if self.asynchronous else 0
+
+    def versions(self, stage: int) -> int:
+        """How many versions of its weights a stage holds."""
+        return 2 if self.asynchronous == "2bw" else 1 + self.ahead(stage)
 
     @property
     def recompute(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
     read_placement as read_placement,
@@ -56,6 +57,7 @@ from bigbrain_fx.plan.nouns import (
     Options as Options,
     Plan as Plan,
     Source as Source,
+    asynchronous_text as asynchronous_text,
     micro_text as micro_text,
     to_json as to_json,
 )

@@ -8,6 +8,7 @@ from functools import partial
 
 from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Offloaded, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.asynchronous import require_asynchronous
 from bigbrain_fx.plan.by_hand import (
     filled,
     homes_of,
@@ -58,6 +59,7 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    require_asynchronous(graph, cluster, source, options)
     require_stores(
         options.offload,
         cluster,
@@ -185,6 +187,7 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         sum_order=plan.stages.sum_order,
         tensor=1,
         offload=_offload_of(plan, cluster),
+        asynchronous=plan.stages.asynchronous,
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)
@@ -229,6 +232,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         recompute=wanted_by(plan.stages, plan.trained),
         defer=defer_of(plan.stages, plan.trained),
         offload=_offload_of(plan, plan.cluster),
+        asynchronous=plan.stages.asynchronous,
     )
     return placed(
         plan.graph,

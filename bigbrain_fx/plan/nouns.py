@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from bigbrain_fx.core import (
+    Asynchronous,
     Cluster,
     Forecast,
     Graph,
@@ -41,6 +42,18 @@ def micro_text(count: int) -> str:
     return f"{count} micro-batch{'es' * (count != 1)}"
 
 
+def asynchronous_text(stages: Stages) -> str:
+    """Say whose weights a step computes with; nothing, where it is its own."""
+    if stages.asynchronous is None:
+        return ""
+    held = ", ".join(f"{s.device} {stages.versions(s.index)}" for s in stages.stages)
+    whose = {
+        "2bw": "each step computes with the weights of one step before",
+        "stash": "each micro-batch is an update, of weights that a stage had at its forward",
+    }
+    return f"asynchronous, {stages.asynchronous}: {whose[stages.asynchronous]}; versions: {held}"
+
+
 @dataclass(frozen=True)
 class Options:
     """What a user may choose; None means: let the planner choose.
@@ -66,7 +79,8 @@ class Options:
     kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
     planner choose how many, and so does None with the partitioner "auto".
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
-    `offload` is what every device keeps in its store instead of its memory.
+    `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
+    overlap, and compute with older weights: see docs/asynchronous.md.
     """
 
     partitioner: Given = "chain-dp"
@@ -96,6 +110,7 @@ class Options:
     tensor_axes: tuple[str, ...] = ()
     tensor_whole: tuple[tuple[str, str], ...] = ()
     offload: tuple[Offloaded, ...] = ()
+    asynchronous: Asynchronous | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +215,8 @@ class Plan(Shown):
             lines.append(f"  {defer_text(self.stages)}")
         if self.stages.offload:
             lines.append(f"  {offload_text(self.stages, self.forecast, self.cluster)}")
+        if self.stages.asynchronous:
+            lines.append(f"  {asynchronous_text(self.stages)}")
         if self.stages.micros:
             lines.append(f"  {replicas_text(self.stages)}")
         for entry in self.forecast.devices:
@@ -218,12 +235,14 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores nothing is written where there are none: a plan without them is as it always was.
+    Of stores and overlapping steps nothing is written where there are none: a plan without them is
+    as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
+    left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     if not plan.stages.offload:
-        left_out["stages"] = {"offload"}
+        left_out["stages"].add("offload")
         left_out["forecast"] = {"devices": {"__all__": {"stored_bytes"}}}
     return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"

@@ -23,6 +23,7 @@ from bigbrain_fx.core import (
     Stages,
 )
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.asynchronous import overlapping, with_versions
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
@@ -34,6 +35,7 @@ from bigbrain_fx.plan.offloading import as_planners_see, offloading, require_cap
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
+from bigbrain_fx.plan.simulate import in_a_row
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
 
@@ -76,6 +78,7 @@ def placement_of(
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     smaller = for_tensors(costs.cluster, concrete, micro_batches)
     seen = as_planners_see(costs, options.offload)
+    seen = with_versions(seen, options, micro_batches)
     told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
     try:
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
@@ -189,6 +192,7 @@ def placed(
     clip = source.clip_norm is not None
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
+    stages = overlapping(graph, stages, with_backward, micro_batches, options)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
@@ -208,6 +212,8 @@ def placed(
 
     about = concrete, stages, costs, with_backward, options.recompute, micro_batches
     stages, programs, forecast = lightened(*about, made)
+    if stages.asynchronous:
+        forecast = in_a_row(programs, stages, stage_costs(concrete, stages, costs), forecast)
     require_fits(forecast, cluster)
     require_capacity(forecast, cluster)
     return Plan(

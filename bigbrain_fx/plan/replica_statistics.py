@@ -43,6 +43,11 @@ class _Write:
     outer: Op
 
 
+def written(graph: Graph) -> tuple[str, ...]:
+    """Return the tensors of the model that a forward writes, by canonical name."""
+    return tuple(name for write in _nested(graph.ops) for name in _written(graph, write.op))
+
+
 def statistics(graph: Graph, stages: Stages, rows: int) -> Iterator[Statistics]:
     """Yield what replicas write, by the stages that write it.
 

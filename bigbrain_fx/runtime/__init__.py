@@ -19,6 +19,11 @@ from . import (
 )
 
 if TYPE_CHECKING:
+    from .asynchronous import (
+        AsynchronousDevice as AsynchronousDevice,
+        VersionError as VersionError,
+        Versions as Versions,
+    )
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel
     from .commits import (

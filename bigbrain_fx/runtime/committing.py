@@ -238,8 +238,12 @@ class Committer:
         """
         if self.fenced is not None:
             raise self.fenced
-        if self.every and (step + 1) % self.every == 0:
+        if self.is_due(step):
             self._commit(device)
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is a commit after a step."""
+        return bool(self.every) and (step + 1) % self.every == 0
 
     def close(self, device: Device) -> None:
         """Commit the end of the run and wait until that is done."""

@@ -181,11 +181,14 @@ class Control:
             self.changed.wait_for(lambda: self.duties)
             return self.duties.popleft()
 
-    def begin(self, step: int) -> bool:
-        """Say whether `step` may begin; wait while the supervisor finds the step to stop at."""
+    def begin(self, step: int, *, has_begun: bool = False) -> bool:
+        """Say whether `step` may begin; wait while the supervisor finds the step to stop at.
+
+        One that `has_begun`, in the step before, is run: the next that has not is where it stops.
+        """
         with self.changed:
             self.changed.wait_for(lambda: not self._paused or self.stop_at is not None)
-            if self.stop_at is not None and step >= self.stop_at:
+            if self.stop_at is not None and step >= self.stop_at and not has_begun:
                 return False
             self._step = step
         self.tick()

@@ -32,6 +32,7 @@ from .transport import Transport
 from .weights import AGAIN, OwnWeights, WeightsError, fill
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
+    from .asynchronous import Versions
     from .group import Group
     from .replicas import Listed, Replicas
     from .statistics import Statistics
@@ -97,6 +98,9 @@ class Device:
         offload: what it keeps in its store; empty: nothing. See `stores`.
         store: the folder of the store; None: its host's memory.
         store_bytes: what is planned to lie there.
+        empties_every: where steps run into each other and processes are replaced, each so-many-th
+            ends with nothing under way: a state is of such a step's end.
+        begins_empty: the next step begins so.
     """
 
     name = ""
@@ -116,6 +120,8 @@ class Device:
     offload: tuple[str, ...] = ()
     store: str | None = None
     store_bytes = 0
+    empties_every = 1
+    begins_empty = True
 
     def __init__(
         self, transport: Transport, stream: Stream, seed: int, device: torch.device
@@ -152,6 +158,8 @@ class Device:
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
         self.stored: StoredState | None = None
+        self.versions: Versions | None = None
+        self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
 
     def _group(self) -> Group:
         from .group import Group  # only bundles with groups have it
@@ -253,12 +261,16 @@ class Device:
     def train_with(self, training: Training) -> None:
         """Make the optimizer for this device's parameters, in the order of the model."""
         self.training = training
-        self.updated = {n: p for n, p in self.parameters.items() if self._updates(n)}
+        self.updated = {n: p for n, p in self._masters().items() if self._updates(n)}
         named = list(self.updated.items())
         self.optimizer = training.optimizer(named) if named else None
         scaling = training.grad_scaler
         self.loss_scale = None if scaling is None else LossScale(**scaling)
         self.rates = LearningRates(self.optimizer, training.lr_scale, training.scheduler)
+
+    def _masters(self) -> dict[str, nn.Parameter]:
+        """Return what the optimizer updates, by name."""
+        return self.parameters
 
     def offload_to(self, folder: str | None) -> None:
         """Let what the optimizer keeps lie in the device's store; None: the planned one.
@@ -424,12 +436,15 @@ class Device:
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:
         """Key all random draws by the micro-batch: a second run draws the same."""
-        active.key, active.device = (self.seed, self.step, micro), self.device
+        active.key, active.device = self._key(micro), self.device
         active.group = self.group
         try:
             yield
         finally:
             active.key = active.group = None
+
+    def _key(self, micro: int) -> tuple[int, int, int]:
+        return self.seed, self.step, micro
 
     def _noting(
         self, stage: int, micro: int, *, again: bool = False
@@ -605,7 +620,11 @@ class Device:
         if self.statistics is not None:
             self.statistics.end()
         self._now.gradients.clear()
+        self._now.counts.clear()
         self._now.unscaled = None
+        self._advance_rates()
+
+    def _advance_rates(self) -> None:
         self.rates.advance()
 
     def _update(self, optimizer: Optimizer) -> None:

@@ -184,10 +184,12 @@ def _run(
 ) -> bool:
     """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
     control = snapshots.control
+    if not control.fed:  # the caller sends a batch when the one before it was trained on
+        device.goes_on_after = partial(_goes_on, device.empties_every, options.steps, committer)
     for step in range(first, options.steps):
         if control.fed:
             rest(device, step, snapshots)
-        if not control.begin(step):
+        if not control.begin(step, has_begun=not device.begins_empty):
             return False
         start = time.perf_counter()
         if snapshots.transport.peers is not None:
@@ -203,6 +205,17 @@ def _run(
         if committer is not None:
             committer.after_step(device, step)
     return True
+
+
+def _goes_on(
+    empties_every: int, steps: int, committer: SupervisedCommitter | None, step: int
+) -> bool:
+    """Whether a step may run into the next; it depends on nothing that a replacement cannot know.
+
+    One of two neighbours that did and one that did not would wait for each other.
+    """
+    is_last = step + 1 == steps or (step + 1) % empties_every == 0
+    return not is_last and not (committer is not None and committer.is_due(step))
 
 
 def _connect(

@@ -19,6 +19,7 @@ Parameters = Mapping[str, nn.Parameter]
 Keep = Callable[[nn.Parameter, str, Tensor], Tensor]
 
 NOT_HYPER = ("params", "param_names")
+OLDER = "optimizer:older_"  # "optimizer:older_1:NAME" are the weights of one update ago
 
 
 class StateError(ValueError):

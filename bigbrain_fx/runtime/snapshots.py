@@ -50,10 +50,12 @@ class OwnSnapshots:
         """Take one if it is time; tell once what it costs, so that the interval can be chosen."""
         self.steps_here += 1
         every = self.control.every
-        if every is None and self.steps_here == MEASURED_STEP:
+        if not device.begins_empty:
+            return
+        if every is None and self.steps_here >= MEASURED_STEP:
             self._tell_cost(device, step_s)
             every = self._agreed()
-        if every and (step + 1) % every == 0 and step + 1 not in self.slots:
+        if every and _is_due(step + 1, every, device.empties_every) and step + 1 not in self.slots:
             self._take(device, step + 1)
 
     def take_now(self, device: Device, step: int) -> None:
@@ -110,6 +112,12 @@ class OwnSnapshots:
                 _make_room(self.files[number], room)
             found = self.maps[number] = mmap.mmap(self.files[number], room)
         return found
+
+
+def _is_due(step: int, every: int, empties_every: int) -> bool:
+    """Whether a snapshot of `step` is the first that can be since one was due; of all devices."""
+    can_be = step % empties_every == 0
+    return can_be and step // every > (step - empties_every) // every
 
 
 def _make_room(file: int, nbytes: int) -> None:

@@ -23,6 +23,7 @@ from .image import FORMAT, Buffer, ImageLayout, TensorEntry, layout_of, read_lay
 from .modules import is_released
 from .named_facts import joined_facts, parameter_of, part_of_facts
 from .optimizer_state import (
+    OLDER,
     StateError,
     optimizer_facts,
     optimizer_tensors,
@@ -206,6 +207,8 @@ def _state(device: Device, about: Mapping[str, Any] | None = None) -> State:
         if device.stored is not None:
             device.stored.put_home(facts["optimizer"], device.updated)
         tensors.update(optimizer_tensors(device.optimizer, device.updated))
+    if device.versions is not None:
+        tensors.update(device.versions.older())
     return State(device.finished, tensors, facts)
 
 
@@ -219,6 +222,10 @@ def restore(device: Device, state: State) -> None:
     with torch.no_grad():
         for name, tensor in _held(device):
             tensor.copy_(state.tensors[name])
+    kept = dict(state.tensors)
+    older = {name: kept.pop(name) for name in state.tensors if name.startswith(OLDER)}
+    if device.versions is not None:
+        device.versions.restore(state.step, older)
     device.rates.rewind(state.step)
     if device.loss_scale is not None:
         device.loss_scale.restore(state.facts.get("loss_scale"))
@@ -227,7 +234,7 @@ def restore(device: Device, state: State) -> None:
             device.optimizer,
             device.updated,
             device.rates.base,
-            state.tensors,
+            kept,
             state.facts,
             keep=None if device.stored is None else device.stored.keep,
         )
@@ -284,6 +291,13 @@ def _require(device: Device, state: State) -> None:
     if own - names:
         raise StateError(f"the state has {sorted(own - names)[0]}, which this device does not hold")
     require_optimizer(device.optimizer, device.updated, state.tensors, state.facts)
+    given = {name for name in state.tensors if name.startswith(OLDER)}
+    needed = device.versions.wanted(state.step) if device.versions is not None else set[str]()
+    for name in sorted(given ^ needed):
+        raise StateError(
+            f"the state {'lacks' if name in needed else 'has'} {name[len('optimizer:') :]}, which "
+            "runs of --asynchronous have: it is of another bundle's run"
+        )
 
 
 def _require_like(name: str, expected: Tensor, found: Tensor | None) -> None:

@@ -175,6 +175,7 @@ def run_steps(
     committer: Committer | None = None,
 ) -> None:
     """Run the steps from `first` to steps-1; report each where the loss is made."""
+    device.goes_on_after = partial(_goes_on, steps, committer)
     for step in range(first, steps):
         start = time.perf_counter()
         loss = device.run_step(step)
@@ -186,6 +187,11 @@ def run_steps(
             committer.after_step(device, step)
     if committer is not None:
         committer.close(device)
+
+
+def _goes_on(steps: int, committer: Committer | None, step: int) -> bool:
+    """Whether a step may run into the next: there is one, and no state is taken between them."""
+    return step + 1 < steps and not (committer is not None and committer.is_due(step))
 
 
 def example_batches(beside: str) -> Callable[[int], Iterator[dict[str, Tensor]]]:

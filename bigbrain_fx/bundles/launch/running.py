@@ -235,6 +235,13 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
             f"{given[0]} cannot be given: this bundle {what}",
             help=f"leave it out, or split the model with --mode {other}",
         )
+    if options.on_nan == "skip" and plan.stages.asynchronous:
+        raise InputError(
+            "--on-nan skip asks all devices before each update, and this bundle's are in unlike "
+            "steps",
+            at="--on-nan",
+            help="use --on-nan stop, or split the model without --asynchronous",
+        )
     if options.store is not None and not plan.stages.offload:
         raise InputError(
             "--store cannot be given: this bundle offloads nothing",

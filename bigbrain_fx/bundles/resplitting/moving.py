@@ -16,7 +16,15 @@ from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan, replan, require_no_groups, to_json, updating
+from bigbrain_fx.plan import (
+    Plan,
+    read_plan,
+    replan,
+    require_no_groups,
+    require_no_overlap,
+    to_json,
+    updating,
+)
 from bigbrain_fx.runtime import (
     FORMAT,
     Disk,
@@ -84,6 +92,7 @@ def resplit(
     check_out(place, force=force)
     plan = _training_plan(old)
     require_no_groups(plan, "resplit", "export the weights, and split the model with them anew")
+    require_no_overlap(plan, "resplit", "export the weights, and split the model with them anew")
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
     folder = Path(commits) if commits is not None else old / COMMITS
     text = (old / "plan.json").read_bytes()

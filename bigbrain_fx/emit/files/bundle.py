@@ -13,6 +13,7 @@ from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
     GROUPED,
     OFFLOADED,
+    OVERLAPPING,
     REPLICATED,
     SUPERVISED,
     UNSHARDED,
@@ -144,12 +145,14 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     own = [text for name, text in texts.items() if name.endswith(".py")]
     supervised = "launch.py" in texts
     is_chain = plan.stages.is_chain and plan.placement.tensor is None
+    is_chain = is_chain and not plan.stages.asynchronous  # torch's runner has one version
     asked = ("pipelining",) if supervised and is_chain else ()
     without = [*(() if supervised else SUPERVISED)]
     without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
     without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
     without += () if plan.stages.offload else OFFLOADED
+    without += () if plan.stages.asynchronous else OVERLAPPING
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):
         (folder / room).mkdir()

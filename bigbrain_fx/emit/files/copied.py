@@ -18,6 +18,7 @@ REPLICATED = ("replicas", "statistics")  # what only plans with replicas run
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run
 OFFLOADED = ("stores",)  # what only devices with stores run
+OVERLAPPING = ("asynchronous",)  # what only steps that overlap run
 
 
 def runtime_files(

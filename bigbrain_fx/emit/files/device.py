@@ -28,6 +28,10 @@ _SEEDED = (
     "place, here the second of two of `drop` in one call, so that no cut changes them.\n\n"
 )
 _GATHERED = "# weights that other replicas keep: gathered for each run of a stage, then freed"
+_OVERLAP = {
+    "2bw": "# a batch computes with the weights of one step before; `ahead` of the next are begun",
+    "stash": "# a micro-batch computes with the weights of `ahead` updates before its own",
+}
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -151,6 +155,8 @@ def _base_class(file: DeviceFile) -> str:
         return "DeferringDevice"
     if any(stage.again for stage in file.stages.of(file.program.device)):
         return "MakingAgain"
+    if file.stages.asynchronous:
+        return "AsynchronousDevice"
     return "Device" if file.graph.training else "InferenceDevice"
 
 
@@ -213,6 +219,7 @@ def _attributes(
         *([f"tied: ClassVar = {tied!r}"] if tied else []),
         *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
         *_store_rows(file),
+        *_overlap_rows(file),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
 
@@ -227,6 +234,19 @@ def _store_rows(file: DeviceFile) -> list[str]:
         f"offload = {file.stages.offload!r}",
         *([f"store = {store.folder!r}"] if store.folder else []),
         f"store_bytes = {file.store_bytes}",
+    ]
+
+
+def _overlap_rows(file: DeviceFile) -> list[str]:
+    """Say how far a step runs into the next batch."""
+    stages = file.stages
+    if not stages.asynchronous:
+        return []
+    own = stages.of(file.program.device)[0].index
+    return [
+        _OVERLAP[stages.asynchronous],
+        f"asynchronous = {stages.asynchronous!r}",
+        f"ahead = {stages.ahead(own)}",
     ]
 
 
@@ -378,6 +398,8 @@ def _far(edge: Edge, file: DeviceFile, word: str) -> str:
 
 
 def _step_once(file: DeviceFile) -> list[str]:
+    if file.stages.asynchronous:
+        return _overlapping_lines(file)
     return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
 
 
@@ -403,6 +425,27 @@ def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()
             f"            getattr(self, action)({'own[i]' if places else 'm'})",
         ]
     return [*lines, "        self.update()"] if training else lines
+
+
+def _overlapping_lines(file: DeviceFile) -> list[str]:
+    """Write 1F1B whose last backwards stand beside the next batch's first forwards."""
+    number = file.stages.of(file.program.device)[0].index
+    ahead, count = file.stages.ahead(number), file.micro_batches
+    forward = f"self.forward_{number}(m{f' + {ahead}' if ahead else ''})"
+    updates = ["self.update()"] if file.stages.asynchronous == "stash" else []
+    rest = [f"self.backward_{number}(m)", *updates]
+    lines = ["def step_once(self) -> None:"]
+    if ahead:
+        lines += ["    if self.begins_empty:", f"        for m in range({ahead}):"]
+        lines += [f"            self.forward_{number}(m)"]
+    lines += [f"    for m in range({count - ahead}):"]
+    lines += [f"        {each}" for each in (forward, *rest)]
+    if ahead:
+        lines += [f"    for m in range({count - ahead}, {count}):"]
+        lines += [f"        if self.goes_on:  # {count} is the next batch's first"]
+        lines += [f"            {forward}", *(f"        {each}" for each in rest)]
+    lines += [] if updates else ["    self.update()"]
+    return [f"    {line}" for line in lines]
 
 
 def _verb(compute: Compute) -> str:

@@ -10,6 +10,7 @@ from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import (
     Plan,
+    asynchronous_text,
     defer_text,
     micro_text,
     offload_text,
@@ -44,6 +45,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
         *_stores(plan),
+        *_overlap(plan),
         *_replicas(plan),
         *([f"{tensor_text(plan)}"] if plan.placement.tensor else []),
         "",
@@ -68,6 +70,17 @@ def _replicas(plan: Plan) -> list[str]:
         "A replica is a whole copy of the model on devices of its own: it computes some of a "
         "step's micro-batches, and at the end of a step all replicas sum their gradients.",
         f"Here: {replicas_text(plan.stages)}.",
+    ]
+
+
+def _overlap(plan: Plan) -> list[str]:
+    """Say whose weights a step computes with, where steps overlap."""
+    if not plan.stages.asynchronous:
+        return []
+    return [
+        "",
+        f"{asynchronous_text(plan.stages).capitalize()}. It trains otherwise than one process "
+        "does: `verify` compares it with that rule.",
     ]
 
 

@@ -26,6 +26,7 @@ from bigbrain_fx.plan.schedule.stage_part import Part
 from bigbrain_fx.plan.schedule.update_costs import (
     bytes_of,
     kept_params,
+    older_bytes,
     optimizer_s,
     optimizer_workspace,
     resident_bytes,
@@ -181,7 +182,10 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         gradient_bytes=tuple(
             bytes_of(trainable(graph, (stage,)), kinds[stage.device]) for stage in stages.stages
         ),
-        weights_bytes={d: bytes_of(kept_params(graph, stages, d), kinds[d]) for d in kinds},
+        weights_bytes={
+            d: bytes_of(kept_params(graph, stages, d), kinds[d]) + older_bytes(graph, stages, d, k)
+            for d, k in kinds.items()
+        },
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
         optimizer_bytes={d: resident_bytes(graph, stages, costs, d) for d in stages.devices},

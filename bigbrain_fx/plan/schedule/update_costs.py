@@ -45,6 +45,14 @@ def bytes_of(params: Iterable[Param], kind: str) -> int:
     return sum(rounded(param.spec.nbytes, kind) for param in params)
 
 
+def older_bytes(graph: Graph, stages: Stages, device: str, kind: str) -> int:
+    """Return what a device holds of weights before their newest update, where steps overlap."""
+    if not stages.asynchronous:
+        return 0
+    own = stages.of(device)
+    return bytes_of(trainable(graph, own), kind) * (stages.versions(own[0].index) - 1)
+
+
 def _updated(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
     """Return the parameters that a device's optimizer updates: with ZeRO, its replica's share."""
     own = stages.of(device)

@@ -8,4 +8,9 @@ from bigbrain_fx.plan.simulate.forecast import (
     memory_timeline as memory_timeline,
     simulate as simulate,
 )
+from bigbrain_fx.plan.simulate.in_a_row import (
+    STEPS as STEPS,
+    in_a_row as in_a_row,
+    steps_in_a_row as steps_in_a_row,
+)
 from bigbrain_fx.plan.simulate.trace import chrome_trace as chrome_trace

@@ -57,7 +57,8 @@ from bigbrain_fx.verification.bundle.module import (
     relative_error,
 )
 from bigbrain_fx.verification.bundle.plain import STEPS, not_run, plain_link
-from bigbrain_fx.verification.bundle.reference import Reference, Trace, train_reference
+from bigbrain_fx.verification.bundle.reference import Reference, Trace
+from bigbrain_fx.verification.bundle.stale import trained_once
 from bigbrain_fx.weights import part_name, source_of_weights, trained_steps
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
@@ -169,13 +170,8 @@ def chain(
     stream = batches_of(bundle, plan)
     whole = Reference(plan.graph, plan.stages, weights, captured.functions, leaves_per_stage=False)
     checks.append(_same_grouping(reference, whole, stream(0), plan.seed))
-    expected = train_reference(
-        Reference(plan.graph, plan.stages, weights, captured.functions),
-        stream,
-        bundle.BUNDLE.training,
-        steps,
-        plan.seed,
-    )
+    about = plan.graph, plan.stages, weights, captured.functions
+    expected = trained_once(about, stream, bundle.BUNDLE.training, steps, plan.seed)
     actual = trained or run_bundle(bundle, plan, steps, plan.seed)
     return [*checks, *same_training(plan, expected, actual)]
 

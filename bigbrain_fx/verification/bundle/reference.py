@@ -161,6 +161,10 @@ class Reference:
         loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
         return loss, {name: totals[name] for name in self.parameters if name in totals}
 
+    def weight(self, name: str, stage: int) -> Tensor:
+        """Return the numbers of a parameter that a stage computes with."""
+        return self.parameters[name]
+
     def _sizes(self, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[int]:
         """Return the rows of each micro-batch; where nothing has rows, all weigh the same."""
         named = next((e.name for e in self.graph.inputs if e.batched), None)
@@ -192,7 +196,7 @@ class Reference:
                 return self.buffers[param]
             place = canonical, cut.stage_of.get(op, 0) if self.leaves_per_stage else 0
             if place not in leaves:
-                leaves[place] = self.parameters[canonical].detach().requires_grad_()
+                leaves[place] = self.weight(*place).detach().requires_grad_()
             return leaves[place]
 
         assert self.graph.loss is not None

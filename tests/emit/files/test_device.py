@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bigbrain_fx.core import (
+    Asynchronous,
     Backward,
     BackwardWeight,
     Forward,
@@ -24,6 +25,7 @@ from bigbrain_fx.core import (
 from bigbrain_fx.emit.files.texts import bundle_texts
 from bigbrain_fx.plan import Options, Plan, make_plan
 from bigbrain_fx.plan.cut import roots
+from bigbrain_fx.plan.simulate import STEPS, steps_in_a_row
 from bigbrain_fx.runtime.channel import Channel
 from tests.support import samples
 
@@ -177,6 +179,35 @@ def test_clipping_exchanges_norms(partitioner: str) -> None:
     plan = make_plan(found.captured.graph, samples.cluster(3), source, options)
     assert any(edge.kind == "norm" for edge in plan.stages.edges)
     assert_is_the_program(plan, bundle_texts(plan))
+
+
+@pytest.mark.parametrize("mode", ["2bw", "stash"])
+def test_steps_that_overlap_are_written_as_they_are_forecast(mode: Asynchronous) -> None:
+    found, count = samples.sample("unet"), 4
+    options = Options("naive", micro_batches=count, asynchronous=mode)
+    plan = make_plan(found.captured.graph, samples.cluster(3), found.source, options)
+    texts = bundle_texts(plan)
+    for program, row in zip(plan.programs, steps_in_a_row(plan.programs, plan.stages), strict=True):
+        emitted = samples.program(plan, texts, program.device)
+        device: Any = type("Recorded", (Recorder, emitted), {})(plan)
+        logged: list[Instruction] = []
+        for step in range(STEPS):
+            device.log, device.begins_empty, device.goes_on = [], not step, step + 1 < STEPS
+            device.step_once()
+            logged += [moved(each, step * count) for each in device.log]
+        assert logged == list(row.instructions)
+        device.log, device.begins_empty, device.goes_on = [], True, False
+        device.step_once()
+        once = [each for each in device.log if not isinstance(each, OptimizerStep)]
+        assert once == list(program.instructions)[:-1]
+        assert texts["device_d0.py"].count("class DeviceD0(AsynchronousDevice)") == 1
+
+
+def moved(instruction: Any, micros: int) -> Any:
+    """Return an instruction on a micro-batch of a later batch."""
+    if isinstance(instruction, OptimizerStep):
+        return instruction
+    return replace(instruction, micro=instruction.micro + micros)
 
 
 def test_one_device_talks_to_nobody() -> None:

@@ -31,7 +31,6 @@ from bigbrain_fx.errors import InputError
     "--partitioners",
     cls=Listed,
     default="naive,analytical",
-    show_default=True,
     metavar="NAME,...",
     help="Some of {names}.",
 )
@@ -47,7 +46,6 @@ from bigbrain_fx.errors import InputError
     "--rounds",
     type=COUNT,
     default=2,
-    show_default=True,
     help="With --run: how often; every other round goes backwards.",
 )
 @click.option("--save", type=PATH, help="Keep the bundles in this folder.")
@@ -102,11 +100,7 @@ def compare(
 
 @cli.command(short_help="Figures of this host: an example split and run, forecast and measured.")
 @click.option(
-    "--example",
-    type=click.Choice(EXAMPLES),
-    default="gpt",
-    show_default=True,
-    help="Which model, as of `init`.",
+    "--example", type=click.Choice(EXAMPLES), default="gpt", help="Which model, as of `init`."
 )
 @click.option(
     "-d", "--devices", type=PATH, help="The cluster.json [default: this host, measured first]."
@@ -115,16 +109,11 @@ def compare(
     "--partitioners",
     cls=Listed,
     default="naive,analytical",
-    show_default=True,
     metavar="NAME,...",
     help="Some of {names}.",
 )
 @click.option(
-    "--steps",
-    type=click.IntRange(min=2),
-    default=20,
-    show_default=True,
-    help="Steps of each in each of two rounds.",
+    "--steps", type=click.IntRange(min=2), default=20, help="Steps of each in each of two rounds."
 )
 @json_option
 def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_json: bool) -> None:

@@ -24,16 +24,9 @@ def failure_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--host-share",
             type=click.FloatRange(0, 1),
             default=0.1,
-            show_default=True,
             help="With --mtbf: share of the failures that take a whole host.",
         ),
-        click.option(
-            "--hours",
-            type=POSITIVE,
-            default=100.0,
-            show_default=True,
-            help="With --mtbf: how long to run.",
-        ),
+        click.option("--hours", type=POSITIVE, default=100.0, help="With --mtbf: how long to run."),
         click.option(
             "--mtbf",
             metavar="DURATION",

@@ -29,7 +29,11 @@ EPILOG = """Every option can come from the environment: --micro-batches of any c
 BIGBRAIN_FX_MICRO_BATCHES, --steps of `run` from BIGBRAIN_FX_RUN_STEPS. Exit codes: 0 ok,
 1 internal, 2 bad input, 3 no feasible plan, 4 capture failed, 5 verification failed."""
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "BIGBRAIN_FX"}
+_SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "auto_envvar_prefix": "BIGBRAIN_FX",
+    "show_default": True,
+}
 
 
 @click.group(context_settings=_SETTINGS, epilog=EPILOG)

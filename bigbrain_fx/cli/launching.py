@@ -31,7 +31,7 @@ CHECK_S = 60.0
     "-o", "--out", type=PATH, help="The file to write [default: launch.sbatch, .json, .py or .sh]."
 )
 @click.option("--at", help="Where the bundle is on the hosts [default: where it is here].")
-@click.option("--python", default="python", show_default=True, help="What Python is called there.")
+@click.option("--python", default="python", help="What Python is called there.")
 @click.option("--image", help="Kubernetes: a container image with torch and safetensors.")
 @click.option("--claim", help="Kubernetes: the volume claim with the bundle: CLAIM/FOLDER.")
 @click.option(

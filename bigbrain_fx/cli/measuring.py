@@ -31,15 +31,10 @@ if TYPE_CHECKING:
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
 @click.argument("profiles", type=PATH)
 @click.option(
-    "--model",
-    default="random-forest",
-    show_default=True,
-    help="One of linear, svm, random-forest, boosting.",
+    "--model", default="random-forest", help="One of linear, svm, random-forest, boosting."
 )
 @click.option("--two-stage", is_flag=True, help="Predict the share of the roofline first.")
-@click.option(
-    "-o", "--out", default="costs.json", show_default=True, type=PATH, help="The file to write."
-)
+@click.option("-o", "--out", default="costs.json", type=PATH, help="The file to write.")
 @force_file_option
 @json_option
 def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_json: bool) -> None:
@@ -69,12 +64,8 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
 
 @cli.command(short_help="Measure this host; write its cluster.json.")
 @click.option("--write", "out", type=PATH, help="Write a cluster.json of this host.")
-@click.option(
-    "--devices", type=COUNT, default=2, show_default=True, help="How many devices to describe."
-)
-@click.option(
-    "--threads", type=COUNT, default=1, show_default=True, help="Threads of each CPU device."
-)
+@click.option("--devices", type=COUNT, default=2, help="How many devices to describe.")
+@click.option("--threads", type=COUNT, default=1, help="Threads of each CPU device.")
 @click.option(
     "--kind",
     type=click.Choice(["cpu", "cuda"]),
@@ -95,7 +86,6 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     "--port",
     type=click.IntRange(1, 65535),
     default=29500,
-    show_default=True,
     help="With --hosts: where all meet on the first of them.",
 )
 @force_file_option
@@ -160,22 +150,13 @@ def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
     metavar="N,...",
     help="Rows of a micro-batch, each of them [default: the example batch's].",
 )
-@click.option(
-    "--threads", type=COUNT, default=1, show_default=True, help="Threads to compute with."
-)
+@click.option("--threads", type=COUNT, default=1, help="Threads to compute with.")
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     help="cpu, cuda, cuda:1, or auto: the first GPU if there is one, else the CPU.",
 )
-@click.option(
-    "--rounds",
-    type=COUNT,
-    default=20,
-    show_default=True,
-    help="Runs of the model for each number of rows.",
-)
+@click.option("--rounds", type=COUNT, default=20, help="Runs of the model for each number of rows.")
 @capture_options
 @model_options
 @json_option

@@ -90,7 +90,6 @@ _OF_CAPTURE = (
         "--time-limit",
         type=POSITIVE,
         default=600.0,
-        show_default=True,
         help="Seconds that loading and capturing the model file may take.",
     ),
     _option(
@@ -103,7 +102,6 @@ _OF_CAPTURE = (
         "--seed",
         type=click.IntRange(min=0, max=2**63 - 1),
         default=0,
-        show_default=True,
         help="Seed of weights, data and dropout.",
     ),
 )
@@ -164,14 +162,12 @@ _OF_PLANNING = (
         "--zero",
         type=click.Choice(["0", "1", "2", "3"]),
         default="0",
-        show_default=True,
         help="What replicas divide: 1 the optimizer's state, 2 gradients, too, 3 weights, too.",
     ),
     _option(
         "--sum-order",
         type=click.Choice(["replica", "micro", "tree"]),
         default="replica",
-        show_default=True,
         help="How replicas add gradients. replica: each its own first. micro: by number, the bits "
         "of one process. tree: the same bits for any replicas, with less sent than micro.",
     ),
@@ -195,14 +191,12 @@ _OF_PLANNING = (
         "--effort",
         type=click.Choice(["fast", "normal", "high"]),
         default="normal",
-        show_default=True,
         help="How much `auto` tries: work is counted, not timed, so plans are the same anywhere.",
     ),
     _option(
         "--objective",
         type=click.Choice(["throughput", "latency", "memory"]),
         default="throughput",
-        show_default=True,
         help="What `auto` is after. throughput: the shortest step. latency: the shortest step of "
         "at most 2 micro-batches. memory: of all plans it met that take at most 10 % longer than "
         "the fastest, the one whose fullest device uses the least share of its memory.",
@@ -213,7 +207,6 @@ _PARTITIONER = _option(
     "--partitioner",
     cls=Listed,
     default="analytical",
-    show_default=True,
     help="One of {names}. Or mine.py:Class, a class of yours.",
 )
 

@@ -25,20 +25,18 @@ if TYPE_CHECKING:
     type=COUNT,
     multiple=True,
     default=(1000,),
-    show_default=True,
     help="Of each job, in their order; or one number for all.",
 )
 @click.option(
     "--effort",
     type=click.Choice(["fast", "normal", "high"]),
     default="fast",
-    show_default=True,
     help="How long to look at each part: see --partitioner auto.",
 )
-@click.option("--estimator", default="analytical", show_default=True, help="Of model files.")
+@click.option("--estimator", default="analytical", help="Of model files.")
 @click.option("-o", "--out", type=PATH, help="Write a cluster file for each job to this folder.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("--time-limit", type=POSITIVE, default=600.0, show_default=True, help="Of a capture.")
+@click.option("--time-limit", type=POSITIVE, default=600.0, help="Of a capture.")
 @json_option
 def pack(
     jobs: tuple[str, ...],

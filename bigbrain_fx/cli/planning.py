@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @planning_options
 @model_options
-@click.option(
-    "-o", "--out", default="bundle", show_default=True, type=PATH, help="Folder to write."
-)
+@click.option("-o", "--out", default="bundle", type=PATH, help="Folder to write.")
 @force_bundle_option
 @click.option(
     "--like", type=PATH, help="Place the ops as this bundle of the same model does (its devices)."
@@ -175,7 +173,7 @@ def explain(plan: Path, placement: Path | None, force: bool, as_json: bool) -> N
 )
 @click.option("--again", is_flag=True, help="Place the model again, for the other cluster.")
 @failure_options
-@click.option("--seed", default=0, show_default=True, help="With --mtbf: of the failures.")
+@click.option("--seed", default=0, help="With --mtbf: of the failures.")
 @json_option
 def simulate(
     plan: Path,

@@ -35,7 +35,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     help="Training steps, or batches of inference [default: 10, or all rows of --inputs].",
 )
 @click.option("--seed", type=int, help="Seed of data and dropout [default: the plan's].")
-@click.option("--port", default=0, show_default=True, help="Rendezvous port; 0 takes any free one.")
+@click.option("--port", default=0, help="Rendezvous port; 0 takes any free one.")
 @click.option("--save", type=PATH, help="Write the trained tensors to this folder.")
 @click.option("--inputs", type=PATH, help="Infer these rows: a safetensors file of input tensors.")
 @click.option("--outputs", type=PATH, help="Write the outputs of each batch to this folder.")
@@ -45,7 +45,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "deadline_s",
     type=POSITIVE,
     default=300.0,
-    show_default=True,
     help="Longest wait for a message, in seconds.",
 )
 @click.option(
@@ -58,7 +57,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--restarts",
     type=click.IntRange(min=0),
     default=20,
-    show_default=True,
     help="Processes that may be replaced within ten minutes.",
 )
 @click.option(
@@ -66,7 +64,6 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "hang_s",
     type=POSITIVE,
     default=60.0,
-    show_default=True,
     help="End a process that makes no progress for so many seconds.",
 )
 @click.option(
@@ -122,11 +119,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
 )
 @click.option("--events", type=PATH, help="Append what happens to this file, as JSON lines.")
 @click.option(
-    "--log-every",
-    type=COUNT,
-    default=1,
-    show_default=True,
-    help="Print one step (or batch) in so many, and the last.",
+    "--log-every", type=COUNT, default=1, help="Print one step (or batch) in so many, and the last."
 )
 @click.option(
     "--log-to",
@@ -311,11 +304,7 @@ def _tell(event: Event) -> None:
 @cli.command(short_help="Check a bundle against the unsplit model.")
 @bundle_argument
 @click.option(
-    "--steps",
-    type=COUNT,
-    default=5,
-    show_default=True,
-    help="Training steps, or batches of inference, to compare.",
+    "--steps", type=COUNT, default=5, help="Training steps, or batches of inference, to compare."
 )
 @click.option("--model", help="The model file, if it is not where it was.")
 @click.option("--processes", is_flag=True, help="Run it as processes over gloo, not in one.")

@@ -18,28 +18,12 @@ POLL_S = 0.5
 
 @cli.command(short_help="Answer requests over HTTP with a bundle for inference.")
 @bundle_argument
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="0 is any that is free.",
-)
+@click.option("--host", default="127.0.0.1", help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 is any that is free.")
 @click.option("--token-file", type=PATH, help="Clients must send what is in it; beyond loopback.")
+@click.option("--queue", type=COUNT, default=64, help="Requests that may wait; more get 503.")
 @click.option(
-    "--queue",
-    type=COUNT,
-    default=64,
-    show_default=True,
-    help="Requests that may wait; more get 503.",
-)
-@click.option(
-    "--deadline",
-    type=POSITIVE,
-    default=300.0,
-    show_default=True,
-    help="Longest wait for an answer, in seconds.",
+    "--deadline", type=POSITIVE, default=300.0, help="Longest wait for an answer, in seconds."
 )
 @click.option("--logs", type=PATH, help="Folder for the devices' logs [default: a new one].")
 @json_option

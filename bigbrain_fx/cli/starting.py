@@ -41,7 +41,6 @@ def completion(shell: str) -> None:
     "--example",
     type=click.Choice(EXAMPLES),
     default="bytes",
-    show_default=True,
     help="Which model: bytes (the next byte of a text), gpt, resnet, hf (transformers), digits "
     "(scikit-learn).",
 )

@@ -5,6 +5,9 @@ This room knows nothing of torch, files or the terminal: `cli` decides how an er
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class BigBrainError(Exception):
     """Stop the command for a reason that the user can act on.
@@ -31,6 +34,12 @@ class BigBrainError(Exception):
         self.at = at
         self.notes = notes
         self.help = help
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """What a child process says of it to its parent; `from_fields` makes it again there."""
+        said = {"what": self.what, "at": self.at, "notes": self.notes, "help": self.help}
+        return {"kind": type(self).__name__, **said}
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -76,3 +85,11 @@ class ScheduleError(BigBrainError):
     """
 
     exit_code = 1
+
+
+def from_fields(fields: Mapping[str, Any]) -> BigBrainError:
+    """Return the error that a child process has met, to raise it here."""
+    kinds = InputError, NoPlanError, CaptureError, VerificationError, ScheduleError
+    kind = {each.__name__: each for each in kinds}.get(fields["kind"], BigBrainError)
+    notes = tuple(map(str, fields["notes"]))
+    return kind(str(fields["what"]), at=fields["at"], notes=notes, help=fields["help"])

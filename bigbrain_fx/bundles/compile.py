@@ -127,9 +127,7 @@ def split(
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
-        plan, kept = with_tried_rules(
-            found, chosen, lambda given: _plan(found, cluster, given, followed)
-        )
+        plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
         rounded = half_sums_text(plan.graph, plan.stages)
         notes = (*kept, *require_optimizer(found, plan), *rounded)
         _require_training(plan, lean=lean)

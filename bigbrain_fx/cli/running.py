@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,17 @@ from bigbrain_fx.cli.progress import stepping, working
 from bigbrain_fx.errors import InputError
 
 if TYPE_CHECKING:
-    from bigbrain_fx.bundles import Line, Validation
+    from bigbrain_fx.bundles import Line, Run, RunOptions, Validation
     from bigbrain_fx.plan import Plan
     from bigbrain_fx.supervisor import Event
 
 
 _SEVERAL = "for several hosts: copy the bundle to each, run there (or add --local)"
+_OF_COMMITS = {
+    "resume": ": where to go on from",
+    "keep": ": whose commits to keep",
+    "rescue": ", which it stands in for",
+}
 _SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
 
 
@@ -167,30 +172,17 @@ def run(
     wait for it, and the result is the same. SIGTERM ends a training after its step.
     """
     from bigbrain_fx.bundles import (
-        DEFAULT_STEPS,
         RunOptions,
         can_supervise,
-        commands,
         hosts,
         is_lean,
         require_not_lean,
-        run as run_bundle,
-        run_elastic,
-        secret_command,
         validations,
     )
-    from bigbrain_fx.cli.console import json_line, pace_text
     from bigbrain_fx.plan import read_plan
 
     plan = read_plan(bundle)
-    if choices["resume"] and choices["commits"] is None:
-        raise click.UsageError("--resume needs --commits FOLDER: where to go on from")
-    if choices["keep"] is not None and choices["commits"] is None:
-        raise click.UsageError("--keep needs --commits FOLDER: whose commits to keep")
-    if choices["rescue"] is not None and choices["commits"] is None:
-        raise click.UsageError("--rescue needs --commits FOLDER, which it stands in for")
-    if choices["trace"] is not None and elastic:
-        raise click.UsageError("--trace is of one plan, and --elastic may make others")
+    _require_together(choices, elastic)
     if choices["spares"] is not None:
         require_not_lean(bundle)
     if not no_replay and can_supervise(plan) and not is_lean(bundle):
@@ -199,46 +191,77 @@ def run(
         choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
-        if elastic:
-            raise InputError(
-                "--elastic is for a run on one host, and this plan has several",
-                help="leave it out, or add --local to run all of it here",
-            )
-        _require_one_host(
-            {
-                "--log-to": options.log_to,
-                "--trace": options.trace,
-                "--background": background,
-                "--metrics": options.metrics,
-                "--validate": validate,
-                "--log-every": log_every > 1,
-            }
-        )
-        click.echo(_SEVERAL, err=True)
-        if options.spares is not None:
-            click.echo(_SECRET + secret_command(), err=True)
-        for host, command in commands(plan, options):
-            entry = json_line({"host": host, "command": command})
-            click.echo(entry if as_json else f"{host}$ {command}")
-        return
-    if background:
+        beside = {
+            "--elastic": elastic,
+            "--log-to": options.log_to,
+            "--trace": options.trace,
+            "--background": background,
+            "--metrics": options.metrics,
+            "--validate": validate,
+            "--log-every": log_every > 1,
+        }
+        _require_one_host(beside)
+        _print_commands(plan, options, as_json)
+    elif background:
         start_aside(bundle, options.logs, as_json)
-        return
+    else:
+        told = partial(_tell_validation, as_json)
+        with validations(bundle, validate, options.commits, told) as hear:
+            done = _run_here(bundle, options, elastic, as_json, log_every, hear)
+        _print_done(plan, done, as_json)
+
+
+def _require_together(choices: Mapping[str, Any], elastic: bool) -> None:
+    """Refuse options without the one that they are for."""
+    if choices["commits"] is None:
+        for flag, what in _OF_COMMITS.items():
+            if choices[flag] not in (None, False):
+                raise click.UsageError(f"--{flag} needs --commits FOLDER{what}")
+    if choices["trace"] is not None and elastic:
+        raise click.UsageError("--trace is of one plan, and --elastic may make others")
+
+
+def _print_commands(plan: Plan, options: RunOptions, as_json: bool) -> None:
+    """Say what to type on each host."""
+    from bigbrain_fx.bundles import commands, secret_command
+    from bigbrain_fx.cli.console import json_line
+
+    click.echo(_SEVERAL, err=True)
+    if options.spares is not None:
+        click.echo(_SECRET + secret_command(), err=True)
+    for host, command in commands(plan, options):
+        entry = json_line({"host": host, "command": command})
+        click.echo(entry if as_json else f"{host}$ {command}")
+
+
+def _run_here(
+    bundle: Path,
+    options: RunOptions,
+    elastic: bool,
+    as_json: bool,
+    log_every: int,
+    hear: Callable[[Line], None],
+) -> Run:
+    """Run all devices on this host; print each step, and what happens to processes."""
+    from bigbrain_fx.bundles import DEFAULT_STEPS, run as run_bundle, run_elastic
+
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
-    with (
-        stepping(total, as_json, log_every) as shown,
-        validations(bundle, validate, options.commits, partial(_tell_validation, as_json)) as hear,
-    ):
+    with stepping(total, as_json, log_every) as shown:
 
         def show(line: Line) -> None:
             shown(line)
             hear(line)
 
         if elastic:
-            done = run_elastic(bundle, options, show, _tell)
-        else:
-            tell = _tell if options.spares is not None else None  # one death is the error itself
-            done = run_bundle(bundle, options, show, show, on_event=tell)
+            return run_elastic(bundle, options, show, _tell)
+        tell = _tell if options.spares is not None else None  # one death is the error itself
+        return run_bundle(bundle, options, show, show, on_event=tell)
+
+
+def _print_done(plan: Plan, done: Run, as_json: bool) -> None:
+    """Print what a run came to."""
+    from bigbrain_fx.cli.console import pace_text
+
     if done.stopped_at is not None:
         click.echo(f"stopped before step {done.stopped_at}, as asked", err=True)
     if as_json:
@@ -261,7 +284,8 @@ def _require_one_host(given: Mapping[str, object]) -> None:
     for flag in (flag for flag, value in given.items() if value):
         raise InputError(
             f"{flag} is for a run on one host, and this plan has several",
-            help="leave it out: `launch.py --json` on the first host prints each step",
+            help="leave it out, or add --local to run all of it here; "
+            "`launch.py --json` on the first host prints each step",
         )
 
 

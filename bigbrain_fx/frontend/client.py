@@ -14,14 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from bigbrain_fx import errors
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import InputError, from_fields
 
 Message = dict[str, object]
 _PACKAGES = str(Path(__file__).resolve().parents[2])
@@ -110,7 +109,7 @@ class Child:
             told = f"{self._task.name} failed in its child process"
             raise RuntimeError(f"{told}\n{message['internal']}")
         if "error" in message:
-            raise _error(cast("Message", message["error"]))
+            raise from_fields(cast("Message", message["error"]))
         return message
 
     def _line(self, deadline_s: float) -> bytes | None:
@@ -178,10 +177,3 @@ def _environment(threads: int | None) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is not None else ()
     chosen = dict.fromkeys(names, str(threads))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **chosen}
-
-
-def _error(message: Message) -> BigBrainError:
-    kind = getattr(errors, str(message["kind"]), BigBrainError)
-    notes = tuple(str(note) for note in cast("Sequence[str]", message["notes"]))
-    at, help_ = cast("str | None", message["at"]), cast("str | None", message["help"])
-    return cast("BigBrainError", kind(str(message["what"]), at=at, notes=notes, help=help_))

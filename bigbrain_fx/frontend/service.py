@@ -46,15 +46,10 @@ class Replies:
         try:
             message = work()
         except BigBrainError as error:
-            self.say(error=_as_data(error))
+            self.say(error=error.fields)
         except Exception:
             self.say(internal=traceback.format_exc())
         else:
             self.say(**message)
             return True
         return False
-
-
-def _as_data(error: BigBrainError) -> Mapping[str, object]:
-    fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
-    return {"kind": type(error).__name__, **fields}

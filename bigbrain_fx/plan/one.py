@@ -167,26 +167,15 @@ def placed(
 ) -> Plan:
     """Cut, schedule and simulate a placement.
 
-    Args:
-        graph: as captured.
-        cluster: where it runs.
-        source: what the model file says besides.
-        options: its schedule and what is in flight hold, where they are given.
-        micro_batches: that divide the batch.
-        placement: of the graph's ops.
-        costs: of the graph at the rows of a micro-batch.
-        keep_schedule: False lets go of choices of another placement that do not apply to this one.
+    `costs` are of the graph at the rows of a micro-batch. Without `keep_schedule` choices of
+    another placement that do not apply to this one are let go of.
 
     Raises:
         NoPlanError: it does not fit in memory.
     """
     require_pieces(options.schedule, options.pieces)
-    is_cut = bool(placement.breaks or placement.replicas)  # of replicas, each by itself
-    folds = options.schedule in FOLDS and keep_schedule and not is_cut
-    if options.schedule is not None and folds:
-        require_free(options.schedule, bool(options.pins or options.place))
-        seen = as_planners_see(costs, options.offload)
-        placement = folded(graph, placement, seen, micro_batches, options.schedule, options.pieces)
+    if keep_schedule:
+        placement = _in_pieces(graph, placement, options, micro_batches, costs)
     rows = graph.batch // micro_batches
     concrete = graph.at(rows)
     clip = source.clip_norm is not None
@@ -194,10 +183,7 @@ def placed(
     with_backward = trained(graph, stages.stages)
     stages = overlapping(graph, stages, with_backward, micro_batches, options)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
-    chain = "1f1b" if graph.training else "forward"
-    schedule = options.schedule or (chain if stages.is_chain else "list")
-    if not (keep_schedule or stages.is_chain or is_folded(stages, schedule)):
-        schedule = "list"
+    schedule = _schedule_for(graph, stages, options, keep_schedule)
     defer = "all" if options.defer is None and schedule in SPLIT else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
@@ -233,3 +219,24 @@ def placed(
         forecast,
         in_flight=in_flight,
     )
+
+
+def _in_pieces(
+    graph: Graph, placement: Placement, options: Options, micro_batches: int, costs: Costs
+) -> Placement:
+    """Give devices several pieces each, where the schedule that was asked for is of such."""
+    is_cut = bool(placement.breaks or placement.replicas)  # of replicas, each by itself
+    schedule = options.schedule
+    if schedule is None or schedule not in FOLDS or is_cut:
+        return placement
+    require_free(schedule, bool(options.pins or options.place))
+    seen = as_planners_see(costs, options.offload)
+    return folded(graph, placement, seen, micro_batches, schedule, options.pieces)
+
+
+def _schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule: bool) -> str:
+    """Return the schedule that was asked for where it goes with the stages; else one that does."""
+    chain = "1f1b" if graph.training else "forward"
+    schedule = options.schedule or (chain if stages.is_chain else "list")
+    fits = keep_schedule or stages.is_chain or is_folded(stages, schedule)
+    return schedule if fits else "list"

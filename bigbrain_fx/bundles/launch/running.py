@@ -80,18 +80,7 @@ def run(
     if options.port:
         require_free(options.port)
     logs = _logs(options)
-    keeper = StatusKeeper(
-        Status(
-            str(bundle.resolve()),
-            os.getpid(),
-            str(logs.resolve()),
-            plan.graph.batch,
-            options.steps or (None if options.inputs or feed else DEFAULT_STEPS),
-            str(options.commits.resolve()) if options.commits else None,
-        )
-    )
-    if options.resume:  # until the first step is done
-        keeper.begin(keeper.status.last_commit or 0)
+    keeper = _keeper(plan, bundle, options, logs, is_fed=feed is not None)
     with (
         traced(plan, bundle, options.trace, logs) as trace,
         step_files(options.log_to, plan.graph.batch) as files,
@@ -105,6 +94,24 @@ def run(
             told.close()
         keeper.end("finished" if done.stopped_at is None else "stopped")
         return done
+
+
+def _keeper(
+    plan: Plan, bundle: Path, options: RunOptions, logs: Path, *, is_fed: bool
+) -> StatusKeeper:
+    keeper = StatusKeeper(
+        Status(
+            str(bundle.resolve()),
+            os.getpid(),
+            str(logs.resolve()),
+            plan.graph.batch,
+            options.steps or (None if options.inputs or is_fed else DEFAULT_STEPS),
+            str(options.commits.resolve()) if options.commits else None,
+        )
+    )
+    if options.resume:  # until the first step is done
+        keeper.begin(keeper.status.last_commit or 0)
+    return keeper
 
 
 def _run(

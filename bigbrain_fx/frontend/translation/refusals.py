@@ -20,7 +20,7 @@ from typing import Any
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import is_users, with_causes
 
 _READS_A_VALUE = (
     "GuardOnDataDependentSymNode",
@@ -51,13 +51,13 @@ _READS_A_NUMBER = re.compile(
 
 def reads_a_value(error: BaseException) -> bool:
     """Whether an error of torch.export says that Python asked for a tensor's value."""
-    texts = [f"{type(cause).__name__}: {cause}" for cause in _chain(error)]
+    texts = [f"{type(cause).__name__}: {cause}" for cause in with_causes(error)]
     return any(mark in text for text in texts for mark in _READS_A_VALUE)
 
 
 def is_final(error: BaseException) -> bool:
     """Whether an error is a refusal that no other batch size or tracer would take back."""
-    causes = [cause for cause in _chain(error) if isinstance(cause, CaptureError)]
+    causes = [cause for cause in with_causes(error) if isinstance(cause, CaptureError)]
     return any(mark in cause.what for cause in causes for mark in _FINAL)
 
 
@@ -68,7 +68,7 @@ def is_broken(error: BaseException) -> bool:
 
 def is_about_size(error: BaseException) -> bool:
     """Whether an error says that the batch size cannot stay free, and nothing else."""
-    return any(mark in str(cause) for cause in _chain(error) for mark in _ABOUT_SIZE)
+    return any(mark in str(cause) for cause in with_causes(error) for mark in _ABOUT_SIZE)
 
 
 def explain(error: BaseException, model: str = "") -> BigBrainError:
@@ -81,7 +81,7 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
     at, code = place(error)
     module = owner(error)
     module = None if module == model else module
-    for cause in _chain(error):
+    for cause in with_causes(error):
         if isinstance(cause, BigBrainError):
             cause.at = cause.at or at
             return cause
@@ -196,7 +196,7 @@ def owner(error: BaseException) -> str | None:
 def modules_of(error: BaseException) -> tuple[object, ...]:
     """Return the modules whose lines an error passed through, torch's too, innermost first."""
     found = []
-    for cause in reversed(list(_chain(error))):
+    for cause in reversed(list(with_causes(error))):
         frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
         owners = (frame.f_locals.get("self") for frame in reversed(frames))
         found += [owner for owner in owners if hasattr(owner, "named_parameters")]
@@ -210,7 +210,7 @@ def may_stay_whole(error: BaseException) -> bool:
 
 def _frames(error: BaseException) -> list[FrameType]:
     """Return the user's frames that an error passed through, outermost first."""
-    for cause in reversed(list(_chain(error))):
+    for cause in reversed(list(with_causes(error))):
         walked = traceback.walk_tb(cause.__traceback__)
         found = [frame for frame, _ in walked if is_users(frame.f_code.co_filename)]
         if found:
@@ -348,18 +348,8 @@ def written_by_data() -> CaptureError:
 
 def place(error: BaseException) -> tuple[str | None, str]:
     """Return the innermost line of the user's that an error passed through, and its text."""
-    for cause in reversed(list(_chain(error))):
+    for cause in reversed(list(with_causes(error))):
         frames = [f for f in traceback.extract_tb(cause.__traceback__) if is_users(f.filename)]
         if frames:
             return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}", frames[-1].line or ""
     return None, ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__

@@ -66,7 +66,7 @@ def where(error: BaseException, folder: Path | None = None) -> str | None:
         error: any exception; what caused it is looked at first.
         folder: only lines of files in this folder, when given.
     """
-    for cause in reversed(list(_chain(error))):
+    for cause in reversed(list(with_causes(error))):
         frames = [
             frame
             for frame in traceback.extract_tb(cause.__traceback__)
@@ -78,7 +78,8 @@ def where(error: BaseException, folder: Path | None = None) -> str | None:
     return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

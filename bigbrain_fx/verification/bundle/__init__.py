@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx import errors
 from bigbrain_fx.bundles import IN_MEMORY, RunOptions, run
 from bigbrain_fx.core import Shown
-from bigbrain_fx.errors import BigBrainError, InputError, VerificationError
+from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.plan import Plan, read_plan
 
 TIME_LIMIT_S = 900.0
@@ -115,7 +114,7 @@ def verify(
     if "internal" in message:
         raise RuntimeError(f"verification failed in its child process\n{message['internal']}")
     if "error" in message:
-        raise _error(message["error"])
+        raise from_fields(message["error"])
     return Verification(tuple(Check(**check) for check in message["checks"]))
 
 
@@ -175,11 +174,3 @@ def _has_fileno() -> bool:
     except (OSError, AttributeError, ValueError):
         return False
     return True
-
-
-def _error(fields: dict[str, Any]) -> BigBrainError:
-    kind = getattr(errors, fields["kind"], BigBrainError)
-    found: BigBrainError = kind(
-        fields["what"], at=fields["at"], notes=tuple(fields["notes"]), help=fields["help"]
-    )
-    return found

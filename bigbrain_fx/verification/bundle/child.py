@@ -72,17 +72,12 @@ def main() -> None:
     try:
         message: dict[str, Any] = {"checks": verify_here(wanted)}
     except BigBrainError as error:
-        message = {"error": _as_data(error)}
+        message = {"error": error.fields}
     except Exception as error:
         model = wanted["model"] or read_plan(Path(wanted["bundle"])).source.path
         known = error_of(error, Path(wanted["bundle"]), Path(model.partition(":")[0]))
-        message = {"error": _as_data(known)} if known else {"internal": traceback.format_exc()}
+        message = {"error": known.fields} if known else {"internal": traceback.format_exc()}
     Path(wanted["answer"]).write_text(json.dumps(message))
-
-
-def _as_data(error: BigBrainError) -> Mapping[str, object]:
-    fields = {"what": error.what, "at": error.at, "notes": error.notes, "help": error.help}
-    return {"kind": type(error).__name__, **fields}
 
 
 def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:

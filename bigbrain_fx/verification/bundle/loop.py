@@ -66,7 +66,7 @@ class PlainLoop:
 
         Raises:
             NoLoopError: the user's code raises there.
-        DataEndedError: there is no batch for it.
+            DataEndedError: there is no batch for it.
         """
         if self._asked == self._done:
             self.start()

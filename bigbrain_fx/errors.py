@@ -1,11 +1,13 @@
 """The errors a user may see; each says what was expected, what was found, where, and what to do.
 
-This room knows nothing of torch, files or the terminal: `cli` decides how an error is shown.
+This room knows nothing of torch or the terminal: `cli` decides how an error is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -93,3 +95,17 @@ def from_fields(fields: Mapping[str, Any]) -> BigBrainError:
     kind = {each.__name__: each for each in kinds}.get(fields["kind"], BigBrainError)
     notes = tuple(map(str, fields["notes"]))
     return kind(str(fields["what"]), at=fields["at"], notes=notes, help=fields["help"])
+
+
+@contextmanager
+def os_error_as(what: str, *, help: str, at: str | Path | None = None) -> Iterator[None]:
+    """Tell an OSError within as an InputError: what could not be done, and the system's reason.
+
+    `at` is an option; or the place, where the system names no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = at if isinstance(at, str) else error.filename or at
+        where = None if place is None or f"{place}" in what else f"{place}"
+        raise InputError(f"{what}: {error.strerror or error}", at=where, help=help) from error

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.bundles.resplitting import Named, read_named
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, read_plan, require_no_groups
 from bigbrain_fx.runtime import (
     ASIDE,
@@ -258,15 +258,11 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
         )
     _require_whole(place, wanted, say)
     newer = found[: found.index(wanted)]
-    try:
+    with os_error_as("commits cannot be set aside", at=str(place), help="see who owns it"):
         if newer:
             open_generation(place)  # whoever still writes there is of an older one, and stops
         with locked(place):
             return [_set_aside(place, record) for record in newer]
-    except OSError as error:
-        raise InputError(
-            f"commits cannot be set aside: {error.strerror}", at=str(place), help="see who owns it"
-        ) from error
 
 
 def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from bigbrain_fx.bundles.compile import TIME_LIMIT_S, checked
 from bigbrain_fx.bundles.found import captured_model
 from bigbrain_fx.cluster import read_cluster, to_json
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import (
     AUTO,
     Options,
@@ -124,14 +124,10 @@ def write_parts(
     out = Path(folder)
     paths = {job.name: out / f"{job.name}.json" for job in packing.jobs}
     texts = {job.name: to_json(_part(job, packing, cluster)) for job in packing.jobs}
-    try:
+    with os_error_as(f"cannot write {out}", help="give another --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             paths[name].write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}", help="give another --out") from (
-            error
-        )
     return paths
 
 

@@ -17,7 +17,7 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import PATH, json_option
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 
 if TYPE_CHECKING:
     from bigbrain_fx.bundles import Status
@@ -42,7 +42,7 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
     path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("BIGBRAIN_FX_RUN_BACKGROUND", None)
-    try:
+    with os_error_as("the run cannot be started", help="give --logs FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
             begun = log.tell()
@@ -55,10 +55,6 @@ def start_aside(bundle: Path, logs: Path | None, as_json: bool) -> None:
                 start_new_session=True,
                 env=environment,
             )
-    except OSError as error:
-        raise InputError(
-            f"the run cannot be started: {error}", help="give --logs FOLDER"
-        ) from error
     _require_started(process, folder, begun)
     process.returncode = 0  # it outlives us: nobody here waits for it
     if as_json:

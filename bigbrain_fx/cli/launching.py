@@ -10,7 +10,7 @@ import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import PATH, bundle_argument, force_file_option, require_absent
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 
 CHECK_S = 60.0
 
@@ -72,12 +72,8 @@ def launch_script(
     require_absent(path, force)
     where = at or str(bundle.resolve())
     text = made(kind, Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
-    try:
+    with os_error_as(f"cannot write {path}", help="give another -o"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", help="give another -o"
-        ) from error
     click.echo(f"wrote {path}; start it with: {STARTED_BY[kind].format(path)}")
     if check:
         _check((*CHECKS.get(kind, ("true",)), str(path)))

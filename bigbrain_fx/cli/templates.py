@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 
 MODEL = '''\
 """A model for bigbrain-fx: it guesses the next byte of a text from the sixteen before it.
@@ -192,6 +192,8 @@ def write_starter(
     Raises:
         InputError: a file exists, the folder cannot be written, or there is no such example.
     """
+    from bigbrain_fx.weights import replace_file
+
     folder = Path(folder)
     texts = {"model.py": example(example_name), CLUSTER_NAME: CLUSTER}
     there = [name for name in texts if os.path.lexists(folder / name)]
@@ -203,24 +205,10 @@ def write_starter(
             at=str(folder),
             help="name another folder, or add --force to replace them",
         )
-    try:
+    with os_error_as(
+        "cannot write the starter files", at=folder, help="name a folder that can be written"
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-        return tuple(_replace(folder / name, text) for name, text in texts.items())
-    except OSError as error:
-        raise InputError(
-            f"cannot write the starter files: {error.strerror}",
-            at=str(error.filename or folder),
-            help="name a folder that can be written",
-        ) from error
-
-
-def _replace(path: Path, text: str) -> Path:
-    """Write beside the file and move it there: never half a file, and a link is not followed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+        for name, text in texts.items():
+            replace_file(folder / name, text.encode())
+        return tuple(folder / name for name in texts)

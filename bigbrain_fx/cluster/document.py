@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.cluster.quantity import nearest, quoted
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 
 MAX_BYTES = 1_000_000
 _MAX_DEPTH = 64  # our files are five deep; a thousand would exhaust the stack of any reader
@@ -79,15 +79,15 @@ def read_text(path: str | Path) -> str:
     Raises:
         InputError: missing, a folder, not readable, too large, or not UTF-8.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(
-            f"cannot read the cluster file: {error.strerror or error}",
+    with (
+        os_error_as(
+            "cannot read the cluster file",
             at=str(path),
             help="`bigbrain-fx doctor --write cluster.json` makes one for this host",
-        ) from error
+        ),
+        Path(path).open("rb") as file,
+    ):
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise InputError(
             f"the file is larger than {MAX_BYTES:,} bytes; a cluster file is a few kilobytes",

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.core import Cluster, Graph, Placement
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
+from bigbrain_fx.weights import replace_file
 
 FORMAT = 1
 _HOW = "`explain BUNDLE --placement FILE` writes one"
@@ -144,15 +145,8 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
     if os.path.lexists(path) and not force:
         raise InputError(f"{path} exists already", help="give another file, or --force")
     text = json.dumps(placement_json(plan), indent=2) + "\n"
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", help="give a file that can be written"
-        ) from error
+    with os_error_as(f"cannot write {path}", help="give a file that can be written"):
+        replace_file(path, text.encode())
 
 
 def placement_json(plan: Plan) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter, to_json
+from bigbrain_fx.weights import replace_file
 
 READABLE = (1, FORMAT)
 
@@ -60,16 +60,8 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(to_json(plan))
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", help="give a file that can be written"
-        ) from error
+    with os_error_as(f"cannot write {path}", help="give a file that can be written"):
+        replace_file(Path(path), to_json(plan))
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -19,7 +19,11 @@ from bigbrain_fx.weights.folder import (
 )
 from bigbrain_fx.weights.join import Joined as Joined, state as state, write_joined as write_joined
 from bigbrain_fx.weights.match import Matched as Matched, match as match
-from bigbrain_fx.weights.modes import as_umask_says as as_umask_says, new_folder as new_folder
+from bigbrain_fx.weights.modes import (
+    as_umask_says as as_umask_says,
+    new_folder as new_folder,
+    replace_file as replace_file,
+)
 from bigbrain_fx.weights.slices import (
     cut_file as cut_file,
     part_name as part_name,

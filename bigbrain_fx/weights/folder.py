@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bigbrain_fx.core import Param
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.checkpoint import Checkpoint, joined
 from bigbrain_fx.weights.checksum import checksum_of
 from bigbrain_fx.weights.stored import Stored, read_json
@@ -64,15 +64,13 @@ class FromCheckpoint:
         Raises:
             InputError: the disk is full, or the checkpoint went away.
         """
-        try:
+        with os_error_as(
+            "cannot write weights",
+            at=folder,
+            help="free some space, or leave the numbers where they are: --weights-by-reference",
+        ):
             for file, names in files.items():
                 self._write(folder, file, names)
-        except OSError as error:
-            raise InputError(
-                f"cannot write weights: {error.strerror}",
-                at=str(error.filename or folder),
-                help="free some space, or leave the numbers where they are: --weights-by-reference",
-            ) from error
         place = json.dumps({"checkpoint": str(self.checkpoint.path)}, indent=1)
         (folder / SOURCE).write_text(place + "\n", encoding="utf-8")
 
@@ -113,17 +111,13 @@ def write_index(folder: Path, owner: Mapping[str, str]) -> None:
     Raises:
         InputError: a file cannot be read or written.
     """
-    try:
+    with os_error_as(
+        f"cannot write {INDEX}", at=folder, help="free some space, or give another place"
+    ):
         stored = joined(sorted(folder.glob(f"[!.]*{ENDING}")))
         checksums = {name: checksum_of(tensor) for name, tensor in stored.items()}
         text = json.dumps({"owner": owner, "checksums": checksums}, indent=1)
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {INDEX}: {error.strerror}",
-            at=str(error.filename or folder),
-            help="free some space, or give another place",
-        ) from error
 
 
 def rewrite_index(folder: Path, old: Path, owner: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbrain_fx.core import Param
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.checkpoint import INDEX, listed
 from bigbrain_fx.weights.stored import Stored
 from bigbrain_fx.weights.write import Copy, write_file
@@ -71,7 +71,7 @@ def write_joined(copies: Sequence[Copy], out: Path, shard_bytes: int | None = No
             f"{listed(there)} exists already", at=str(out.parent), help="give another --to"
         )
     total = sum(copy.size for copy in copies)
-    try:
+    with os_error_as(f"cannot write {out}", at=out, help="give another --to"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             for name, shard in zip(names, shards, strict=True):
@@ -82,12 +82,6 @@ def write_joined(copies: Sequence[Copy], out: Path, shard_bytes: int | None = No
                 Path(scratch, index[0]).write_text(json.dumps(text, indent=1) + "\n", "utf-8")
             for name in (*names, *index):
                 shutil.move(Path(scratch, name), out.parent / name)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror}",
-            at=str(error.filename or out),
-            help="give another --to",
-        ) from error
     return Joined(tuple(out.parent / name for name in (*names, *index)), len(copies), total)
 
 

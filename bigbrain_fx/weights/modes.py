@@ -28,6 +28,21 @@ def new_folder(place: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file, or one in the place of another: whole or not at all, and no link is followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def as_umask_says(*paths: Path) -> None:
     """Give files of one folder the mode that a new file there has."""
     if not paths:

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 from bigbrain_fx.core import Shard
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, read_header
 from bigbrain_fx.weights.write import pieces_of
 
@@ -151,12 +151,8 @@ def _write(path: Path, made: Sequence[_ToWrite], *, joins: bool) -> None:
         start += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    try:
-        with path.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for each in ordered:
-                file.write(each.data(joins=joins))
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", help="free some space, or give another place"
-        ) from error
+    help_ = "free some space, or give another place"
+    with os_error_as(f"cannot write {path}", help=help_), path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for each in ordered:
+            file.write(each.data(joins=joins))

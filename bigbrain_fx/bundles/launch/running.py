@@ -31,7 +31,7 @@ from bigbrain_fx.bundles.launch.supervised import (
     run_supervised,
 )
 from bigbrain_fx.bundles.launch.tracing import RunTrace, traced
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
 
@@ -197,11 +197,9 @@ class Told:
 
 
 def _logs(options: RunOptions) -> Path:
-    try:
+    with os_error_as("no logs can be kept", help="give another --logs"):
         logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-run-"))
         logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"no logs can be kept: {error}", help="give another --logs") from error
     return logs
 
 

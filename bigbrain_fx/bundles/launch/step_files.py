@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bigbrain_fx.bundles.launch.options import StepLine
 from bigbrain_fx.bundles.launch.tensorboard import EventFile
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.supervisor import warn
 
 COLUMNS = ("step", "loss", "step_s", "rows_per_s")
@@ -103,11 +103,9 @@ def _opened(path: Path) -> StepFile:
             at="--log-to",
             help="give a file name.csv, or a folder that is there or has no suffix",
         )
-    try:
+    with os_error_as(
+        f"steps cannot be written to {path}",
+        at="--log-to",
+        help="give a file name.csv, or a folder for TensorBoard",
+    ):
         return CsvFile(path) if is_csv else EventFile(path)
-    except OSError as error:
-        raise InputError(
-            f"steps cannot be written to {path}: {error.strerror}",
-            at="--log-to",
-            help="give a file name.csv, or a folder for TensorBoard",
-        ) from error

@@ -12,7 +12,7 @@ from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failu
 from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import allocated, arguments, entry, peaks, reporter, words
-from bigbrain_fx.errors import BigBrainError, InputError
+from bigbrain_fx.errors import BigBrainError, InputError, os_error_as
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
     DeviceProcess,
@@ -126,10 +126,8 @@ def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterat
     Raises:
         InputError: the file cannot be opened.
     """
-    try:
+    with os_error_as("no events can be kept", help="give another --events"):
         log = EventLog(path, tell)
-    except OSError as error:
-        raise InputError(f"no events can be kept: {error}", help="give another --events") from error
     try:
         yield log
     finally:

@@ -6,7 +6,6 @@ However a run ends, what was noted until then is written; before it starts, the 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +13,10 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.launch.program import NOTES
 from bigbrain_fx.core import Slice
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import os_error_as
 from bigbrain_fx.plan import MeasuredRun, Plan, report, run_trace, typical_step
 from bigbrain_fx.supervisor import Event, status, warn
+from bigbrain_fx.weights import replace_file
 
 NS = 1e-9
 
@@ -39,18 +39,13 @@ class RunTrace:
         Raises:
             InputError: it cannot be written.
         """
-        try:
+        help_ = "give --trace a file in a folder that can be written to"
+        with os_error_as("the trace cannot be written", at=self.path, help=help_):
             self.notes.mkdir(parents=True, exist_ok=True)
             for old in self.notes.iterdir():
                 old.unlink()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write(MeasuredRun((), {}))
-        except OSError as error:
-            raise InputError(
-                f"the trace cannot be written to {error.filename}: {error.strerror}",
-                at="--trace",
-                help="give a file in a folder that can be written to",
-            ) from error
 
     def end(self) -> None:
         """Write what was noted, and draw a step of it in the bundle's report."""
@@ -59,14 +54,14 @@ class RunTrace:
         try:
             self._write(measured)
             if step is not None:
-                _replace(self.bundle / "report.html", report(self.plan, step))
+                replace_file(self.bundle / "report.html", report(self.plan, step).encode())
         except OSError as error:
             warn(f"WARNING: the trace is not whole: {error.filename}: {error.strerror}")
 
     def _write(self, measured: MeasuredRun) -> None:
         about = {"bundle": str(self.bundle.resolve()), "devices": self.plan.stages.devices}
         whole = {"traceEvents": run_trace(self.plan, measured), "otherData": about}
-        _replace(self.path, json.dumps(whole) + "\n")
+        replace_file(self.path, (json.dumps(whole) + "\n").encode())
 
 
 @contextmanager
@@ -85,16 +80,6 @@ def traced(plan: Plan, bundle: Path, path: Path | None, logs: Path) -> Iterator[
         yield trace
     finally:
         trace.end()
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in the place of another, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read_notes(folder: Path, events: list[Event]) -> MeasuredRun:

@@ -15,7 +15,7 @@ from bigbrain_fx.bundles.resplitting.named import Named, read_named
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import (
     Plan,
     read_plan,
@@ -142,7 +142,9 @@ class _Moved:
         Raises:
             InputError: the disk is full.
         """
-        try:
+        with os_error_as(
+            "cannot write the bundle", at=folder, help="free some space, or give another --out"
+        ):
             rest = stored_tensors(self.old / "weights")
             trained = {name: read_header(path) for name, path in self.named.files.items()}
             for file, names in files.items():
@@ -150,12 +152,6 @@ class _Moved:
                 write_file(folder / file, copies)
             note_trained(folder, self.named.step)
             self._write_commit(folder.parent / COMMITS)
-        except OSError as error:
-            raise InputError(
-                f"cannot write the bundle: {error.strerror}",
-                at=str(error.filename or folder),
-                help="free some space, or give another --out",
-            ) from error
 
     def write_batch(self, path: Path) -> None:
         """Take along the example batch."""

@@ -15,7 +15,7 @@ from bigbrain_fx.emit.files.readme import readme_text
 from bigbrain_fx.emit.files.train_texts import launch_text
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan
 
 KEPT = ("training.py", "functions.py")
@@ -68,14 +68,12 @@ def shipped_like(like: Path) -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    try:
+    with os_error_as(
+        f"cannot read {path}",
+        at=str(path),
+        help="put it back: what it says of training goes into the new bundle",
+    ):
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}",
-            at=str(path),
-            help="put it back: what it says of training goes into the new bundle",
-        ) from error
 
 
 def _moved(text: str, plan: Plan, where: Path) -> str:

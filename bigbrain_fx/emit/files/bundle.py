@@ -21,7 +21,7 @@ from bigbrain_fx.emit.files.copied import (
 )
 from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
 from bigbrain_fx.weights import cut_file, new_folder, write_index
 
@@ -81,13 +81,9 @@ def write_bundle(
     texts = bundle_texts(plan, like, lean=lean)
     shipped = _shipped(plan) if like is None else shipped_like(like)
     _check_names(shipped, texts)
-    try:
+    with os_error_as(f"cannot write in {out.parent}", help="give another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
-    except OSError as error:
-        raise InputError(
-            f"cannot write in {out.parent}: {error.strerror}", help="give another --out"
-        ) from error
     try:
         _fill(scratch, plan, texts, shipped, weights)
         _move(scratch, out)

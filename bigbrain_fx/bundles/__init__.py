@@ -37,11 +37,8 @@ if TYPE_CHECKING:
         rollback as rollback,
     )
     from bigbrain_fx.bundles.launch import (
-        CHECKS as CHECKS,
         DEFAULT_STEPS as DEFAULT_STEPS,
-        NEEDS as NEEDS,
-        STARTED_BY as STARTED_BY,
-        SUFFIX as SUFFIX,
+        STARTERS as STARTERS,
         BatchLine as BatchLine,
         Command as Command,
         DeviceLostError as DeviceLostError,

@@ -54,31 +54,23 @@ def launch_script(
 
     For example: launch-script bundle --for slurm -- --steps 1000 --commits /shared/commits
     """
-    from bigbrain_fx.bundles import (
-        CHECKS,
-        NEEDS,
-        STARTED_BY,
-        SUFFIX,
-        Script,
-        is_lean,
-        launch_script as made,
-    )
+    from bigbrain_fx.bundles import STARTERS, Script, is_lean
     from bigbrain_fx.plan import read_plan
 
-    plan = read_plan(bundle)
+    plan, starter = read_plan(bundle), STARTERS[kind]
     if check:
-        _require_here(kind, CHECKS.get(kind, (NEEDS[kind],))[0])
-    path = out or Path(f"launch{SUFFIX[kind]}")
+        _require_here(kind, (*starter.check, starter.needs)[0])
+    path = out or Path(f"launch{starter.suffix}")
     require_absent(path, force)
     where = at or str(bundle.resolve())
-    text = made(kind, Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
+    text = starter.text(Script(plan, where, arguments, image, claim, python, is_lean(bundle)))
     with os_error_as(f"cannot write {path}", help="give another -o"):
         path.write_text(text, encoding="utf-8")
-    click.echo(f"wrote {path}; start it with: {STARTED_BY[kind].format(path)}")
+    click.echo(f"wrote {path}; start it with: {starter.start.format(path)}")
     if check:
-        _check((*CHECKS.get(kind, ("true",)), str(path)))
-    elif shutil.which(NEEDS[kind]) is None:
-        click.echo(f"note: there is no {NEEDS[kind]} on this machine: it was not tried", err=True)
+        _check((*(starter.check or ("true",)), str(path)))
+    elif shutil.which(starter.needs) is None:
+        click.echo(f"note: there is no {starter.needs} on this machine: it was not tried", err=True)
 
 
 def _require_here(kind: str, program: str) -> None:

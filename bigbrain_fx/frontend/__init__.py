@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
     from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
-    from bigbrain_fx.frontend.tracing.export import ambient as ambient
+    from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
     from bigbrain_fx.frontend.tracing.filled import fill as fill
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Stage, Stages
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.recompute import read_stages, require_trained
 
 Defer: TypeAlias = tuple[int, ...] | Literal["all"] | None
 """Which stages: their numbers, all that have a backward, or what the schedule is made for (None).
@@ -47,14 +47,7 @@ def read_defer(text: str | None) -> Defer:
         return ()
     if text == "all":
         return "all"
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise InputError(
-            f"expected all, none or numbers of stages, found {text!r}",
-            at="--defer",
-            help="write --defer all, or --defer 0,2",
-        )
-    return tuple(dict.fromkeys(map(int, parts)))
+    return read_stages(text, "--defer", "all, none")
 
 
 def deferring(
@@ -76,7 +69,7 @@ def deferring(
     numbers = known if wanted == "all" else frozenset(wanted or ())
     if lenient:
         numbers &= known
-    _require_trained(stages, numbers, known)
+    require_trained(stages, numbers, known, "--defer", "to split")
     if not numbers:
         return stages
     known_layers = _Layers(
@@ -185,14 +178,3 @@ def _uses(graph: Graph, op: Op) -> Iterator[str]:
     for param in (graph.param[name] for name in names):
         if param.kind == "parameter" and param.spec.requires_grad:
             yield param.canonical
-
-
-def _require_trained(stages: Stages, numbers: frozenset[int], known: frozenset[int]) -> None:
-    listed = ", ".join(map(str, sorted(known)))
-    for number in sorted(numbers - known):
-        exists = number < len(stages.stages)
-        raise InputError(
-            f"stage {number} has no backward to split" if exists else f"there is no stage {number}",
-            at="--defer",
-            help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
-        )

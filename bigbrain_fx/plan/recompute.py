@@ -34,12 +34,17 @@ def read_recompute(text: str | None) -> Wanted:
         return None
     if text in ("all", "ops", "auto"):
         return text  # type: ignore[return-value]  # one of these three
+    return read_stages(text, "--recompute", "auto, ops, all, none")
+
+
+def read_stages(text: str, flag: str, words: str) -> tuple[int, ...]:
+    """Read "0,2", where an option takes some words or the numbers of stages."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise InputError(
-            f"expected auto, ops, all, none or numbers of stages, found {text!r}",
-            at="--recompute",
-            help="write --recompute auto, or --recompute 0,2",
+            f"expected {words} or numbers of stages, found {text!r}",
+            at=flag,
+            help=f"write {flag} {words.partition(',')[0]}, or {flag} 0,2",
         )
     return tuple(dict.fromkeys(map(int, parts)))
 
@@ -64,7 +69,7 @@ def recomputing(
     numbers = known if wanted == "all" else frozenset(asked)
     if lenient:
         numbers &= known
-    _require_trained(stages, numbers, known)
+    require_trained(stages, numbers, known, "--recompute", "to recompute for")
     for number in sorted(numbers):
         _require_repeatable(graph, stages.stages[number])
     marked = (replace(s, runs_again=s.index in numbers) for s in stages.stages)
@@ -96,17 +101,17 @@ def _whole_text(stages: Stages) -> str:
     return f"recompute: each backward runs the forward of {which} again" if numbers else ""
 
 
-def _require_trained(stages: Stages, numbers: frozenset[int], known: frozenset[int]) -> None:
+def require_trained(
+    stages: Stages, numbers: frozenset[int], known: frozenset[int], flag: str, what: str
+) -> None:
+    """Refuse numbers that are no stages with a backward."""
     listed = ", ".join(map(str, sorted(known)))
     for number in sorted(numbers - known):
-        has = (
-            f"there is no stage {number}"
-            if number >= len(stages.stages)
-            else (f"stage {number} has no backward")
-        )
+        exists = number < len(stages.stages)
+        found = f"stage {number} has no backward" if exists else f"there is no stage {number}"
         raise InputError(
-            f"{has} to recompute for",
-            at="--recompute",
+            f"{found} {what}",
+            at=flag,
             help=f"choose from {listed}, or write all" if known else "leave it out: nothing trains",
         )
 

@@ -34,10 +34,7 @@ from bigbrain_fx.bundles.launch.process import (
 from bigbrain_fx.bundles.launch.program import entry as entry
 from bigbrain_fx.bundles.launch.running import run as run
 from bigbrain_fx.bundles.launch.scripts import (
-    CHECKS as CHECKS,
-    NEEDS as NEEDS,
-    STARTED_BY as STARTED_BY,
-    SUFFIX as SUFFIX,
+    STARTERS as STARTERS,
     Script as Script,
     launch_script as launch_script,
 )

@@ -65,13 +65,13 @@ def launch_script(kind: str, script: Script) -> str:
     """Return the text of a file that starts a bundle.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `STARTERS`.
         script: of what.
 
     Raises:
         InputError: this plan cannot be started so, or something is missing that it needs.
     """
-    return KINDS[kind](script)
+    return STARTERS[kind].text(script)
 
 
 # --------------------------------------------------------------------------- Slurm
@@ -336,33 +336,33 @@ def _ray(script: Script) -> str:
 # --------------------------------------------------------------------------- all of them
 
 
-KINDS: Mapping[str, Callable[[Script], str]] = {
-    "slurm": _slurm,
-    "kubernetes": _kubernetes,
-    "ray": _ray,
-    "torchrun": _torchrun,
-    "ssh": _ssh,
-}
-SUFFIX = {"slurm": ".sbatch", "kubernetes": ".json", "ray": ".py", "torchrun": ".sh", "ssh": ".sh"}
-STARTED_BY = {
-    "slurm": "sbatch {}",
-    "kubernetes": "kubectl apply -f {}",
-    "ray": "python {}",
-    "torchrun": "bash {}",
-    "ssh": "bash {}",
-}
-NEEDS = {
-    "slurm": "sbatch",
-    "kubernetes": "kubectl",
-    "ray": "ray",
-    "torchrun": "torchrun",
-    "ssh": "ssh",
-}
-CHECKS: Mapping[str, tuple[str, ...]] = {  # the scheduler's own look at a file
-    "slurm": ("sbatch", "--test-only"),
-    "kubernetes": ("kubectl", "create", "--dry-run=server", "--validate=strict", "-f"),
-    "torchrun": ("bash", "-n"),
-    "ssh": ("bash", "-n"),
+@dataclass(frozen=True)
+class Starter:
+    """One way of starting jobs.
+
+    Attributes:
+        text: writes the file.
+        suffix: of its name.
+        start: what one types to start it.
+        needs: the program that must be there for that.
+        check: the scheduler's own look at a file, where it has one.
+    """
+
+    text: Callable[[Script], str]
+    suffix: str
+    start: str
+    needs: str
+    check: tuple[str, ...] = ()
+
+
+_LOOK = ("bash", "-n")
+_DRY_RUN = ("kubectl", "create", "--dry-run=server", "--validate=strict", "-f")
+STARTERS: Mapping[str, Starter] = {
+    "slurm": Starter(_slurm, ".sbatch", "sbatch {}", "sbatch", ("sbatch", "--test-only")),
+    "kubernetes": Starter(_kubernetes, ".json", "kubectl apply -f {}", "kubectl", _DRY_RUN),
+    "ray": Starter(_ray, ".py", "python {}", "ray"),
+    "torchrun": Starter(_torchrun, ".sh", "bash {}", "torchrun", _LOOK),
+    "ssh": Starter(_ssh, ".sh", "bash {}", "ssh", _LOOK),
 }
 
 

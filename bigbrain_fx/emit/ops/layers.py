@@ -29,12 +29,13 @@ class _NoLayerError(Exception):
 
 @dataclass
 class _LayerOp:
-    """One op of a layer, its arguments by name, and the tensors seen so far."""
+    """One op of a layer, its arguments by name, the ops before it, and the tensors seen so far."""
 
     graph: Graph
     path: str
     op: Op
     bound: Mapping[str, Arg]
+    before: Sequence[Op]
     params: list[str] = field(default_factory=list)
 
     def input(self, name: str = "input") -> Arg:
@@ -92,14 +93,14 @@ def layer_call(
     bound = form.signature.bind(op) if form else None
     if bound is None or op.target.partition(".")[2] not in rule.targets or op.is_tuple:
         return None
-    call = _LayerOp(graph, module.path, op, bound)
+    call = _LayerOp(graph, module.path, op, bound, ops[:-1])
     try:
-        args, options, given = rule.make(call, ops[:-1])
+        args, options, given = rule.make(call)
         options = options + _dtype(call)
         frozen = _frozen(call)
     except _NoLayerError:
         return None
-    if set(call.params) != held:
+    if call.before or set(call.params) != held:
         return None
     layer = Layer(name, tuple(args), tuple(options), tuple(call.params), frozen)
     return LayerCall(module, layer, op, (given,), tuple(ops))
@@ -128,28 +129,20 @@ def _frozen(call: _LayerOp) -> bool:
     return trained == {False}
 
 
-def _alone(before: Sequence[Op]) -> None:
-    if before:
-        raise _NoLayerError
-
-
-def _linear(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _linear(call: _LayerOp) -> Made:
     out, into = call.needed("weight").shape
     bias = call.tensor("bias")
     options: Arguments = [] if bias else [("bias", False)]
     return [("in_features", into), ("out_features", out)], options, call.input()
 
 
-def _embedding(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _embedding(call: _LayerOp) -> Made:
     rows, columns = call.needed("weight").shape
     options = call.options(padding_idx=-1, scale_grad_by_freq=False, sparse=False)
     return [("num_embeddings", rows), ("embedding_dim", columns)], options, call.input("indices")
 
 
-def _layer_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _layer_norm(call: _LayerOp) -> Made:
     weight, bias = call.tensor("weight"), call.tensor("bias")
     shape = call.bound["normalized_shape"]
     options = call.options(eps=1e-05)
@@ -160,8 +153,7 @@ def _layer_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     return [("normalized_shape", _single(shape))], options, call.input()
 
 
-def _rms_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _rms_norm(call: _LayerOp) -> Made:
     options = call.options(eps=None)
     if call.tensor("weight") is None:
         options.append(("elementwise_affine", False))
@@ -172,8 +164,7 @@ def _single(shape: Arg) -> Arg:
     return shape[0] if isinstance(shape, tuple) and len(shape) == 1 else shape
 
 
-def _group_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _group_norm(call: _LayerOp) -> Made:
     weight, _ = call.tensor("weight"), call.tensor("bias")
     options = call.options(eps=1e-05) + ([] if weight else [("affine", False)])
     channels = weight.shape[0] if weight else call.op.outputs[0].shape[1]
@@ -184,30 +175,27 @@ def _group_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
     )
 
 
-def _batch_norm(call: _LayerOp, before: Sequence[Op]) -> Made:
+def _batch_norm(call: _LayerOp) -> Made:
     weight, _ = call.tensor("weight"), call.tensor("bias")
     mean, _ = call.needed("running_mean"), call.needed("running_var")
     if call.bound["training"] is not call.graph.training:
         raise _NoLayerError
     if call.graph.training:
-        _counts_batches(call, before)
-    else:
-        _alone(before)
+        _count_batches(call)
     options = call.options(eps=1e-05, momentum=0.1) + ([] if weight else [("affine", False)])
     return [("num_features", mean.shape[0])], options, call.input()
 
 
-def _counts_batches(call: _LayerOp, before: Sequence[Op]) -> None:
+def _count_batches(call: _LayerOp) -> None:
     counter = f"{call.path}.{COUNTER}"
-    if len(before) != 1 or before[0].target != "aten.add_.Tensor":
+    counted = [(op.target, op.args, op.kwargs) for op in call.before]
+    if counted != [("aten.add_.Tensor", (ParamRef(counter), 1), ())]:
         raise _NoLayerError
-    if before[0].args != (ParamRef(counter), 1) or before[0].kwargs:
-        raise _NoLayerError
+    call.before = ()
     call.params.append(counter)
 
 
-def _conv(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _conv(call: _LayerOp) -> Made:
     out, into, *kernel = call.needed("weight").shape
     options = call.options(stride=1, padding=0, dilation=1, groups=1)
     options += [] if call.tensor("bias") else [("bias", False)]
@@ -219,8 +207,7 @@ def _conv(call: _LayerOp, before: Sequence[Op]) -> Made:
     return args, options, call.input()
 
 
-def _conv_back(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _conv_back(call: _LayerOp) -> Made:
     into, out, *kernel = call.needed("weight").shape
     options = call.options(stride=1, padding=0, output_padding=0, groups=1)
     options += [] if call.tensor("bias") else [("bias", False)]
@@ -233,19 +220,17 @@ def _conv_back(call: _LayerOp, before: Sequence[Op]) -> Made:
     return args, options, call.input()
 
 
-def _dropout(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _dropout(call: _LayerOp) -> Made:
     if call.bound["train"] is not True or not call.graph.training:
         raise _NoLayerError
     return [("p", call.bound["p"])], [], call.input()
 
 
-def _activation(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
+def _activation(name: str) -> Callable[[_LayerOp], Made]:
     defaults = ACTIVATIONS[name][1]
     fixed = ACTIVATIONS[name][2]
 
-    def make(call: _LayerOp, before: Sequence[Op]) -> Made:
-        _alone(before)
+    def make(call: _LayerOp) -> Made:
         if any(repr(call.bound.get(key)) != repr(value) for key, value in fixed.items()):
             raise _NoLayerError
         return [], call.options(**defaults), call.input("self")
@@ -253,25 +238,22 @@ def _activation(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
     return make
 
 
-def _prelu(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _prelu(call: _LayerOp) -> Made:
     (count,) = call.needed("weight").shape
     options: Arguments = [] if count == 1 else [("num_parameters", count)]
     return [], options, call.input("self")
 
 
-def _softmax(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _softmax(call: _LayerOp) -> Made:
     if call.bound["dtype"] is not None:
         raise _NoLayerError
     return [], call.options(dim=None), call.input("self")
 
 
-def _pool(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
+def _pool(name: str) -> Callable[[_LayerOp], Made]:
     defaults = POOLS[name][1]
 
-    def make(call: _LayerOp, before: Sequence[Op]) -> Made:
-        _alone(before)
+    def make(call: _LayerOp) -> Made:
         size = call.bound["kernel_size"]
         options = call.options(**defaults)
         options = [(key, arg) for key, arg in options if key != "stride" or arg != size]
@@ -282,8 +264,7 @@ def _pool(name: str) -> Callable[[_LayerOp, Sequence[Op]], Made]:
     return make
 
 
-def _adaptive(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _adaptive(call: _LayerOp) -> Made:
     size = call.bound["output_size"]
     items = size if isinstance(size, tuple) else (size,)
     if not all(type(item) is int for item in items):
@@ -291,18 +272,17 @@ def _adaptive(call: _LayerOp, before: Sequence[Op]) -> Made:
     return [("output_size", size)], [], call.input("self")
 
 
-def _flatten(call: _LayerOp, before: Sequence[Op]) -> Made:
-    _alone(before)
+def _flatten(call: _LayerOp) -> Made:
     return [], call.options(start_dim=1, end_dim=-1), call.input("self")
 
 
 @dataclass(frozen=True)
 class _Rule:
     targets: frozenset[str]
-    make: Callable[[_LayerOp, Sequence[Op]], Made]
+    make: Callable[[_LayerOp], Made]
 
 
-def _rule(make: Callable[[_LayerOp, Sequence[Op]], Made], *targets: str) -> _Rule:
+def _rule(make: Callable[[_LayerOp], Made], *targets: str) -> _Rule:
     return _Rule(frozenset(targets), make)
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.costs import TimedOptimizer
-from bigbrain_fx.measure.ops.rounds import WARM_UP, no_garbage_collection, trimmed_mean
+from bigbrain_fx.frontend import without_gc
+from bigbrain_fx.measure.ops.rounds import WARM_UP, trimmed_mean
 from bigbrain_fx.measure.ops.stopwatch import Stopwatch
 from bigbrain_fx.runtime import adamw
 
@@ -113,7 +114,7 @@ def _step(
     optimizer = make(named)
     gradients = [torch.full_like(tensor, 1e-3) for _, tensor in named]
     spans = []
-    with no_garbage_collection():
+    with without_gc():
         for _ in range(rounds + WARM_UP):
             watch.settle()
             begin = watch.mark()

@@ -5,14 +5,13 @@ This file knows what to run and how to average; it knows no files.
 
 from __future__ import annotations
 
-import gc
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Op
 from bigbrain_fx.costs import OpProfile, Signature, signatures
+from bigbrain_fx.frontend import without_gc
 from bigbrain_fx.measure.ops.context import Timed, overheads, timed_step, whole_step_s
 from bigbrain_fx.measure.ops.stopwatch import Stopwatch
 from bigbrain_fx.measure.ops.subject import Subject
@@ -43,7 +42,7 @@ class Rounds:
 
     def again(self) -> None:
         """Take one round: a whole step, a watched one, and a watched one of frozen parameters."""
-        with no_garbage_collection():
+        with without_gc():
             costs = overheads(self.watch)
             whole_step_s(self.subject, self.watch)  # not counted: the caches are the chain's
             self.whole_s.append(whole_step_s(self.subject, self.watch))
@@ -118,15 +117,3 @@ def relative_spread(samples: Sequence[float]) -> float:
 
 def _positive(seconds: float) -> float:
     return max(0.0, seconds)  # nothing took less than the clock and the hook do
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running within what is timed."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bigbrain_fx.core import Op
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import Captured, capture
+from bigbrain_fx.frontend import Captured, capture, without_gc
 from bigbrain_fx.measure.ops import ProfileOptions, profile
 from bigbrain_fx.measure.ops.child import fitting
 from bigbrain_fx.measure.ops.context import (
@@ -29,7 +29,7 @@ from bigbrain_fx.measure.ops.context import (
     whole_step_s,
 )
 from bigbrain_fx.measure.ops.machine import chosen_device
-from bigbrain_fx.measure.ops.rounds import Rounds, no_garbage_collection
+from bigbrain_fx.measure.ops.rounds import Rounds
 from bigbrain_fx.measure.ops.stopwatch import ClockStopwatch, CudaStopwatch, stopwatch
 from bigbrain_fx.measure.ops.subject import Subject
 from tests.support.command_line import call, write_model
@@ -249,7 +249,7 @@ def test_what_an_event_takes_may_stay_unknown(
 
 
 def test_a_subject_is_let_go_of_without_a_collector(two: Captured) -> None:
-    with no_garbage_collection():
+    with without_gc():
         subject = subject_of(two, 4)
         timed_step(subject, Virtual(), WatchOverheads(0.0, 0.0))
         leaf, there = weakref.ref(subject.trained[0]), weakref.ref(subject)

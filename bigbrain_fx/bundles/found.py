@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -66,24 +66,8 @@ class Recipe:
 def source_of(facts: ModelFacts) -> Source:
     """Return what a plan remembers of the model file."""
     location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
-    return Source(
-        location,
-        facts.has_batches,
-        facts.has_optimizer,
-        facts.has_loss,
-        facts.has_lr_scale,
-        facts.clip_norm,
-        facts.module,
-        facts.optimizer_state,
-        facts.optimizer_temporaries,
-        facts.has_scheduler,
-        facts.grad_scaler,
-        facts.optimizer_leftover,
-        facts.optimizer_states,
-        facts.drop_last,
-        facts.batch_dims,
-        facts.pad,
-    )
+    same = (entry.name for entry in fields(Source) if entry.name != "path")
+    return Source(location, **{name: getattr(facts, name) for name in same})
 
 
 class _Weights(Protocol):

@@ -268,11 +268,9 @@ class Session(Shown):
         return self.done
 
     def __enter__(self) -> Session:
-        """Return the session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes."""
         self.close()
 
     # ------------------------------------------------------------------ the supervisor's thread

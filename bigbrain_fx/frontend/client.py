@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from bigbrain_fx.errors import InputError, from_fields
@@ -159,16 +158,9 @@ class Child:
             process.stdout.close()
 
     def __enter__(self) -> Child:
-        """Return the child itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it; at once when something went wrong."""
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(at_once=kind is not None)
 
 

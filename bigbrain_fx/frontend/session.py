@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from pydantic import TypeAdapter
@@ -154,16 +153,9 @@ class CaptureSession:
         self._child.close()
 
     def __enter__(self) -> CaptureSession:
-        """Return the session itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the child process."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

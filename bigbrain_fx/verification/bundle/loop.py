@@ -83,11 +83,9 @@ class PlainLoop:
         return eager.read(state.parent / "exact")
 
     def __enter__(self) -> PlainLoop:
-        """Return the loop itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End both processes."""
         self._single.close()
         self._exact.close()
 

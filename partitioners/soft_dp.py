@@ -119,11 +119,7 @@ def soft_step(pipeline: Pipeline, limit_s: float, temperature_s: float) -> Soft 
     )
     cuts = chance[:-1].sum(axis=1)
     busy = (chance * steep).sum() + (cuts * hop_steep).sum()
-    return Soft(
-        float(total + more * limit_s),
-        float(more * (1.0 - busy)),
-        cuts,
-    )
+    return Soft(float(total + more * limit_s), float(more * (1.0 - busy)), cuts)
 
 
 def hard_step(pipeline: Pipeline, limit_s: float) -> tuple[float, tuple[int, ...]] | None:

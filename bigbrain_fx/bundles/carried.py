@@ -125,8 +125,7 @@ class _Text:
     def _import_module(self, name: str, module: types.ModuleType, whose: str) -> None:
         if module.__name__ == "__main__" or module.__spec__ is None:
             raise InputError(
-                f"{whose} uses the module {module.__name__}, which no device can import",
-                help=_HELP,
+                f"{whose} uses the module {module.__name__}, which no device can import", help=_HELP
             )
         self._ship(module.__name__)
         self.parts.append(ast.unparse(ast.Import([ast.alias(module.__name__, name)])))

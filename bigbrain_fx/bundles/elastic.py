@@ -175,12 +175,7 @@ def _options(left: RunOptions, moved: Resplit, first: RunOptions) -> RunOptions:
     every = left.commit_every if first.commits is not None else 0
     spares = left.spares if can_supervise(moved.plan) else None  # only GPUs may be left
     return replace(
-        left,
-        commits=moved.commits,
-        commit_every=every,
-        resume=True,
-        logs=logs,
-        spares=spares,
+        left, commits=moved.commits, commit_every=every, resume=True, logs=logs, spares=spares
     )
 
 

@@ -18,20 +18,8 @@ from bigbrain_fx.bundles.carried import as_optimizer, carry
 from bigbrain_fx.core import Graph, RuleTrial, Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
-from bigbrain_fx.plan import (
-    Options,
-    Plan,
-    Source,
-    trials,
-    updating,
-)
-from bigbrain_fx.weights import (
-    Checkpoint,
-    FromCheckpoint,
-    as_umask_says,
-    match,
-    read_checkpoint,
-)
+from bigbrain_fx.plan import Options, Plan, Source, trials, updating
+from bigbrain_fx.weights import Checkpoint, FromCheckpoint, as_umask_says, match, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import nn

@@ -131,10 +131,7 @@ class Machine(Shown):
 
 
 def _hear(
-    session: Session,
-    waiting: deque[int],
-    most: int,
-    on_step: Callable[[int, float], None] | None,
+    session: Session, waiting: deque[int], most: int, on_step: Callable[[int, float], None] | None
 ) -> None:
     """Wait for losses until at most so many are under way."""
     while len(waiting) > most:

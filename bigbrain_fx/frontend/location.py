@@ -100,10 +100,7 @@ def is_hf(location: str | Path) -> bool:
 
 
 def resolved(
-    location: str | Path,
-    batch: int | None = None,
-    seq: int | None = None,
-    dtype: str | None = None,
+    location: str | Path, batch: int | None = None, seq: int | None = None, dtype: str | None = None
 ) -> tuple[Path, str]:
     """Return the file that a location names, and the location with an absolute path.
 

@@ -21,13 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.location import (
-    hf_location,
-    is_hf,
-    is_onnx,
-    onnx_location,
-    split_location,
-)
+from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.translation.sources import where

@@ -8,11 +8,7 @@ from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.plan.nouns import Plan
 
 
-def fastest(
-    tries: Iterable[Callable[[], Plan]],
-    *,
-    but: tuple[type[BigBrainError], ...],
-) -> Plan:
+def fastest(tries: Iterable[Callable[[], Plan]], *, but: tuple[type[BigBrainError], ...]) -> Plan:
     """Return the plan with the shortest step; of equals the first.
 
     Args:

@@ -27,21 +27,12 @@ from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.plan.tensor import (
-    plan_tensor,
-    tensor_costs,
-    tensor_forecast,
-    wants_tensor,
-)
+from bigbrain_fx.plan.tensor import plan_tensor, tensor_costs, tensor_forecast, wants_tensor
 from bigbrain_fx.plan.together import is_open, plan_together
 
 
 def make_plan(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    known: Sequence[Plan] = (),
+    graph: Graph, cluster: Cluster, source: Source, options: Options, known: Sequence[Plan] = ()
 ) -> Plan:
     """Place, cut, schedule and simulate.
 

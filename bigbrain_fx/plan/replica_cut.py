@@ -13,15 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from bigbrain_fx.core import (
-    DTYPE_BYTES,
-    Bucket,
-    Edge,
-    Graph,
-    Placement,
-    Stage,
-    Stages,
-)
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, Graph, Placement, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
 from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
@@ -82,11 +74,7 @@ def _joined(
         for edge in part.edges
         if edge.kind != "tied" or updates.get(edge.value, number) == number
     ]
-    between = (
-        *_pieces(graph, joined),
-        *statistics_edges(graph, joined),
-        *_losses(graph, joined),
-    )
+    between = (*_pieces(graph, joined), *statistics_edges(graph, joined), *_losses(graph, joined))
     edges = (*within, *between, *(norms(graph, joined) if clip else ()))
     return replace(joined, edges=edges)
 

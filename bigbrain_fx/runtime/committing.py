@@ -491,10 +491,7 @@ def committer_of(
     bundle: Bundle, device: Device, ledger: Ledger, options: CommitOptions, in_background: bool
 ) -> Committer:
     """Return a device's part in the commits that were asked for."""
-    about = {
-        "plan": bundle.plan,
-        "graph": graph_in(bundle.folder),
-    }
+    about = {"plan": bundle.plan, "graph": graph_in(bundle.folder)}
     return Committer(
         options.folder,
         options.every,

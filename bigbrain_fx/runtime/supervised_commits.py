@@ -69,10 +69,7 @@ class SupervisedCommitter(Committer):
         options: CommitOptions,
         deadline_s: float,
     ) -> None:
-        about: Mapping[str, Any] = {
-            "plan": bundle.plan,
-            "graph": graph_in(bundle.folder),
-        }
+        about: Mapping[str, Any] = {"plan": bundle.plan, "graph": graph_in(bundle.folder)}
         board = Board(transport.control, deadline_s)
         folder, every, rescue = options.folder, options.every, options.rescue
         own = folder, every, device.name, device.names, board, about

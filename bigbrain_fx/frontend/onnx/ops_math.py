@@ -239,10 +239,9 @@ def _variadic(node: Node, *values: Value) -> Value:
         return reduce(lambda a, b: _pairwise(pick, a, b), cast("list[Host]", list(values)))
     like = next((value for value in values if isinstance(value, Tensor)), None)
     tensors = [tensor_of(value, like) for value in values]
-    join: Callable[[Tensor, Tensor], Tensor] = {
-        "Max": torch.maximum,
-        "Min": torch.minimum,
-    }.get(node.op, torch.add)
+    join: Callable[[Tensor, Tensor], Tensor] = {"Max": torch.maximum, "Min": torch.minimum}.get(
+        node.op, torch.add
+    )
     total = reduce(join, tensors)
     return total / len(tensors) if node.op == "Mean" else total
 

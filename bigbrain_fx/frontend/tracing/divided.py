@@ -87,10 +87,7 @@ def _part(tensor: Tensor, shard: Shard | None) -> Tensor:
 
 
 def _stepped(
-    make: Make,
-    start: Tensors,
-    whole: Tensors,
-    shards: Mapping[str, Shard | None] | None = None,
+    make: Make, start: Tensors, whole: Tensors, shards: Mapping[str, Shard | None] | None = None
 ) -> Tensors:
     """Return parameters after some steps; their gradients are parts of those of the whole ones."""
     torch.default_generator.manual_seed(0)

@@ -127,10 +127,7 @@ class _Own:
     hooks: Mapping[str, object]
 
     def call(
-        self,
-        tensors: Mapping[str, Tensor],
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
+        self, tensors: Mapping[str, Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """Call it with these tensors in the place of its own."""
         now = {name: self.module.__dict__[name] for name in ("forward", *_HOOKS)}

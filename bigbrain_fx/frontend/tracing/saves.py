@@ -118,9 +118,7 @@ def _with_cuda(op: Op, measured: Saves, bench: _Bench) -> Saves:
     places = tuple(i for i, ref in enumerate(op.refs) if bench.wants_gradient(ref))
     values = (OWN, *places) if kind != "rms_norm" else places
     return replace(
-        measured,
-        cuda_own_bytes=times(4, product(op.outputs[0].shape[:-1])),
-        cuda_values=values,
+        measured, cuda_own_bytes=times(4, product(op.outputs[0].shape[:-1])), cuda_values=values
     )
 
 

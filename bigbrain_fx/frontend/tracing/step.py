@@ -235,12 +235,7 @@ class Step(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss | None,
-        batch: Batch,
-        how: Route,
-        training: bool = True,
+        self, model: nn.Module, loss: Loss | None, batch: Batch, how: Route, training: bool = True
     ) -> None:
         super().__init__()
         self.model = model

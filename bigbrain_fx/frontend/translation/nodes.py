@@ -135,12 +135,7 @@ def place_of(node: fx.Node) -> Place:
     """Return the modules and the user's line that a node belongs to."""
     trace = node.meta.get("stack_trace")
     source, code = line_of(trace)
-    return {
-        "modules": module_calls(node),
-        "source": source,
-        "code": code,
-        "lines": lines_of(trace),
-    }
+    return {"modules": module_calls(node), "source": source, "code": code, "lines": lines_of(trace)}
 
 
 def name_of(arg: Arg) -> str | None:

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from bigbrain_fx.core import Graph, Placement
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.search.nouns import (
-    MEMORY_SLACK,
-    MOST_OTHERS,
-    Ask,
-    Candidate,
-    Score,
-    Trial,
-)
+from bigbrain_fx.plan.search.nouns import MEMORY_SLACK, MOST_OTHERS, Ask, Candidate, Score, Trial
 
 _Key = tuple[object, ...]
 

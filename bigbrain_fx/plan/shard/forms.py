@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from bigbrain_fx.core import (
-    Arg,
-    Dim,
-    Graph,
-    Op,
-    ParamRef,
-    Place,
-    Ref,
-    TensorSpec,
-)
+from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.find import common
 from bigbrain_fx.plan.shard.sizes import SizePart
 

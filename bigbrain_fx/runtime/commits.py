@@ -193,13 +193,6 @@ def write_record(
 ) -> Record:
     """Make a commit of what all devices have written; from here on it is the newest.
 
-    Args:
-        folder: of all commits.
-        shards: of all devices, of one step.
-        generation: of the writer.
-        about: what all devices agree on; see `about_of`.
-        disk: where to write.
-
     Raises:
         FencedError: the writer was replaced.
         OSError: the disk is full.

@@ -37,10 +37,6 @@ _TASKS = (
 def load_hf(at: HfLocation, seed: int) -> tuple[nn.Module, object]:
     """Build the model of a configuration, and a batch that it takes.
 
-    Args:
-        at: the configuration and the sizes chosen.
-        seed: of weights and batch.
-
     Raises:
         InputError: transformers is missing or has no such class, or no batch can be made up.
     """

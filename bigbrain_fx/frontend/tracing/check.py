@@ -59,11 +59,6 @@ class CheckRun:
 
         Every buffer and every random state is put back afterwards.
 
-        Args:
-            inputs: the batch by input name.
-            seed: of torch.
-            gradients: compare the loss's gradients as well.
-
         Raises:
             AssumptionError: the data are not such as the trace assumes.
         """

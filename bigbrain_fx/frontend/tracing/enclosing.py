@@ -63,11 +63,6 @@ def enclosing(
 ) -> _Found:
     """Make an attempt; where it is refused for a part of the model, keep that part whole.
 
-    Args:
-        model: the user's.
-        leaves: what is kept whole anyway.
-        attempt: captures with so much kept whole.
-
     Raises:
         BigBrainError: the first refusal, where no part of the model can be kept instead.
     """

@@ -22,12 +22,7 @@ _THROUGH = ("clamp", "clamp_min", "maximum", "add", "to", "float", "_to_copy")
 
 
 def remarks(graph: Graph, batch: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what a user should know who compares with whole batches.
-
-    Args:
-        graph: of training.
-        batch: the example's tensors, by input.
-    """
+    """Yield what a user should know who compares with whole batches."""
     ops = list(_all(graph.ops))
     for rule, sentence in _RULES:
         found = [op for op in ops if rule(op, graph, batch)]

@@ -154,12 +154,7 @@ def undecided(at: str, code: str, by_dice: bool = False) -> CaptureError:
 
 
 def with_loss_remedy(error: BigBrainError, names: Sequence[str]) -> BigBrainError:
-    """Say how to take the loss out of forward, when it may be what cannot be traced.
-
-    Args:
-        error: a refusal; changed.
-        names: entries of the batch that forward gets.
-    """
+    """Say how to take the loss out of forward, when it may be what cannot be traced."""
     labels = [name for name in names if "label" in name or "target" in name]
     elsewhere = error.what.startswith(("BX0101", "BX0120"))  # --assume and a seed help there
     if labels and isinstance(error, CaptureError) and not elsewhere:

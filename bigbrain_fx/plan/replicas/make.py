@@ -73,11 +73,7 @@ def plan_replicas(
 
 
 def require_sensible(graph: Graph, options: Options) -> None:
-    """Refuse what replicas cannot do, before any work is done.
-
-    Raises:
-        InputError: says what, and what to ask for.
-    """
+    """Refuse what replicas cannot do, before any work is done."""
     if graph.loss is None or not graph.training:
         raise InputError(
             "nothing is trained in inference: --replicas is for training",

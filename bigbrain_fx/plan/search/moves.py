@@ -104,14 +104,6 @@ def climb(
     """Move units, one or a run of them, to a neighbour's device while that is faster.
 
     `evaluate` remembers what it saw; nothing is returned.
-
-    Args:
-        work: the units.
-        cluster: the devices.
-        start: where to begin.
-        start_s: what that takes.
-        evaluate: what a placement takes.
-        budget: how many placements may be evaluated.
     """
     best, best_s, left = start, start_s, budget
     names = [device.name for device in cluster.devices]

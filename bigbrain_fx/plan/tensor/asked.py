@@ -57,11 +57,7 @@ def wants_tensor(options: Options) -> bool:
 
 
 def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
-    """Refuse what does not go with groups of devices, before anything is tried or planned.
-
-    Raises:
-        InputError: says what, and what to do.
-    """
+    """Refuse what does not go with groups of devices, before anything is tried or planned."""
     count, shares = options.tensor or 1, options.tensor_shares
     if shares and len(shares) != count:
         raise InputError(
@@ -112,11 +108,7 @@ def not_yet(
 
 
 def require_no_groups(plan: Plan, what: str, help_: str) -> None:
-    """Refuse for a plan with groups of devices what is not there for them yet.
-
-    Raises:
-        InputError: it has some.
-    """
+    """Refuse for a plan with groups of devices what is not there for them yet."""
     if plan.placement.tensor is not None:
         raise InputError(
             f"{what} does not go with --tensor yet, and this bundle's devices compute in groups "

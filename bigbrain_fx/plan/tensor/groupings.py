@@ -47,13 +47,7 @@ class Grouping:
 
 
 def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple[Grouping, ...]:
-    """Return every grouping worth a try, each once.
-
-    Args:
-        cluster: its devices.
-        speeds: of the model, by device.
-        most: members that a group can have.
-    """
+    """Return every grouping worth a try, each once."""
     pools = [pool for pool in _pools(cluster, speeds) if len(pool) > 1]
     found: dict[Grouping, None] = {}
     for members in range(2, min(most, max(map(len, pools), default=1)) + 1):

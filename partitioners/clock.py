@@ -118,12 +118,7 @@ class _Way(NamedTuple):
 
 
 class Clock:
-    """The times of a placement, kept up to date move by move: mutable.
-
-    Args:
-        timing: what everything takes.
-        homes: the device of every unit, by number in the cluster.
-    """
+    """The times of a placement, kept up to date move by move: mutable."""
 
     def __init__(self, timing: Timing, homes: Sequence[int]) -> None:
         self.timing, self.homes = timing, list(homes)

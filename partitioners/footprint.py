@@ -62,12 +62,6 @@ def in_flight_by_device(
 
     A stage can run as early as the stages that it depends on allow: where two do not depend on
     each other (two towers, say), either may come first, and each is counted as if it did.
-
-    Args:
-        known: of the graph.
-        device_of_unit: one device per unit; one stage per device.
-        micro_batches: in one step.
-        in_flight: see `in_flight_at`.
     """
     devices = list(dict.fromkeys(device_of_unit))
     before: dict[str, set[str]] = {device: set() for device in devices}

@@ -17,12 +17,7 @@ Times = NDArray[np.float64]
 
 
 def heft(jobs: Jobs, room: Room) -> tuple[int, ...]:
-    """Return the device of every job; -1 from the first on that fits nowhere.
-
-    Args:
-        jobs: what to run.
-        room: the devices' memory; asked in the order of ranks.
-    """
+    """Return the device of every job; -1 from the first on that fits nowhere."""
     run = _HeftRun(jobs, room)
     ranks = upward_ranks(jobs)
     for job in sorted(range(jobs.times.shape[1]), key=lambda job: (-ranks[job], job)):

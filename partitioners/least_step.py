@@ -37,15 +37,7 @@ def rides(timing: Timing) -> int:
 def least_step(
     timing: Timing, room: Room, start: Sequence[int], work: float, seed: int
 ) -> LeastStep:
-    """Return a placement whose serial step is least, as far as the work allows.
-
-    Args:
-        timing: what units and messages take.
-        room: every device holds what scattered ops need.
-        start: to begin with; it need not fit in that sense.
-        work: limit, in deterministic seconds.
-        seed: of the search.
-    """
+    """Return a placement whose serial step is least, as far as the work allows."""
     program = _Program(timing, start, Bill.scattered(room))
     more = timing.micro_batches - 1
     program.model.minimize(sum(program.serial) + more * program.busiest)

@@ -46,12 +46,7 @@ class MTopo:
 
 
 def filled(nbytes: Sequence[float], memory: Sequence[float]) -> list[int]:
-    """Return the device of each item, taken in order.
-
-    Args:
-        nbytes: of each item.
-        memory: of each device; infinite ones share alike.
-    """
+    """Return the device of each item, taken in order."""
     if not len(nbytes):
         return []
     finite = np.asarray(memory, dtype=np.float64)

@@ -22,14 +22,7 @@ Fits = Callable[[float], Sequence[str] | None]
 def no_plan(
     known: Work, cluster: Cluster, in_flight: Callable[[int, int], int], fits: Fits
 ) -> NoPlanError:
-    """Return the error for a model that does not fit.
-
-    Args:
-        known: of the units, in the order that `fits` splits.
-        cluster: what was offered.
-        in_flight: (stage, stages) -> micro-batches held at once.
-        fits: the search.
-    """
+    """Return the error for a model that does not fit."""
     scale, homes = _least_scale(fits)
     if homes is None:
         count = len(known.groups)

@@ -123,12 +123,7 @@ def _work(room: Room) -> list[list[int]]:
 
 
 class Ledger:
-    """What every device holds if ops are scattered, kept up to date move by move: mutable.
-
-    Args:
-        room: the devices and units.
-        homes: the device of every unit, by number in the cluster.
-    """
+    """What every device holds if ops are scattered, kept up to date move by move: mutable."""
 
     def __init__(self, room: Room, homes: Sequence[int]) -> None:
         self.room, self.homes = room, list(homes)

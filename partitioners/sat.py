@@ -53,15 +53,7 @@ def cp_model() -> ModuleType:
 def solved(
     model: Model, wanted: Iterable[Variable], hints: Mapping[Variable, int], work: float, seed: int
 ) -> Answer:
-    """Solve a model.
-
-    Args:
-        model: a CpModel that minimises something.
-        wanted: the variables whose values are returned.
-        hints: values to begin with, by variable.
-        work: limit, in CP-SAT's deterministic seconds.
-        seed: of the search.
-    """
+    """Solve a model."""
     module = cp_model()
     for variable, value in hints.items():
         model.add_hint(variable, value)

@@ -161,11 +161,6 @@ def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> in
 def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
     """Write what all devices hold in memory at one step as a commit.
 
-    Args:
-        bundle: that they run.
-        folder: of the commit; is made.
-        files: device -> file descriptor of its image.
-
     Raises:
         OSError: it cannot be written.
     """

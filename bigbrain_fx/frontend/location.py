@@ -104,12 +104,6 @@ def resolved(
 ) -> tuple[Path, str]:
     """Return the file that a location names, and the location with an absolute path.
 
-    Args:
-        location: of a model.
-        batch: rows of the example batch, instead of the location's own.
-        seq: length of its rows, likewise.
-        dtype: element type of the weights, likewise.
-
     Raises:
         InputError: there is no such file; or batch, seq and dtype are given for a model file, which
             says them itself.

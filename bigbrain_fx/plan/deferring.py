@@ -55,12 +55,7 @@ def deferring(
 ) -> Stages:
     """Say of each stage which parameters' gradients wait; where none may, the stage defers nothing.
 
-    Args:
-        graph: that the stages are of.
-        stages: the cut.
-        trained: stages with a backward; "all" means these.
-        wanted: which of them.
-        lenient: leave out numbers that are no such stages, as after ops have moved.
+    `lenient` leaves out numbers that are no stages with a backward, as after ops have moved.
 
     Raises:
         InputError: there is no such stage, or it has no backward.

@@ -17,12 +17,7 @@ from bigbrain_fx.planning import JobOf, Kind, OrderClock, Synthesis, VirtualStag
 
 
 def order_text(plan: Plan, costs: Costs) -> str:
-    """Say it of a schedule of virtual stages, or one that was searched; nothing of others.
-
-    Args:
-        plan: to explain.
-        costs: of its ops; the search is made again, which gives the same.
-    """
+    """Say it of a schedule of virtual stages, or one that was searched; nothing of others."""
     if plan.schedule not in (*SEARCHED, *FOLDS) or plan.mode != "train" or plan.stages.micros:
         return ""
     concrete, trained = plan.graph.at(plan.rows), frozenset(plan.trained)

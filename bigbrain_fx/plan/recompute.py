@@ -54,12 +54,7 @@ def recomputing(
 ) -> Stages:
     """Mark the stages that run their forward again before each backward.
 
-    Args:
-        graph: that the stages are of.
-        stages: the cut.
-        trained: stages with a backward; "all" means these.
-        wanted: which of them.
-        lenient: leave out numbers that are no such stages, as after ops have moved.
+    `lenient` leaves out numbers that are no stages with a backward, as after ops have moved.
 
     Raises:
         InputError: there is no such stage, it has no backward, or it cannot run twice.

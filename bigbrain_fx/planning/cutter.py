@@ -36,15 +36,7 @@ class Hop:
 
 
 def hop_of(cluster: Cluster, a: str, b: str, crossing: Crossing, micro_batches: int) -> Hop:
-    """Return what crossing from one device to another takes, per micro-batch.
-
-    Args:
-        cluster: the devices and links.
-        a: the device before a cut.
-        b: the one after it.
-        crossing: what crosses every cut; gradients of tied weights once a step each way.
-        micro_batches: in one step.
-    """
+    """Return what crossing from one device to another takes, per micro-batch."""
     latency_s, per_s = cluster.link(a, b).latency_s, bytes_per_s(cluster, a, b)
     there, back = crossing.forward_bytes / per_s, crossing.backward_bytes / per_s
     tied = crossing.tied_bytes / per_s / micro_batches

@@ -10,10 +10,6 @@ def unit_orders(count: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[int
 
     Depth first finishes a branch before it begins the next, so that fewer values cross a cut;
     "late" runs every unit as shortly before its readers as it can (depth first from the end).
-
-    Args:
-        count: how many units, numbered in a topological order.
-        edges: pairs (maker, reader).
     """
     pairs = sorted(set(edges))
     backward = [(reader, maker) for maker, reader in pairs]

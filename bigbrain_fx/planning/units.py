@@ -103,14 +103,7 @@ def spread(
     of_unit: Sequence[str],
     of_unread: str,
 ) -> dict[str, str]:
-    """Give every op what its unit was given, its device, say.
-
-    Args:
-        groups: the ops of each unit.
-        copies: replicated ops, and the unit that reads each first (-1: nobody does).
-        of_unit: what each unit was given.
-        of_unread: what replicated ops get that nobody reads.
-    """
+    """Give every op what its unit was given, its device, say."""
     pairs = zip(groups, of_unit, strict=True)
     found = {name: given for group, given in pairs for name in group}
     for name, unit in copies.items():

@@ -79,15 +79,7 @@ def agree(
     rows: int | None = None,
     exact: bool = False,
 ) -> ShardAgreement:
-    """Run one training step's forward and backward, whole and in shares.
-
-    Args:
-        captured: a model with a loss.
-        axes: to split along.
-        shares: of the members.
-        rows: of the batch.
-        exact: in float64.
-    """
+    """Run one training step's forward and backward, whole and in shares."""
     graph = widened(captured.graph) if exact else captured.graph
     made = sharded(graph, axes, shares)
     whole = _Numbers(captured, exact=exact)

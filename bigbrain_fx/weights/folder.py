@@ -104,10 +104,6 @@ def write_index(folder: Path, owner: Mapping[str, str]) -> None:
 
     Tensors that stay in the user's checkpoint are not read for it.
 
-    Args:
-        folder: with all its files.
-        owner: of each trained parameter, in the model's order; none for inference.
-
     Raises:
         InputError: a file cannot be read or written.
     """
@@ -125,11 +121,6 @@ def rewrite_index(folder: Path, old: Path, owner: Mapping[str, str]) -> None:
 
     A bundle of bigbrain-fx 0.1.0 knows no checksums, and gets none. What cannot be read any more is
     written anew.
-
-    Args:
-        folder: with all its files.
-        old: the folder that it takes the place of.
-        owner: as `write_index` has it.
 
     Raises:
         InputError: a file cannot be read or written.

@@ -64,10 +64,6 @@ class Script:
 def launch_script(kind: str, script: Script) -> str:
     """Return the text of a file that starts a bundle.
 
-    Args:
-        kind: one of `STARTERS`.
-        script: of what.
-
     Raises:
         InputError: this plan cannot be started so, or something is missing that it needs.
     """

@@ -92,11 +92,6 @@ def read_named(
 ) -> tuple[Named, list[str]]:
     """Read the newest commit that is whole on all devices; every byte is checked.
 
-    Args:
-        folder: of the commits.
-        devices: of the plan that wrote them.
-        expected: {"plan": hash, "graph": hash}.
-
     Returns:
         The commit, and what the user should know of newer ones that are broken.
 

@@ -43,11 +43,6 @@ class GreedyText:
     def tokens(self, prompt: Sequence[int], count: int, request: Request) -> Iterator[int]:
         """Yield one token after another.
 
-        Args:
-            prompt: tokens, one at least.
-            count: how many more.
-            request: of whom: `is_gone` ends it.
-
         Raises:
             InputError: the prompt is empty or too long, or has a token that there is not.
             UnansweredError, QueueFullError: as `Engine.ask`.

@@ -34,10 +34,6 @@ OURS = (
 def texts_like(plan: Plan, like: Path) -> dict[str, str]:
     """Return training.py, functions.py, train.py and README.md, from those of another bundle.
 
-    Args:
-        plan: of the graph that `like` was written for.
-        like: a bundle for training.
-
     Raises:
         InputError: a file is missing, or train.py was changed beyond recognition.
     """

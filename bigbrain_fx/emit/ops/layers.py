@@ -79,11 +79,8 @@ def layer_call(
 ) -> LayerCall | None:
     """Return the call of a torch.nn layer that ops are, else None.
 
-    Args:
-        graph: as captured.
-        module: the call that the ops belong to.
-        ops: all ops of that call, sizes left out.
-        held: the stage's tensors below the module's path: the layer must have them all.
+    `ops` are all of that call, sizes left out; the layer must have all of `held`, the stage's
+    tensors below the module's path.
     """
     name = module.type.rpartition(".")[2]
     if not module.type.startswith(MODULES) or name not in RULES or not ops:

@@ -138,11 +138,7 @@ def recurrent_call(
 ) -> LayerCall | None:
     """Return the call of an nn.LSTM, nn.GRU or nn.RNN that ops are, else None.
 
-    Args:
-        graph: as captured.
-        module: the call that the ops belong to.
-        ops: all ops of that call, sizes left out.
-        held: the stage's tensors below the module's path: the layer must have them all.
+    `ops` and `held` are as for `layer_call`.
     """
     place = next((i for i, op in enumerate(ops) if op.target in KINDS), None)
     if place is None or module.type != f"{MODULES}{KINDS[ops[place].target].name}":

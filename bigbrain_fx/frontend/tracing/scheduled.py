@@ -67,12 +67,6 @@ def require_scheduled(
 ) -> None:
     """Try a scheduler on the optimizer of all parameters, and on those of each device.
 
-    Args:
-        model: whose parameters it is for.
-        make: `optimizer` of the model file; None: AdamW.
-        scheduler: of the model file.
-        held: device -> the names of its trained parameters.
-
     Raises:
         InputError: it fails, wants a metric, or gives a device other rates than all of them.
     """

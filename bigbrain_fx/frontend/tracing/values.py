@@ -34,13 +34,6 @@ def require_steady(
 ) -> None:
     """Refuse numbers and strings that change from batch to batch and that the model reads.
 
-    Args:
-        model: the user's, in train mode.
-        example: its example batch.
-        loss: the user's.
-        batches: gives the user's data from the start; may fail here, on another host.
-        autocast: as in a model file.
-
     Raises:
         InputError: names the entry and both values.
     """

@@ -30,12 +30,6 @@ def flops(target: str, inputs: Specs, outputs: Specs, args: tuple[Arg, ...]) -> 
 
     A multiply-add counts two. Attention counts its full square, masked or not (as torch's
     `FlopCounterMode` does); functions such as exp or tanh count a few operations per element.
-
-    Args:
-        target: "aten.linear.default".
-        inputs: specs of its tensor arguments, in order; tensors in lists included.
-        outputs: specs of its results.
-        args: its positional arguments.
     """
     family = _family(target)
     if not outputs or family in _FREE:

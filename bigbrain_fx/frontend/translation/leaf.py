@@ -85,13 +85,7 @@ def call_leaf(
 
 
 def run_leaf(module: nn.Module, args: Sequence[object], nest: object) -> object:
-    """Run a leaf's op: return its tensor, or the tensors of its result in order.
-
-    Args:
-        module: the user's.
-        args: its own tensors, as named by `own_tensors`.
-        nest: what it is given: (positional, keyword) arguments.
-    """
+    """Run a leaf's op: return its tensor, or the tensors of its result in order."""
     tensors = dict(zip(own_tensors(module), cast("Sequence[Tensor]", args), strict=True))
     positional, named = cast("tuple[tuple[object, ...], Mapping[str, object]]", nest)
     found: list[Tensor] = []

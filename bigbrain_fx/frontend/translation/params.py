@@ -36,10 +36,6 @@ class Store:
     def name_at(self, name: str, module: str) -> str:
         """Return the name of a tied tensor that its reader would use.
 
-        Args:
-            name: any of its names.
-            module: path of the module that the reading op belongs to.
-
         Returns:
             The name in the reader's own module when there is one, else the first.
         """
@@ -50,12 +46,7 @@ class Store:
 
 
 def store(model: nn.Module, constants: Mapping[str, Tensor]) -> Store:
-    """List every tensor of a model, in its own order, and the constants that a trace found.
-
-    Args:
-        model: the user's model.
-        constants: tensors by name, that are neither parameters nor buffers.
-    """
+    """List every tensor of a model, in its own order, and the constants that a trace found."""
     constants = {name: tensor.detach() for name, tensor in constants.items()}  # none is trained
     kept = set(model.state_dict(keep_vars=True))
     parameters = list(model.named_parameters(remove_duplicate=False))

@@ -51,12 +51,7 @@ def device_of(
 
 
 def linked(devices: Sequence[Device], links: Sequence[tuple[str, str, Link]]) -> Cluster:
-    """Return a cluster with the link of every pair; the default link is the slowest.
-
-    Args:
-        devices: two at least.
-        links: (name, name, link) of every pair, as measured.
-    """
+    """Return a cluster with the link of every pair; the default link is the slowest."""
     known = tuple((a, b, rounded(link)) for a, b, link in links)
     return Cluster(tuple(devices), slowest([link for *_, link in known]), known)
 

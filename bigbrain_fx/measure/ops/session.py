@@ -89,12 +89,6 @@ def profile(
     What the database has already is not measured again, so that a run that was stopped goes on
     where it was.
 
-    Args:
-        model: as in `capture_file`.
-        store: the SQLite file; made when it is not there.
-        options: what to measure.
-        show: called with each step of progress.
-
     Raises:
         InputError: the model file or the database cannot be used, or there is no such device.
         CaptureError: torch.export cannot follow the model.

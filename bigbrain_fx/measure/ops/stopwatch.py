@@ -32,13 +32,7 @@ class Stopwatch(Protocol):
         """Wait until every mark has come to pass; before that nobody may ask for seconds."""
 
     def between_s(self, begin: Mark, end: Mark, cost_s: float = 0.0) -> float:
-        """Return the seconds between two marks.
-
-        Args:
-            begin: the earlier mark.
-            end: the later one.
-            cost_s: what measuring adds to the interval; taken off where it made it longer.
-        """
+        """Return the seconds between two marks."""
 
 
 def stopwatch(device: torch.device, threads: int) -> Stopwatch:

@@ -94,12 +94,7 @@ class Subject:
     def forward(
         self, watch: Callable[[Op, object], None] | None = None, frozen: bool = False
     ) -> Tensor | None:
-        """Run forward; return the loss, if it has a gradient.
-
-        Args:
-            watch: called with each op and its value.
-            frozen: parameters want no gradient.
-        """
+        """Run forward; return the loss, if it has a gradient."""
         with nullcontext() if self.graph.loss else torch.no_grad():
             found = run_graph(
                 self.graph,

@@ -39,15 +39,7 @@ def play(
     trained: frozenset[int],
     limits: Mapping[str, int],
 ) -> Played:
-    """Play one step through; deterministic.
-
-    Args:
-        stages: any acyclic stage graph.
-        micro_batches: how many, at least 1.
-        costs: seconds of every stage and, through its cluster, of every message.
-        trained: stages that have a Backward.
-        limits: per device, the most micro-batches on it at once, at least 1.
-    """
+    """Play one step through; deterministic."""
     run = _Playthrough(stages, micro_batches, costs, trained, limits)
     run.play()
     orders = {device: tuple(compute for compute, _, _ in work) for device, work in run.done.items()}

@@ -29,13 +29,7 @@ _REMEDIES = (
 
 
 def error_of(error: Exception, bundle: Path, model: Path | None) -> InputError | None:
-    """Explain an exception; None for one that this product itself has raised.
-
-    Args:
-        error: raised by the user's code, by torch, or by the bundle.
-        bundle: its folder.
-        model: the model file.
-    """
+    """Explain an exception; None for one that this product itself has raised."""
     first = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "BatchError":  # of the bundle's own copy of the runtime
         return InputError(

@@ -168,12 +168,7 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
 
 
 def lacking(plan: Plan, available: int | None = None) -> str:
-    """Say why this host cannot hold the loop beside the graph; empty where it can.
-
-    Args:
-        plan: of the bundle.
-        available: bytes; what the system says is free when left out.
-    """
+    """Say why this host cannot hold the loop beside the graph; empty where it can."""
     trained = [p.spec for p in plan.graph.params if p.name == p.canonical and p.spec.requires_grad]
     kept = [p.spec for p in plan.graph.params if p.name == p.canonical]
     copies = 3 + 2 * plan.source.optimizer_state  # gradients, and the optimizer's of loop and graph
@@ -202,14 +197,7 @@ def _available() -> int | None:
 def plain_loop(
     plan: Plan, folder: Path, location: str, numbers: Callable[[Path, Plan], Mapping[str, Tensor]]
 ) -> Iterator[PlainLoop | None]:
-    """Start the loop that a bundle is compared with; None where there is none.
-
-    Args:
-        plan: of the bundle.
-        folder: of the bundle.
-        location: of the model file.
-        numbers: reads the bundle's weights; those that are not the model's own go into its model.
-    """
+    """Start the loop that a bundle is compared with; None where there is none."""
     if plan.mode == "eval" or lacking(plan):
         yield None
         return

@@ -233,15 +233,7 @@ def train_reference(
     steps: int,
     seed: int,
 ) -> Trace:
-    """Train in one process, by torch's own loss scale and schedulers.
-
-    Args:
-        reference: the model.
-        batches: step -> its micro-batches, by input name.
-        training: of the bundle, which may be an older one.
-        steps: how many.
-        seed: of all draws.
-    """
+    """Train in one process, by torch's own loss scale and schedulers."""
     loop = _Loop(reference, training)
     for step in range(steps):
         loop.run(step, batches(step), seed)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         split as split,
     )
+    from bigbrain_fx.bundles.dcp_export import DcpExport as DcpExport, export_dcp as export_dcp
     from bigbrain_fx.bundles.elastic import run_elastic as run_elastic
     from bigbrain_fx.bundles.found import (
         IN_MEMORY as IN_MEMORY,

@@ -22,10 +22,13 @@ from bigbrain_fx.weights import (
     FromCheckpoint,
     Joined,
     Stored,
+    is_distributed,
     match,
+    model_tensors,
     new_folder,
     part_name,
     read_checkpoint,
+    read_distributed,
     rewrite_index,
     state,
     stored_tensors,
@@ -81,7 +84,8 @@ def load_weights(
 
     Args:
         bundle: the folder that `split` wrote.
-        checkpoint: as `split --weights` takes it; or what `run --save` wrote.
+        checkpoint: as `split --weights` takes it; or what `run --save` or
+            torch.distributed.checkpoint wrote.
         by_reference: leave the numbers in the checkpoint.
 
     Returns:
@@ -91,7 +95,8 @@ def load_weights(
         InputError: names or shapes do not fit the model, or the disk is full.
     """
     folder = Path(bundle).resolve()
-    plan, given = read_plan(folder), read_checkpoint(checkpoint)
+    plan = read_plan(folder)
+    given = _given(plan, checkpoint, by_reference)
     if by_reference:
         require_no_groups(plan, "--by-reference", "leave it out: parts of tensors are written")
     scratch = new_folder(folder / "weights")
@@ -111,6 +116,20 @@ def load_weights(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return fit.notes
+
+
+def _given(plan: Plan, checkpoint: str | Path, by_reference: bool) -> Checkpoint:
+    if not is_distributed(checkpoint):
+        return read_checkpoint(checkpoint)
+    if by_reference:
+        raise InputError(
+            "--by-reference: a checkpoint of torch.distributed.checkpoint holds chunks of tensors",
+            at=str(checkpoint),
+            help="leave it out: their numbers are put together and copied",
+        )
+    found = read_distributed(checkpoint)
+    names = [p.name for p in plan.graph.params if p.kind != "constant"]
+    return Checkpoint(found.path, model_tensors(found, names))
 
 
 @contextmanager

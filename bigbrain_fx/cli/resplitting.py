@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bigbrain_fx.cli.group import cli
 from bigbrain_fx.cli.options import PATH, bundle_argument, force_bundle_option, json_option
 from bigbrain_fx.cli.progress import working
+from bigbrain_fx.errors import InputError
 
 
 @cli.command(short_help="Go on with a training run on other devices.")
@@ -16,6 +18,11 @@ from bigbrain_fx.cli.progress import working
 @click.option("-d", "--devices", type=PATH, required=True, help="The cluster.json to go on with.")
 @click.option(
     "--commits", type=PATH, help="What `run --commits` wrote [default: the bundle's own commits/]."
+)
+@click.option(
+    "--from-dcp",
+    type=PATH,
+    help="Go on from what torch.distributed.checkpoint saved (FSDP2, torchtitan) instead.",
 )
 @click.option("-o", "--out", type=PATH, required=True, help="Folder of the new bundle.")
 @click.option("--partitioner", help="Another one than the plan's.")
@@ -25,6 +32,7 @@ def resplit(
     bundle: Path,
     devices: Path,
     commits: Path | None,
+    from_dcp: Path | None,
     out: Path,
     partitioner: str | None,
     force: bool,
@@ -33,13 +41,16 @@ def resplit(
     """Write BUNDLE again for other devices, from its last commit: fewer, more, or others.
 
     Weights, the optimizer's state, seed and place in the data go along by parameter name; the model
-    file is not needed.
+    file is not needed. With --from-dcp they are those of a run of FSDP2 or torchtitan.
     """
     from bigbrain_fx.bundles import resplit as resplit_bundle
     from bigbrain_fx.cli.console import json_line
 
+    if commits is not None and from_dcp is not None:
+        raise InputError("expected one of --commits and --from-dcp", help="leave one out")
+    how: dict[str, Any] = {"partitioner": partitioner, "force": force, "from_dcp": from_dcp}
     with working(f"moving {bundle}"):
-        done = resplit_bundle(bundle, devices, out, commits, partitioner=partitioner, force=force)
+        done = resplit_bundle(bundle, devices, out, commits, **how)
     for warning in done.warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:

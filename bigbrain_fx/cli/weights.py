@@ -17,13 +17,14 @@ from bigbrain_fx.errors import InputError
 @bundle_argument
 @click.option("--to", type=PATH, help="The .safetensors file to write.")
 @click.option("--onnx", type=PATH, help="Write each stage as ONNX to this folder, and check it.")
+@click.option("--dcp", type=PATH, help="Write this folder for torch.distributed.checkpoint.")
 @click.option("--weights", type=PATH, help="What `run --save` wrote [default: the bundle's own].")
 @click.option(
     "--optimizer",
     type=PATH,
     help="With --to: the optimizer's state as well, for going on in plain PyTorch; from --commits.",
 )
-@click.option("--commits", type=PATH, help="With --optimizer: what `run --commits` wrote.")
+@click.option("--commits", type=PATH, help="With --optimizer or --dcp: what `run --commits` wrote.")
 @click.option(
     "--shard-bytes",
     type=COUNT,
@@ -34,6 +35,7 @@ def export(
     bundle: Path,
     to: Path | None,
     onnx: Path | None,
+    dcp: Path | None,
     weights: Path | None,
     optimizer: Path | None,
     commits: Path | None,
@@ -44,11 +46,21 @@ def export(
 
     model.load_state_dict(safetensors.torch.load_file(FILE)) takes it. With --onnx a bundle for
     inference becomes one ONNX file per stage instead; each is run and compared with its stage.
+    With --dcp it is a folder that FSDP2 and torchtitan load; from --commits with the optimizer.
     """
-    if (to is None) == (onnx is None):
+    if sum(place is not None for place in (to, onnx, dcp)) != 1:
         raise InputError(
-            "expected one of --to and --onnx", help="--to model.safetensors, or --onnx FOLDER"
+            "expected one of --to, --onnx and --dcp",
+            help="--to model.safetensors, --onnx FOLDER, or --dcp FOLDER",
         )
+    if dcp is not None:
+        if optimizer is not None or shard_bytes is not None:
+            raise InputError(
+                "--optimizer and --shard-bytes are for --to",
+                help="leave them out: with --commits the optimizer's state is in the folder",
+            )
+        _export_dcp(bundle, dcp, weights, commits, as_json)
+        return
     if onnx is not None:
         _export_onnx(bundle, onnx, as_json)
         return
@@ -132,6 +144,25 @@ def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
     found.require_passed()
 
 
+def _export_dcp(
+    bundle: Path, folder: Path, weights: Path | None, commits: Path | None, as_json: bool
+) -> None:
+    from bigbrain_fx.bundles import export_dcp
+    from bigbrain_fx.cli.console import json_line
+
+    with working(f"exporting {bundle}"):
+        done = export_dcp(bundle, folder, weights=weights, commits=commits)
+    for note in done.warnings:
+        click.echo(f"warning: {note}", err=True)
+    if as_json:
+        click.echo(json_line({"wrote": str(folder), "tensors": done.tensors, "step": done.step}))
+        return
+    what = (
+        "no optimizer's state" if done.step is None else f"the optimizer, after {done.step} steps"
+    )
+    click.echo(f"wrote {folder}: {done.tensors} tensors, {what}")
+
+
 @cli.command(short_help="Put a checkpoint of your model into a bundle.")
 @bundle_argument
 @click.option(
@@ -139,7 +170,8 @@ def _export_onnx(bundle: Path, folder: Path, as_json: bool) -> None:
     "checkpoint",
     type=PATH,
     required=True,
-    help="A safetensors file or folder, by your model's names; also what `run --save` wrote.",
+    help="A safetensors file or folder, by your model's names; also what `run --save` or dcp.save "
+    "wrote.",
 )
 @click.option("--by-reference", is_flag=True, help="Leave the numbers there; do not copy them.")
 @json_option

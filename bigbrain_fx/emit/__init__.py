@@ -15,6 +15,7 @@ from bigbrain_fx.emit.files.copied import (
     SUPERVISED as SUPERVISED,
     runtime_files as runtime_files,
 )
+from bigbrain_fx.emit.files.model_file import batch_specs as batch_specs
 from bigbrain_fx.emit.files.outputs import output_dims as output_dims
 from bigbrain_fx.emit.files.texts import (
     bundle_texts as bundle_texts,

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .hooks import Hooks as Hooks
     from .image import (
         FORMAT as FORMAT,
+        ImageLayout as ImageLayout,
         TensorEntry as TensorEntry,
         layout_of as layout_of,
         read_layout as read_layout,
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     from .network import NetworkTransport as NetworkTransport
     from .optimizer_state import (
         StateError as StateError,
+        decoded as decoded,
         optimizer_facts as optimizer_facts,
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,

@@ -97,7 +97,7 @@ def require_optimizer(
             raise StateError(f"optimizer: expected {own}, found {has}")
         return
     _require_separable(optimizer, parameters)
-    if found["class"] != _class_of(optimizer):
+    if found["class"] not in (None, _class_of(optimizer)):  # None: nothing says whose it is
         raise StateError(f"optimizer: expected {_class_of(optimizer)}, found {found['class']}")
     for name in sorted(set(parameters) ^ set(found["of"])):
         where = "lacks" if name in parameters else "has another parameter,"
@@ -126,12 +126,12 @@ def restore_optimizer(
         if not names:
             continue
         entry = found["hyper"][found["of"][names[0]]]
-        base_lr[number] = _decoded(entry["base_lr"], base_lr[number])
+        base_lr[number] = decoded(entry["base_lr"], base_lr[number])
         for key, value in entry["group"].items():
-            group[key] = _decoded(value, group.get(key))
+            group[key] = decoded(value, group.get(key))
     optimizer.state.clear()
     for name, entry in found["scalars"].items():
-        kept = {key: _decoded(value, None) for key, value in entry.items()}
+        kept = {key: decoded(value, None) for key, value in entry.items()}
         optimizer.state[parameters[name]] = {k: _placed(k, v, name, parameters, optimizer)
                                              for k, v in kept.items()}  # fmt: skip
     for full, tensor in tensors.items():
@@ -155,7 +155,8 @@ def _require_group(group: Mapping[str, Any], names: list[str], found: Mapping[st
                 "but were trained with other hyperparameters"
             )
     expected, has = set(group) - set(NOT_HYPER), set(entries[0]["group"])
-    if expected - has:  # more than that is what its steps have put there
+    more = has - expected - {"initial_lr"} if found["class"] is None else set()
+    if expected - has or more:  # of the same class, more is what its steps have put there
         raise StateError(
             f"hyperparameters of {names[0]}: expected {sorted(expected)}, found {sorted(has)}"
         )
@@ -247,19 +248,19 @@ def _encoded(what: str, value: object) -> Any:  # noqa: ANN401  # JSON
     raise StateError(f"the optimizer's {what} is of type {type(value).__name__}, which is no data")
 
 
-def _decoded(value: Any, before: object) -> Any:  # noqa: ANN401  # JSON
-    """Return the value; a number in a tensor goes where the tensor was that it replaces."""
+def decoded(value: Any, before: object = None) -> Any:  # noqa: ANN401  # JSON
+    """Return a value of facts; a number in a tensor goes where the tensor was before it."""
     if isinstance(value, list):
-        return [_decoded(part, None) for part in value]
+        return [decoded(part, None) for part in value]
     if not isinstance(value, dict):
         return value
     if "tuple" in value:
-        return tuple(_decoded(part, None) for part in value["tuple"])
+        return tuple(decoded(part, None) for part in value["tuple"])
     if "float" in value:
         return float(value["float"])
     where = before.device if isinstance(before, Tensor) else torch.device("cpu")
     dtype = getattr(torch, value["dtype"])
-    return torch.tensor(_decoded(value["tensor"], None), dtype=dtype, device=where)
+    return torch.tensor(decoded(value["tensor"], None), dtype=dtype, device=where)
 
 
 def _placed(

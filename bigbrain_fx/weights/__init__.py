@@ -7,6 +7,11 @@ from bigbrain_fx.weights.checkpoint import (
     Checkpoint as Checkpoint,
     read_checkpoint as read_checkpoint,
 )
+from bigbrain_fx.weights.distributed import (
+    SpreadTensor as SpreadTensor,
+    is_distributed as is_distributed,
+    read_distributed as read_distributed,
+)
 from bigbrain_fx.weights.folder import (
     FromCheckpoint as FromCheckpoint,
     note_trained as note_trained,
@@ -24,10 +29,19 @@ from bigbrain_fx.weights.modes import (
     new_folder as new_folder,
     replace_file as replace_file,
 )
+from bigbrain_fx.weights.nested import (
+    finished_steps as finished_steps,
+    model_tensors as model_tensors,
+    optimizer_keys as optimizer_keys,
+)
 from bigbrain_fx.weights.slices import (
     cut_file as cut_file,
     part_name as part_name,
     whole_tensors as whole_tensors,
 )
-from bigbrain_fx.weights.stored import Stored as Stored, read_header as read_header
+from bigbrain_fx.weights.stored import (
+    CODES as CODES,
+    Stored as Stored,
+    read_header as read_header,
+)
 from bigbrain_fx.weights.write import Copy as Copy, write_file as write_file

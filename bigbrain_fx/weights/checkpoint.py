@@ -54,6 +54,13 @@ def _of_folder(folder: Path) -> dict[str, Stored]:
     if indexes:
         return _of_index(_preferred(indexes, f"model{INDEX}"))
     files = sorted(folder.glob("*.safetensors"))
+    if not files and (folder / ".metadata").is_file():
+        raise InputError(
+            f"{folder} is a checkpoint of torch.distributed.checkpoint, expected .safetensors",
+            at=str(folder),
+            help="split without weights, then `bigbrain-fx load BUNDLE --from` it; with the "
+            "optimizer's state: `bigbrain-fx resplit BUNDLE --from-dcp` it",
+        )
     if not files:
         raise _no_tensors(folder)
     whole = _preferred(files, "model.safetensors")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from bigbrain_fx.weights.cast import cast
+from bigbrain_fx.weights.distributed import SpreadTensor
 from bigbrain_fx.weights.stored import CODES, DTYPES, Stored, size_of
 
 PIECE = 1 << 22  # bytes read at a time; a multiple of every element's size
@@ -80,6 +81,9 @@ def pieces_of(source: Stored, piece: int = PIECE) -> Iterator[bytes]:
     Raises:
         OSError: the file is gone, or ends too early.
     """
+    if isinstance(source, SpreadTensor):
+        yield from source.pieces()
+        return
     left = source.size
     with source.file.open("rb") as file:
         file.seek(source.start)

@@ -6,11 +6,14 @@ import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.resplitting.from_dcp import read_dcp
 from bigbrain_fx.bundles.resplitting.named import Named, read_named
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
@@ -67,6 +70,7 @@ def resplit(
     out: str | Path,
     commits: str | Path | None = None,
     *,
+    from_dcp: str | Path | None = None,
     partitioner: str | None = None,
     force: bool = False,
 ) -> Resplit:
@@ -81,6 +85,8 @@ def resplit(
         devices: a cluster.json, or a Cluster: where to go on.
         out: the new bundle's folder; must not exist, or be a bundle with `force`.
         commits: the folder that `--commits` had; the folder "commits" of the bundle if left out.
+        from_dcp: go on from what torch.distributed.checkpoint saved of this model and optimizer
+            instead of from a commit.
         partitioner: another one than the plan's.
         force: replace a bundle that is there.
 
@@ -94,15 +100,33 @@ def resplit(
     require_no_groups(plan, "resplit", "export the weights, and split the model with them anew")
     require_no_overlap(plan, "resplit", "export the weights, and split the model with them anew")
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
+    asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
+    with _scratch(target) as scratch:
+        if from_dcp is None:
+            named, notes = _of_commit(plan, old, commits)
+        else:
+            named, notes = read_dcp(Path(from_dcp), plan, old, scratch / "state.safetensors"), []
+        moved = replace(replan(asked, cluster), seed=int(named.facts["seed"]))
+        _require_micro_batches(moved, named)
+        write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
+    return Resplit(moved, place, place / COMMITS, named.step, tuple(notes))
+
+
+def _of_commit(plan: Plan, old: Path, commits: str | Path | None) -> tuple[Named, list[str]]:
     folder = Path(commits) if commits is not None else old / COMMITS
     text = (old / "plan.json").read_bytes()
     expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
-    named, notes = read_named(folder, plan.stages.devices, expected)
-    asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
-    moved = replace(replan(asked, cluster), seed=int(named.facts["seed"]))
-    _require_micro_batches(moved, named)
-    write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
-    return Resplit(moved, place, place / COMMITS, named.step, tuple(notes))
+    return read_named(folder, plan.stages.devices, expected)
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """Give a folder on the disk that the bundle is to be on, for as long as it is needed."""
+    there = next(folder for folder in target.parents if folder.is_dir())
+    with os_error_as(f"cannot write {target}", at=target, help="give another --out"):
+        scratch = tempfile.TemporaryDirectory(prefix=".dcp-", dir=there)
+    with scratch as folder:
+        yield Path(folder)
 
 
 def _training_plan(bundle: Path) -> Plan:

@@ -118,18 +118,13 @@ def our_names(taken: SourceSlice, ours: Iterable[str]) -> dict[str, str]:
 
 def inputs_lines(plan: Plan, constants: Mapping[str, str]) -> list[str]:
     """Write where each model input is in a batch, what it is, and which are not split."""
-    used = {name for stage in plan.stages.stages for name in stage.inputs}
-    if plan.mode == "eval":
-        used |= set(plan.graph.outputs)  # a model may hand an input through
-    entries = [entry for entry in plan.graph.inputs if entry.name in used]
+    entries = _read_entries(plan)
     rows = [
         f"    {entry.name!r}: {entry.key if plan.source.has_batches else (entry.name,)!r},"
         for entry in entries
     ]
     whole = tuple(entry.name for entry in entries if not entry.batched)
-    specs = [
-        f"    {entry.name!r}: {(entry.spec.dtype, _shape(entry, plan))!r}," for entry in entries
-    ]
+    specs = [f"    {name!r}: {spec!r}," for name, spec in batch_specs(plan).items()]
     return [
         f"{constants['INPUTS']} = {{",
         *rows,
@@ -139,6 +134,18 @@ def inputs_lines(plan: Plan, constants: Mapping[str, str]) -> list[str]:
         "}",
         *wrapped(f"{constants['WHOLE']} = {whole!r}", 0),
     ]
+
+
+def batch_specs(plan: Plan) -> dict[str, tuple[str, tuple[Dim, ...]]]:
+    """Return the element type and shape of each model input in a whole batch."""
+    return {e.name: (e.spec.dtype, _shape(e, plan)) for e in _read_entries(plan)}
+
+
+def _read_entries(plan: Plan) -> list[Input]:
+    used = {name for stage in plan.stages.stages for name in stage.inputs}
+    if plan.mode == "eval":
+        used |= set(plan.graph.outputs)  # a model may hand an input through
+    return [entry for entry in plan.graph.inputs if entry.name in used]
 
 
 def _shape(entry: Input, plan: Plan) -> tuple[Dim, ...]:

@@ -1,0 +1,97 @@
+"""What torch.distributed.checkpoint saved of a model and its optimizer, as a commit of that model.
+
+Buffers outside the state dict are as the bundle has them; seed and micro-batches are the plan's.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from bigbrain_fx.bundles.resplitting.named import Named, TensorPlace
+from bigbrain_fx.emit import batch_specs
+from bigbrain_fx.errors import InputError, os_error_as
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.runtime import ImageLayout, Loaded, Record, TensorEntry
+from bigbrain_fx.weights import (
+    CODES,
+    Checkpoint,
+    Copy,
+    Stored,
+    finished_steps,
+    match,
+    model_tensors,
+    optimizer_keys,
+    read_distributed,
+    read_header,
+    stored_tensors,
+    write_file,
+)
+
+
+def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
+    """Read a checkpoint of a plan's model into one file, chunks put together.
+
+    Args:
+        folder: what dcp.save wrote.
+        plan: of the bundle.
+        bundle: that has the buffers outside the model's state dict.
+        image: the file to write; keep it while the result is needed.
+
+    Raises:
+        InputError: it is no such checkpoint, or of another model; it lacks the optimizer's state,
+            or how many steps are done; the disk is full.
+    """
+    found, params = read_distributed(folder), plan.graph.params
+    names = {p.name: p.canonical for p in params if p.kind != "constant"}
+    model = model_tensors(found, names)
+    optimizer = optimizer_keys(found, names)
+    step = finished_steps(found, optimizer, names)
+    fit = match(params, Checkpoint(found.path, model))
+    _require_types(plan, fit.sources, found.path)
+    held = {_full(plan, name): fit.sources[name] for name in fit.sources}
+    unsaved = stored_tensors(bundle / "weights")
+    held |= {f"buffer:{p.canonical}": unsaved[p.name] for p in params if p.kind == "constant"}
+    held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in optimizer.tensors.items()}
+    copies = [Copy(name, tensor.dtype, tensor) for name, tensor in held.items()]
+    told = "cannot put the checkpoint's tensors together"
+    with os_error_as(told, at=image, help="free some space, or give another --out"):
+        write_file(image, copies)
+    facts = {
+        "seed": plan.seed,
+        "micro_batches": plan.micro_batches,
+        "inputs": {name: [d, list(shape)] for name, (d, shape) in batch_specs(plan).items()},
+        "torch": version("torch"),
+        "loss_scale": None,
+    }
+    return Named(step, {"dcp": image}, _places(image, step), facts, optimizer.facts)
+
+
+def _full(plan: Plan, name: str) -> str:
+    """Return the name that a state has for a parameter or buffer."""
+    param = plan.graph.param[name]
+    return f"{'parameter' if param.kind == 'parameter' else 'buffer'}:{param.canonical}"
+
+
+def _require_types(plan: Plan, sources: Mapping[str, Stored], where: Path) -> None:
+    """Refuse other element types than the model's: a state is the numbers as they were."""
+    for name, stored in sources.items():
+        wanted = plan.graph.param[name].spec.dtype
+        if stored.dtype != wanted:
+            raise InputError(
+                f"{name}: expected {wanted}, found {stored.dtype} in the checkpoint",
+                at=str(where),
+                help="split the model with its parameters as they are trained there",
+            )
+
+
+def _places(image: Path, step: int) -> dict[str, TensorPlace]:
+    found = read_header(image)
+    entries = {n: TensorEntry(n, CODES[s.dtype], s.shape, s.start) for n, s in found.items()}
+    with image.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    layout = ImageLayout(b"", entries, {}, len(data))
+    loaded = Loaded(Record(step, 1, image.name, {}, {}), data, layout, {})
+    return {name: TensorPlace(loaded, entry) for name, entry in entries.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from bigbrain_fx.core import BLAS_BYTES, BLAS_BYTES_FROM_HOPPER_ON
 
@@ -145,17 +146,6 @@ def _old(
     return _card(memory, fp32, fp32, bandwidth, source, PCIE_3, sustained=sustained, lacks=_BOTH)
 
 
-def _turing(
-    memory: float,
-    fp32: float,
-    half: float,
-    bandwidth: float,
-    source: str,
-    sustained: Sustained = USUAL,
-) -> Preset:
-    return _card(memory, fp32, half, bandwidth, source, PCIE_3, sustained=sustained, lacks=_BF16)
-
-
 def _geforce(
     memory: float,
     fp32: float,
@@ -177,19 +167,9 @@ def _hopper(
     source: str,
     wire: Wire = NVLINK_4,
     sustained: Sustained = USUAL,
-    tf32: float | None = None,
 ) -> Preset:
-    return _card(
-        memory,
-        fp32,
-        half,
-        bandwidth,
-        source,
-        wire,
-        tf32 or half / 2,
-        sustained,
-        blas_bytes=BLAS_BYTES_FROM_HOPPER_ON,
-    )
+    rates = memory, fp32, half, bandwidth
+    return _card(*rates, source, wire, half / 2, sustained, blas_bytes=BLAS_BYTES_FROM_HOPPER_ON)
 
 
 # Fitted by `python -m tools.published_gpus.fitting`; where a source says nothing of a rate it is
@@ -211,6 +191,10 @@ _4090 = Sustained(0.75, 0.75, 1.01, 1.05, "timm's benchmarks of the RTX 4090, be
 _ADA = Sustained(0.75, 0.75, 1.01, 1.0, "timm's benchmarks of the RTX 4090, of the same make")
 """A 72 MB cache (6 MB on Ampere) makes passes faster than the memory; clocks rise over "boost"."""
 
+_turing = partial(_card, wire=PCIE_3, lacks=_BF16)
+_p100 = partial(_card, sustained=_P100, lacks=_BF16)
+_v100 = partial(_card, sustained=_V100, lacks=_BF16)
+
 _PASCAL = "NVIDIA Tesla P100 datasheet, 2016"
 _VOLTA = "NVIDIA V100 datasheet, Jan 2020"
 _TU = "NVIDIA Turing whitepaper WP-09183, reference boards"
@@ -222,34 +206,18 @@ _GEFORCE_50 = "NVIDIA RTX Blackwell whitepaper, appendix A"
 _CDNA = "AMD Instinct data sheet; a device is one of the card's two dies"
 
 CARDS: Mapping[str, Preset] = {
-    "p100-16": _card(
-        16, 9.3, 18.7, 732, f"{_PASCAL}, PCIe 16 GB", PCIE_3, sustained=_P100, lacks=_BF16
-    ),
-    "p100-12": _card(
-        12, 9.3, 18.7, 549, f"{_PASCAL}, PCIe 12 GB", PCIE_3, sustained=_P100, lacks=_BF16
-    ),
-    "p100-16-sxm2": _card(
-        16, 10.6, 21.2, 732, f"{_PASCAL}, SXM2", NVLINK_1, sustained=_P100, lacks=_BF16
-    ),
+    "p100-16": _p100(16, 9.3, 18.7, 732, f"{_PASCAL}, PCIe 16 GB", PCIE_3),
+    "p100-12": _p100(12, 9.3, 18.7, 549, f"{_PASCAL}, PCIe 12 GB", PCIE_3),
+    "p100-16-sxm2": _p100(16, 10.6, 21.2, 732, f"{_PASCAL}, SXM2", NVLINK_1),
     "p4": _old(8, 5.5, 192, "NVIDIA Tesla P4 datasheet, 2016", _P4),
     "p40": _old(24, 11.76, 346, "NVIDIA Tesla P40 datasheet, 2016", _P40),
     "gtx-1080": _old(8, 8.9, 320, "NVIDIA GeForce GTX 1080 whitepaper"),
     "gtx-1080-ti": _old(11, 11.3, 484, "NVIDIA GeForce GTX 1080 Ti specifications"),
-    "v100-16": _card(
-        16, 15.7, 125, 900, f"{_VOLTA}, V100 SXM2 16 GB", NVLINK_2, sustained=_V100, lacks=_BF16
-    ),
-    "v100-32": _card(
-        32, 15.7, 125, 900, f"{_VOLTA}, V100 SXM2 32 GB", NVLINK_2, sustained=_V100, lacks=_BF16
-    ),
-    "v100-16-pcie": _card(
-        16, 14, 112, 900, f"{_VOLTA}, V100 PCIe 16 GB", PCIE_3, sustained=_V100, lacks=_BF16
-    ),
-    "v100-32-pcie": _card(
-        32, 14, 112, 900, f"{_VOLTA}, V100 PCIe 32 GB", PCIE_3, sustained=_V100, lacks=_BF16
-    ),
-    "v100s": _card(
-        32, 16.4, 130, 1134, f"{_VOLTA}, V100S PCIe 32 GB", PCIE_3, sustained=_V100, lacks=_BF16
-    ),
+    "v100-16": _v100(16, 15.7, 125, 900, f"{_VOLTA}, V100 SXM2 16 GB", NVLINK_2),
+    "v100-32": _v100(32, 15.7, 125, 900, f"{_VOLTA}, V100 SXM2 32 GB", NVLINK_2),
+    "v100-16-pcie": _v100(16, 14, 112, 900, f"{_VOLTA}, V100 PCIe 16 GB", PCIE_3),
+    "v100-32-pcie": _v100(32, 14, 112, 900, f"{_VOLTA}, V100 PCIe 32 GB", PCIE_3),
+    "v100s": _v100(32, 16.4, 130, 1134, f"{_VOLTA}, V100S PCIe 32 GB", PCIE_3),
     "titan-v": _card(
         12, 14.9, 110, 652.8, "NVIDIA TITAN V specifications, 2017", PCIE_3, lacks=_BF16
     ),
@@ -260,7 +228,7 @@ CARDS: Mapping[str, Preset] = {
     "rtx-2080-ti": _turing(11, 13.4, 53.8, 616, _TU),
     "quadro-rtx-6000": _turing(24, 16.3, 130.5, 672, _TU),
     "quadro-rtx-8000": _turing(48, 16.3, 130.5, 672, "NVIDIA Quadro RTX 8000 datasheet, 2019"),
-    "t4": _turing(16, 8.1, 65, 320, "NVIDIA T4 product brief PB-09256, 2019", _T4),
+    "t4": _turing(16, 8.1, 65, 320, "NVIDIA T4 product brief PB-09256, 2019", sustained=_T4),
     "a100-40": _card(
         40, 19.5, 312, 1555, "NVIDIA A100 datasheet, 2020, SXM4 40 GB", NVLINK_3, 156, _A100_40
     ),

@@ -6,7 +6,7 @@ read. This table is data: it knows no tensor and imports nothing but the table's
 
 from __future__ import annotations
 
-from bigbrain_fx.emit.ops.call_table_tensor import Table
+from bigbrain_fx.emit.ops.call_table_tensor import Table, called
 
 # `layout` has no place in the templates: a sparse tensor is made by the op's own name.
 _NEW = "dtype=None, layout=None, device=None, pin_memory=None"
@@ -56,56 +56,45 @@ FACTORIES: Table = {
 }
 
 JOINING: Table = {
-    "cat.default(tensors, dim=0)": "torch.cat(tensors, dim=dim)",
-    "concat.default(tensors, dim=0)": "torch.concat(tensors, dim=dim)",
-    "stack.default(tensors, dim=0)": "torch.stack(tensors, dim=dim)",
-    "hstack.default(tensors)": "torch.hstack(tensors)",
-    "vstack.default(tensors)": "torch.vstack(tensors)",
+    **called(
+        "torch",
+        """
+        cat.default(tensors, dim=0); concat.default(tensors, dim=0); stack.default(tensors, dim=0)
+        hstack.default(tensors); vstack.default(tensors); where.default(condition)
+        diag_embed.default(self, offset=0, dim1=-2, dim2=-1); roll.default(self, shifts, dims=())
+        take_along_dim.default(self, indices, dim=None)
+        bucketize.Tensor(self, boundaries, out_int32=False, right=False)
+        bincount.default(self, weights=None, minlength=0)
+        """,
+    ),
+    **called(
+        "self",
+        """
+        masked_fill.Scalar(self, mask, value); masked_fill.Tensor(self, mask, value)
+        masked_select.default(self, mask); masked_scatter.default(self, mask, source)
+        nonzero.default(self)
+        repeat_interleave.self_int(self, repeats, dim=None, output_size=None)
+        repeat_interleave.self_Tensor(self, repeats, dim=None, output_size=None)
+        gather.default(self, dim, index, sparse_grad=False)
+        index_select.default(self, dim, index)
+        """,
+    ),
     "meshgrid.default(tensors)": "torch.meshgrid(*tensors, indexing='ij')",
     "meshgrid.indexing(tensors, indexing)": "torch.meshgrid(*tensors, indexing=indexing)",
-    "where.default(condition)": "torch.where(condition)",
     **{
         f"where.{overload}(condition, self, other)": "torch.where(condition, self, other)"
         for overload in ("self", "ScalarSelf", "ScalarOther", "Scalar")
     },
-    "masked_fill.Scalar(self, mask, value)": "self.masked_fill(mask, value)",
-    "masked_fill.Tensor(self, mask, value)": "self.masked_fill(mask, value)",
-    "masked_select.default(self, mask)": "self.masked_select(mask)",
-    "masked_scatter.default(self, mask, source)": "self.masked_scatter(mask, source)",
-    "nonzero.default(self)": "self.nonzero()",
     "tril.default(self, diagonal=0)": "torch.tril(self, diagonal)",
     "triu.default(self, diagonal=0)": "torch.triu(self, diagonal)",
     "diag.default(self, diagonal=0)": "torch.diag(self, diagonal)",
-    "diag_embed.default(self, offset=0, dim1=-2, dim2=-1)": (
-        "torch.diag_embed(self, offset=offset, dim1=dim1, dim2=dim2)"
-    ),
-    "roll.default(self, shifts, dims=())": "torch.roll(self, shifts, dims=dims)",
     "flip.default(self, dims)": "self.flip(*dims)",
     "repeat.default(self, repeats)": "self.repeat(*repeats)",
     "tile.default(self, dims)": "self.tile(*dims)",
-    "repeat_interleave.self_int(self, repeats, dim=None, output_size=None)": (
-        "self.repeat_interleave(repeats, dim=dim, output_size=output_size)"
-    ),
-    "repeat_interleave.self_Tensor(self, repeats, dim=None, output_size=None)": (
-        "self.repeat_interleave(repeats, dim=dim, output_size=output_size)"
-    ),
-    "gather.default(self, dim, index, sparse_grad=False)": (
-        "self.gather(dim, index, sparse_grad=sparse_grad)"
-    ),
-    "take_along_dim.default(self, indices, dim=None)": (
-        "torch.take_along_dim(self, indices, dim=dim)"
-    ),
-    "index_select.default(self, dim, index)": "self.index_select(dim, index)",
     "searchsorted.Tensor(sorted_sequence, self, out_int32=False, right=False, side=None,"
     " sorter=None)": (
         "torch.searchsorted(sorted_sequence, self, out_int32=out_int32, right=right, side=side,"
         " sorter=sorter)"
-    ),
-    "bucketize.Tensor(self, boundaries, out_int32=False, right=False)": (
-        "torch.bucketize(self, boundaries, out_int32=out_int32, right=right)"
-    ),
-    "bincount.default(self, weights=None, minlength=0)": (
-        "torch.bincount(self, weights=weights, minlength=minlength)"
     ),
 }
 
@@ -113,13 +102,13 @@ _BATCHED = "beta=1, alpha=1"
 _BATCHED_CALL = "beta=beta, alpha=alpha"
 
 PRODUCTS: Table = {
-    "mm.default(self, mat2)": "torch.mm(self, mat2)",
-    "bmm.default(self, mat2)": "torch.bmm(self, mat2)",
-    "mv.default(self, vec)": "torch.mv(self, vec)",
-    "dot.default(self, tensor)": "torch.dot(self, tensor)",
-    "outer.default(self, vec2)": "torch.outer(self, vec2)",
-    f"addmm.default(self, mat1, mat2, {_BATCHED})": (
-        f"torch.addmm(self, mat1, mat2, {_BATCHED_CALL})"
+    **called(
+        "torch",
+        """
+        mm.default(self, mat2); bmm.default(self, mat2); mv.default(self, vec)
+        dot.default(self, tensor); outer.default(self, vec2)
+        addmm.default(self, mat1, mat2, beta=1, alpha=1); cross.default(self, other, dim=None)
+        """,
     ),
     **{
         f"{name}.default(self, batch1, batch2, {_BATCHED})": (
@@ -127,7 +116,6 @@ PRODUCTS: Table = {
         )
         for name in ("baddbmm", "addbmm")
     },
-    "cross.default(self, other, dim=None)": "torch.cross(self, other, dim=dim)",
     "cdist.default(x1, x2, p=2.0, compute_mode=None)": "torch.cdist(x1, x2, p=p)",
     "linalg_inv.default(A)": "torch.linalg.inv(A)",
     "linalg_cholesky.default(self, upper=False)": "torch.linalg.cholesky(self, upper=upper)",
@@ -191,6 +179,20 @@ SCATTERING: Table = {
 }
 
 IN_PLACE: Table = {
+    **called(
+        "self",
+        """
+        div_.Tensor_mode(self, other, rounding_mode=None); logical_and_.default(self, other)
+        logical_or_.default(self, other); pow_.Scalar(self, exponent); pow_.Tensor(self, exponent)
+        fill_.Scalar(self, value); fill_.Tensor(self, value)
+        masked_fill_.Scalar(self, mask, value); masked_fill_.Tensor(self, mask, value)
+        clamp_.default(self, min=None, max=None); clamp_min_.default(self, min)
+        clamp_max_.default(self, max); lerp_.Scalar(self, end, weight)
+        lerp_.Tensor(self, end, weight); addcmul_.default(self, tensor1, tensor2, value=1)
+        addcdiv_.default(self, tensor1, tensor2, value=1); unsqueeze_.default(self, dim)
+        squeeze_.dim(self, dim); transpose_.default(self, dim0, dim1)
+        """,
+    ),
     **{f"{name}_.default(self)": f"self.{name}_()" for name in _IN_PLACE_UNARY},
     **{
         f"{name}_.{overload}(self, other, alpha=1)": f"self.{name}_(other, alpha=alpha)"
@@ -202,32 +204,7 @@ IN_PLACE: Table = {
         for name in ("mul", "div", "bitwise_and", "bitwise_or")
         for overload in ("Tensor", "Scalar")
     },
-    "div_.Tensor_mode(self, other, rounding_mode=None)": (
-        "self.div_(other, rounding_mode=rounding_mode)"
-    ),
-    "logical_and_.default(self, other)": "self.logical_and_(other)",
-    "logical_or_.default(self, other)": "self.logical_or_(other)",
-    "pow_.Scalar(self, exponent)": "self.pow_(exponent)",
-    "pow_.Tensor(self, exponent)": "self.pow_(exponent)",
     "copy_.default(self, src, non_blocking=False)": "self.copy_(src)",
-    "fill_.Scalar(self, value)": "self.fill_(value)",
-    "fill_.Tensor(self, value)": "self.fill_(value)",
-    "masked_fill_.Scalar(self, mask, value)": "self.masked_fill_(mask, value)",
-    "masked_fill_.Tensor(self, mask, value)": "self.masked_fill_(mask, value)",
-    "clamp_.default(self, min=None, max=None)": "self.clamp_(min=min, max=max)",
-    "clamp_min_.default(self, min)": "self.clamp_min_(min)",
-    "clamp_max_.default(self, max)": "self.clamp_max_(max)",
-    "lerp_.Scalar(self, end, weight)": "self.lerp_(end, weight)",
-    "lerp_.Tensor(self, end, weight)": "self.lerp_(end, weight)",
-    "addcmul_.default(self, tensor1, tensor2, value=1)": (
-        "self.addcmul_(tensor1, tensor2, value=value)"
-    ),
-    "addcdiv_.default(self, tensor1, tensor2, value=1)": (
-        "self.addcdiv_(tensor1, tensor2, value=value)"
-    ),
-    "unsqueeze_.default(self, dim)": "self.unsqueeze_(dim)",
-    "squeeze_.dim(self, dim)": "self.squeeze_(dim)",
-    "transpose_.default(self, dim0, dim1)": "self.transpose_(dim0, dim1)",
     "uniform_.default(self, from_=0.0, to=1.0, generator=None)": "self.uniform_(from_, to)",
     "normal_.default(self, mean=0.0, std=1.0, generator=None)": "self.normal_(mean, std)",
     "exponential_.default(self, lambd=1.0, generator=None)": "self.exponential_(lambd)",

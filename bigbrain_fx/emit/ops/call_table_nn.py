@@ -7,7 +7,7 @@ data: it knows no tensor and imports nothing but the table's type.
 
 from __future__ import annotations
 
-from bigbrain_fx.emit.ops.call_table_tensor import Table
+from bigbrain_fx.emit.ops.call_table_tensor import Table, called
 
 _CONV = "bias=None, stride=1, padding=0, dilation=1, groups=1"
 _CONV_PADDED = "bias=None, stride=1, padding='valid', dilation=1, groups=1"
@@ -39,13 +39,6 @@ LAYERS: Table = {
         "F.embedding(indices, weight, padding_idx=padding_idx,"
         " scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)"
     ),
-    # F.embedding_bag returns the first of the op's four tensors only
-    "embedding_bag.default(weight, indices, offsets, scale_grad_by_freq=False, mode=0,"
-    " sparse=False, per_sample_weights=None, include_last_offset=False)": (
-        "torch.embedding_bag(weight, indices, offsets, scale_grad_by_freq=scale_grad_by_freq,"
-        " mode=mode, sparse=sparse, per_sample_weights=per_sample_weights,"
-        " include_last_offset=include_last_offset)"
-    ),
     "embedding_bag.padding_idx(weight, indices, offsets, scale_grad_by_freq=False, mode=0,"
     " sparse=False, per_sample_weights=None, include_last_offset=False, padding_idx=None)": (
         "torch.embedding_bag(weight, indices, offsets, scale_grad_by_freq=scale_grad_by_freq,"
@@ -71,23 +64,37 @@ LAYERS: Table = {
     "dropout.default(input, p, train=True)": "F.dropout(input, p, training=train)",
     "dropout_.default(self, p, train=True)": "F.dropout(self, p, training=train, inplace=True)",
     "alpha_dropout.default(input, p, train)": "F.alpha_dropout(input, p, training=train)",
-    "feature_dropout.default(input, p, train)": "torch.feature_dropout(input, p, train)",
     "feature_alpha_dropout.default(input, p, train)": (
         "F.feature_alpha_dropout(input, p, training=train)"
     ),
+    **{
+        f"{name}.input(input, hx, params, {_RNN})": f"torch.{name}(input, hx, params, {_RNN_CALL})"
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    },
+    # F.embedding_bag returns the first of the op's four tensors only
+    "embedding_bag.default(weight, indices, offsets, scale_grad_by_freq=False, mode=0,"
+    " sparse=False, per_sample_weights=None, include_last_offset=False)": (
+        "torch.embedding_bag(weight, indices, offsets, scale_grad_by_freq=scale_grad_by_freq,"
+        " mode=mode, sparse=sparse, per_sample_weights=per_sample_weights,"
+        " include_last_offset=include_last_offset)"
+    ),
+    "feature_dropout.default(input, p, train)": "torch.feature_dropout(input, p, train)",
     "native_dropout.default(input, p, train)": "torch.native_dropout(input, p, train)",
     "scaled_dot_product_attention.default(query, key, value, attn_mask=None, dropout_p=0.0,"
     " is_causal=False, scale=None, enable_gqa=False)": (
         "F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask,"
         " dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)"
     ),
-    **{
-        f"{name}.input(input, hx, params, {_RNN})": f"torch.{name}(input, hx, params, {_RNN_CALL})"
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    },
 }
 
 CONVOLUTIONS: Table = {
+    **called(
+        "F",
+        """
+        pixel_shuffle.default(self, upscale_factor)
+        pixel_unshuffle.default(self, downscale_factor); channel_shuffle.default(self, groups)
+        """,
+    ),
     **{
         f"conv{n}d.default(input, weight, {_CONV})": f"F.conv{n}d(input, weight, {_CONV_CALL})"
         for n in (1, 2, 3)
@@ -116,9 +123,6 @@ CONVOLUTIONS: Table = {
         )
         for n in (2, 3)
     },
-    f"avg_pool1d.default(self, kernel_size, {_AVG_POOL})": (
-        f"F.avg_pool1d(self, kernel_size, {_AVG_POOL_CALL})"
-    ),
     **{
         f"avg_pool{n}d.default(self, kernel_size, {_AVG_POOL}, divisor_override=None)": (
             f"F.avg_pool{n}d(self, kernel_size, {_AVG_POOL_CALL},"
@@ -144,11 +148,11 @@ CONVOLUTIONS: Table = {
     "col2im.default(self, output_size, kernel_size, dilation=1, padding=0, stride=1)": (
         "F.fold(self, output_size, kernel_size, dilation=dilation, padding=padding, stride=stride)"
     ),
-    "pixel_shuffle.default(self, upscale_factor)": "F.pixel_shuffle(self, upscale_factor)",
-    "pixel_unshuffle.default(self, downscale_factor)": "F.pixel_unshuffle(self, downscale_factor)",
-    "channel_shuffle.default(self, groups)": "F.channel_shuffle(self, groups)",
     "affine_grid_generator.default(theta, size, align_corners)": (
         "F.affine_grid(theta, size, align_corners=align_corners)"
+    ),
+    f"avg_pool1d.default(self, kernel_size, {_AVG_POOL})": (
+        f"F.avg_pool1d(self, kernel_size, {_AVG_POOL_CALL})"
     ),
 }
 
@@ -187,6 +191,14 @@ RESIZING: Table = {
 }
 
 ACTIVATIONS: Table = {
+    **called(
+        "F",
+        """
+        gelu.default(self, approximate='none'); softplus.default(self, beta=1, threshold=20)
+        threshold.default(self, threshold, value); prelu.default(self, weight)
+        glu.default(self, dim=-1); pad.default(self, pad, mode='constant', value=None)
+        """,
+    ),
     **{
         f"{name}{suffix}.default(self)": f"F.{name}(self{inplace})"
         for name in ("relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid")
@@ -202,23 +214,13 @@ ACTIVATIONS: Table = {
         )
         for suffix, inplace in (("", ""), ("_", ", inplace=True"))
     },
-    "gelu.default(self, approximate='none')": "F.gelu(self, approximate=approximate)",
-    "softplus.default(self, beta=1, threshold=20)": (
-        "F.softplus(self, beta=beta, threshold=threshold)"
-    ),
     "softshrink.default(self, lambd=0.5)": "F.softshrink(self, lambd)",
     "hardshrink.default(self, lambd=0.5)": "F.hardshrink(self, lambd)",
-    "threshold.default(self, threshold, value)": "F.threshold(self, threshold, value)",
-    "prelu.default(self, weight)": "F.prelu(self, weight)",
-    "glu.default(self, dim=-1)": "F.glu(self, dim=dim)",
     "log_sigmoid.default(self)": "F.logsigmoid(self)",
     "softmax.int(self, dim, dtype=None)": "F.softmax(self, dim=dim, dtype=dtype)",
     "log_softmax.int(self, dim, dtype=None)": "F.log_softmax(self, dim=dim, dtype=dtype)",
     "_softmax.default(self, dim, half_to_float=False)": "F.softmax(self, dim=dim)",
     "_log_softmax.default(self, dim, half_to_float=False)": "F.log_softmax(self, dim=dim)",
-    "pad.default(self, pad, mode='constant', value=None)": (
-        "F.pad(self, pad, mode=mode, value=value)"
-    ),
     "constant_pad_nd.default(self, pad, value=0)": "F.pad(self, pad, value=value)",
     "one_hot.default(self, num_classes=-1)": "F.one_hot(self, num_classes)",
 }
@@ -227,6 +229,23 @@ _CLASSES = "self, target, weight=weight, ignore_index=ignore_index, reduction=re
 _REDUCED = "reduction='mean'"
 
 LOSSES: Table = {
+    **called(
+        "F",
+        """
+        mse_loss.default(self, target, reduction='mean')
+        l1_loss.default(self, target, reduction='mean')
+        smooth_l1_loss.default(self, target, reduction='mean', beta=1.0)
+        huber_loss.default(self, target, reduction='mean', delta=1.0)
+        binary_cross_entropy.default(self, target, weight=None, reduction='mean')
+        kl_div.default(self, target, reduction='mean', log_target=False)
+        soft_margin_loss.default(self, target, reduction='mean')
+        hinge_embedding_loss.default(self, target, margin=1.0, reduction='mean')
+        margin_ranking_loss.default(input1, input2, target, margin=0.0, reduction='mean')
+        cosine_embedding_loss.default(input1, input2, target, margin=0.0, reduction='mean')
+        cosine_similarity.default(x1, x2, dim=1, eps=1e-08)
+        pairwise_distance.default(x1, x2, p=2.0, eps=1e-06, keepdim=False)
+        """,
+    ),
     f"cross_entropy_loss.default(self, target, weight=None, {_REDUCED}, ignore_index=-100,"
     " label_smoothing=0.0)": f"F.cross_entropy({_CLASSES}, label_smoothing=label_smoothing)",
     **{
@@ -235,49 +254,15 @@ LOSSES: Table = {
         )
         for name in ("nll_loss", "nll_loss_nd", "nll_loss2d")
     },
-    f"mse_loss.default(self, target, {_REDUCED})": (
-        "F.mse_loss(self, target, reduction=reduction)"
-    ),
-    f"l1_loss.default(self, target, {_REDUCED})": "F.l1_loss(self, target, reduction=reduction)",
-    f"smooth_l1_loss.default(self, target, {_REDUCED}, beta=1.0)": (
-        "F.smooth_l1_loss(self, target, reduction=reduction, beta=beta)"
-    ),
-    f"huber_loss.default(self, target, {_REDUCED}, delta=1.0)": (
-        "F.huber_loss(self, target, reduction=reduction, delta=delta)"
-    ),
-    f"binary_cross_entropy.default(self, target, weight=None, {_REDUCED})": (
-        "F.binary_cross_entropy(self, target, weight=weight, reduction=reduction)"
-    ),
     "binary_cross_entropy_with_logits.default(self, target, weight=None, pos_weight=None,"
     f" {_REDUCED})": (
         "F.binary_cross_entropy_with_logits(self, target, weight=weight, pos_weight=pos_weight,"
         " reduction=reduction)"
     ),
-    f"kl_div.default(self, target, {_REDUCED}, log_target=False)": (
-        "F.kl_div(self, target, reduction=reduction, log_target=log_target)"
-    ),
-    f"soft_margin_loss.default(self, target, {_REDUCED})": (
-        "F.soft_margin_loss(self, target, reduction=reduction)"
-    ),
-    f"hinge_embedding_loss.default(self, target, margin=1.0, {_REDUCED})": (
-        "F.hinge_embedding_loss(self, target, margin=margin, reduction=reduction)"
-    ),
-    f"margin_ranking_loss.default(input1, input2, target, margin=0.0, {_REDUCED})": (
-        "F.margin_ranking_loss(input1, input2, target, margin=margin, reduction=reduction)"
-    ),
-    f"cosine_embedding_loss.default(input1, input2, target, margin=0.0, {_REDUCED})": (
-        "F.cosine_embedding_loss(input1, input2, target, margin=margin, reduction=reduction)"
-    ),
     "triplet_margin_loss.default(anchor, positive, negative, margin=1.0, p=2.0, eps=1e-06,"
     f" swap=False, {_REDUCED})": (
         "F.triplet_margin_loss(anchor, positive, negative, margin=margin, p=p, eps=eps, swap=swap,"
         " reduction=reduction)"
-    ),
-    "cosine_similarity.default(x1, x2, dim=1, eps=1e-08)": (
-        "F.cosine_similarity(x1, x2, dim=dim, eps=eps)"
-    ),
-    "pairwise_distance.default(x1, x2, p=2.0, eps=1e-06, keepdim=False)": (
-        "F.pairwise_distance(x1, x2, p=p, eps=eps, keepdim=keepdim)"
     ),
 }
 

@@ -18,40 +18,20 @@ from bigbrain_fx.frontend.onnx.values import Host, Number, Value, host, numbers,
 
 # --------------------------------------------------------------------------- one operand
 
+_TORCH = """
+Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal Round
+Sigmoid Sign Sin Sinh Sqrt Tan Tanh
+"""
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
+    **{name: getattr(torch, name.lower()) for name in _TORCH.split()},
     "BitwiseNot": torch.bitwise_not,
-    "Ceil": torch.ceil,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
     "Det": torch.linalg.det,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Floor": torch.floor,
     "HardSwish": F.hardswish,
-    "IsNaN": torch.isnan,
-    "Log": torch.log,
     "Mish": F.mish,
-    "Neg": torch.neg,
     "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal,
     "Relu": F.relu,
-    "Round": torch.round,
-    "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
     "Softplus": F.softplus,
     "Softsign": F.softsign,
-    "Sqrt": torch.sqrt,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
 }
 
 _ON_HOST: dict[str, Callable[[Any], Number]] = {

@@ -83,3 +83,4 @@ from bigbrain_fx.core.stages import (
     sums_each as sums_each,
 )
 from bigbrain_fx.core.version import VERSION as VERSION
+from bigbrain_fx.core.words import words as words

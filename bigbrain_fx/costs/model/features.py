@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbrain_fx.core import DTYPE_BYTES
+from bigbrain_fx.core import DTYPE_BYTES, words
 from bigbrain_fx.costs.profiles import Signature, TensorArg
 
 Floats = NDArray[np.float64]
@@ -116,44 +116,19 @@ def family(target: str) -> str:
     return parts[1].rstrip("_") if len(parts) > 1 else target
 
 
-SHAPES = (
-    "flops",
-    "reads_bytes",
-    "writes_bytes",
-    "intensity",
-    "rows",
-    "last",
-    "second_first",
-    "second_last",
-    "window",
-    "largest",
-    "parameters",
-    "tensors",
-    "dimensions",
-    "dtype_bytes",
-    "is_integer",
-    "permuted",
-    "expanded",
-    "strided",
-    "graded_values",
-    "graded_parameters",
-    "is_view",
-    "in_place",
-    "autocast",
-    "approximate",
-    "random",
+SHAPES = words(
+    """
+    flops reads_bytes writes_bytes intensity rows last second_first second_last window
+    largest parameters tensors dimensions dtype_bytes is_integer permuted expanded strided
+    graded_values graded_parameters is_view in_place autocast approximate random
+    """
 )
 """Features of the op alone; the families follow them, one column each, and then `DEVICE`."""
 
-DEVICE = (
-    "peak",
-    "bandwidth",
-    "launch",
-    "threads",
-    "is_cuda",
-    "compute_s",
-    "memory_s",
-    "roofline_s",
+DEVICE = words(
+    """
+    peak bandwidth launch threads is_cuda compute_s memory_s roofline_s
+    """
 )
 """Features of the op on a device."""
 

@@ -32,6 +32,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.core import words
 from bigbrain_fx.costs.profiles.optimizer import TimedOptimizer
 from bigbrain_fx.costs.profiles.signature import Signature, TensorArg
 from bigbrain_fx.errors import InputError
@@ -67,15 +68,11 @@ CREATE TABLE origins (
     PRIMARY KEY (signature, model)
 );
 """
-_FIGURES = (
-    "forward_s",
-    "backward_input_s",
-    "backward_weight_s",
-    "spread",
-    "samples",
-    "flops",
-    "reads_bytes",
-    "writes_bytes",
+_FIGURES = words(
+    """
+    forward_s backward_input_s backward_weight_s spread samples flops reads_bytes
+    writes_bytes
+    """
 )
 
 

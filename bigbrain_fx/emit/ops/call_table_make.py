@@ -6,6 +6,7 @@ read. This table is data: it knows no tensor and imports nothing but the table's
 
 from __future__ import annotations
 
+from bigbrain_fx.core import words
 from bigbrain_fx.emit.ops.call_table_tensor import Table, called
 
 # `layout` has no place in the templates: a sparse tensor is made by the op's own name.
@@ -133,25 +134,11 @@ PRODUCTS: Table = {
     },
 }
 
-_IN_PLACE_UNARY = (
-    "abs",
-    "ceil",
-    "cos",
-    "detach",
-    "erf",
-    "exp",
-    "floor",
-    "log",
-    "neg",
-    "reciprocal",
-    "round",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sqrt",
-    "squeeze",
-    "tanh",
-    "zero",
+_IN_PLACE_UNARY = words(
+    """
+    abs ceil cos detach erf exp floor log neg reciprocal round rsqrt sigmoid sin sqrt
+    squeeze tanh zero
+    """
 )
 
 # Each row stands for the op and for its in-place twin, `scatter_`.

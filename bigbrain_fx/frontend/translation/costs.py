@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from bigbrain_fx.core import DTYPE_BYTES, Arg, Dim, TensorSpec
+from bigbrain_fx.core import DTYPE_BYTES, Arg, Dim, TensorSpec, words
 from bigbrain_fx.frontend.translation.sizes import plus, product, times
 
 Specs = Sequence[TensorSpec]
@@ -156,69 +156,15 @@ _PER_ELEMENT = {
 _GATHERS = frozenset({"embedding", "index_select", "index", "gather", "take_along_dim"})
 
 _FREE = frozenset(  # moves or makes data, computes nothing
-    [
-        "embedding",
-        "index_select",
-        "index",
-        "gather",
-        "clone",
-        "contiguous",
-        "cat",
-        "stack",
-        "to",
-        "copy",
-        "fill",
-        "zero",
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "arange",
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "t",
-        "expand",
-        "slice",
-        "select",
-        "squeeze",
-        "unsqueeze",
-        "flatten",
-        "unflatten",
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "detach",
-        "alias",
-        "repeat",
-        "repeat_interleave",
-        "roll",
-        "flip",
-        "tril",
-        "triu",
-        "pad",
-        "constant_pad_nd",
-        "index_put",
-        "masked_fill",
-        "where",
-        "scatter",
-        "lift_fresh_copy",
-        "getitem",
-        "movedim",
-        "narrow",
-        "view_as",
-        "expand_as",
-        "unsafe_split",
-        "one_hot",
-    ]
+    words(
+        """
+        embedding index_select index gather clone contiguous cat stack to copy fill
+        zero zeros ones empty full zeros_like ones_like empty_like full_like new_zeros
+        new_ones new_empty new_full arange view reshape transpose permute t expand
+        slice select squeeze unsqueeze flatten unflatten chunk split split_with_sizes
+        unbind detach alias repeat repeat_interleave roll flip tril triu pad
+        constant_pad_nd index_put masked_fill where scatter lift_fresh_copy getitem
+        movedim narrow view_as expand_as unsafe_split one_hot
+        """
+    )
 )

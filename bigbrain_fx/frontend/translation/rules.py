@@ -13,6 +13,8 @@ from torch import Tensor, fx
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
+from bigbrain_fx.core import words
+
 _DROPPED = ("_assert", "sym_constrain_range", "_guard", "_make_dep_token")
 
 # Return their argument itself when there is nothing to do; the trace's storages say when.
@@ -23,58 +25,24 @@ _MAYBE_NOTHING = frozenset(
 
 # Results that never carry a gradient, whatever their arguments.
 _NO_GRADIENT = frozenset(
-    [
-        "detach",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "new_empty_strided",
-        "one_hot",
-        "bincount",
-        "histc",
-        "bernoulli",
-    ]
+    words(
+        """
+        detach zeros_like ones_like empty_like full_like rand_like randn_like
+        randint_like new_zeros new_ones new_empty new_full new_empty_strided one_hot
+        bincount histc bernoulli
+        """
+    )
 )
 
 # The plain form computes another dtype (comparisons), or nobody writes it so (copy, fill, zero).
 _KEPT_IN_PLACE = frozenset(
-    [
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "logical_not",
-        "copy",
-        "fill",
-        "zero",
-        "set",
-        "resize",
-        "resize_as",
-        "requires_grad",
-        "random",
-        "normal",
-        "uniform",
-        "bernoulli",
-        "exponential",
-        "cauchy",
-        "geometric",
-        "log_normal",
-        "rrelu",
-        "embedding_renorm",
-    ]
+    words(
+        """
+        eq ne lt le gt ge logical_and logical_or logical_xor logical_not copy fill
+        zero set resize resize_as requires_grad random normal uniform bernoulli
+        exponential cauchy geometric log_normal rrelu embedding_renorm
+        """
+    )
 )
 
 _TAKES_INDICES = frozenset(  # masks and indices do not change the result's dtype

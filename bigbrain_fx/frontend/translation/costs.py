@@ -110,46 +110,34 @@ def _per_input(count: int) -> Formula:
 
 
 _FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(
-        ("linear", "mm", "matmul", "bmm", "mv", "dot", "inner", "_grouped_mm"), _product_with
-    ),
+    **dict.fromkeys(words("linear mm matmul bmm mv dot inner _grouped_mm"), _product_with),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), _add_product),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
     **dict.fromkeys(
-        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution
+        words("conv_transpose1d conv_transpose2d conv_transpose3d"), _transposed_convolution
     ),
     "scaled_dot_product_attention": _attention,
     "einsum": _einsum,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+    **dict.fromkeys(words("max_pool1d max_pool2d max_pool3d avg_pool2d avg_pool3d"), _pooling),
+    **dict.fromkeys(words("sum mean amax amin max min prod any all"), _per_input(1)),
+    **dict.fromkeys(words("argmax argmin cumsum cumprod norm adaptive_avg_pool2d"), _per_input(1)),
     **dict.fromkeys(
-        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d"), _pooling
+        words("var std var_mean logsumexp topk sort linalg_vector_norm"), _per_input(4)
     ),
     **dict.fromkeys(
-        ("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all"), _per_input(1)
+        words("cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss"), _per_input(8)
     ),
     **dict.fromkeys(
-        ("argmax", "argmin", "cumsum", "cumprod", "norm", "adaptive_avg_pool2d"), _per_input(1)
-    ),
-    **dict.fromkeys(
-        ("var", "std", "var_mean", "logsumexp", "topk", "sort", "linalg_vector_norm"), _per_input(4)
-    ),
-    **dict.fromkeys(
-        ("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"), _per_input(8)
-    ),
-    **dict.fromkeys(
-        ("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _per_input(8)
+        words("binary_cross_entropy binary_cross_entropy_with_logits kl_div"), _per_input(8)
     ),
 }
 
 _PER_ELEMENT = {
-    **dict.fromkeys(
-        ("layer_norm", "batch_norm", "group_norm", "instance_norm", "native_layer_norm"), 8
-    ),
+    **dict.fromkeys(words("layer_norm batch_norm group_norm instance_norm native_layer_norm"), 8),
     **dict.fromkeys(("rms_norm", "softmax", "log_softmax", "_softmax", "_log_softmax"), 5),
     **dict.fromkeys(("gelu", "erf", "tanh", "sin", "cos", "pow"), 10),
-    **dict.fromkeys(
-        ("silu", "sigmoid", "exp", "log", "softplus", "mish", "elu", "selu", "celu"), 5
-    ),
+    **dict.fromkeys(words("silu sigmoid exp log softplus mish elu selu celu"), 5),
     **dict.fromkeys(("sqrt", "rsqrt", "div", "reciprocal", "dropout"), 2),
 }
 

@@ -50,9 +50,7 @@ _TAKES_INDICES = frozenset(  # masks and indices do not change the result's dtyp
 )
 
 _RATE_ARGUMENT = {  # op -> positions of (probability, training) among its arguments
-    **dict.fromkeys(
-        ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), (1, 2)
-    ),
+    **dict.fromkeys(words("dropout feature_dropout alpha_dropout feature_alpha_dropout"), (1, 2)),
     "scaled_dot_product_attention": (4, None),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), (5, 6)),
     "rrelu": (None, 3),

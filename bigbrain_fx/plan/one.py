@@ -165,10 +165,9 @@ def placed(
     costs: Costs,
     keep_schedule: bool = True,
 ) -> Plan:
-    """Cut, schedule and simulate a placement.
+    """Cut, schedule and simulate a placement; `costs` are of the rows of a micro-batch.
 
-    `costs` are of the graph at the rows of a micro-batch. Without `keep_schedule` choices of
-    another placement that do not apply to this one are let go of.
+    Without `keep_schedule` choices of another placement that do not apply here are let go of.
 
     Raises:
         NoPlanError: it does not fit in memory.
@@ -176,9 +175,8 @@ def placed(
     require_pieces(options.schedule, options.pieces)
     if keep_schedule:
         placement = _in_pieces(graph, placement, options, micro_batches, costs)
-    rows = graph.batch // micro_batches
+    rows, clip = graph.batch // micro_batches, source.clip_norm is not None
     concrete = graph.at(rows)
-    clip = source.clip_norm is not None
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
     stages = overlapping(graph, stages, with_backward, micro_batches, options)
@@ -187,17 +185,16 @@ def placed(
     defer = "all" if options.defer is None and schedule in SPLIT else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
-    in_flight = options.in_flight
-    if not keep_schedule and in_flight and len(in_flight) != len(stages.devices):
-        in_flight = None
+    fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
+    in_flight = options.in_flight if fits else None
 
     def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
         per_stage = stage_costs(concrete, stages, costs)
         step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
         return scheduled(step, schedule, in_flight)
 
-    about = concrete, stages, costs, with_backward, options.recompute, micro_batches
-    stages, programs, forecast = lightened(*about, made)
+    about = concrete, stages, costs, with_backward, options.recompute, micro_batches, made
+    stages, programs, forecast = lightened(*about)
     if stages.asynchronous:
         forecast = in_a_row(programs, stages, stage_costs(concrete, stages, costs), forecast)
     require_fits(forecast, cluster)

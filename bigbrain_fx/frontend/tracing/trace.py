@@ -6,8 +6,8 @@ The room's first door. It knows torch.export; it knows nothing of devices, stage
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -155,27 +155,47 @@ def capture(
     names = input_names(module, example_batch, how)
     batch = take_apart(example_batch, names, tensor_names(module), batch_dims)
     labels = Labels(name or type(module).__name__, batch.rows, training, autocast)
+    attempt = partial(
+        _attempted, module, loss, batch, how, labels, dict(assume or {}), micro_batch=micro_batch
+    )
+    with _in_mode(module, training), torch.device("meta") if on_meta else nullcontext():
+        captured = enclosing(module, tuple(leaves), attempt)
+        if training and loss_needed:
+            require_loss(captured.graph)
+        return captured
+
+
+@contextmanager
+def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Put a module into a mode for a trace; its own modes come back."""
     modes = [(part, part.training) for part in module.modules()]
     module.train(training)
     try:
-        fused = nullcontext() if training else without_fast_path()
-        with torch.device("meta") if on_meta else nullcontext(), without_gc(), fused:
-            blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
-
-            def attempt(whole: KeptWhole) -> Captured:
-                step = Step(module, loss, batch, how, training)
-                plain = Plain(step, module, autocast)
-                found = Leaves(find_leaves(module, whole.leaves), whole.kept_lines(module, blank))
-                ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume or {})), found)
-                return _Job(step, batch, labels, blank, ladder).run(micro_batch)
-
-            captured = enclosing(module, tuple(leaves), attempt)
-            if training and loss_needed:
-                require_loss(captured.graph)
-            return captured
+        with without_gc(), nullcontext() if training else without_fast_path():
+            yield
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def _attempted(
+    module: nn.Module,
+    loss: Loss | None,
+    batch: Batch,
+    how: Route,
+    labels: Labels,
+    assume: dict[str, bool],
+    whole: KeptWhole,
+    *,
+    micro_batch: int | None,
+) -> Captured:
+    """Capture with so much of the module kept whole."""
+    blank = any(is_blank(t) for t in (*module.parameters(), *module.buffers()))
+    step = Step(module, loss, batch, how, labels.training)
+    plain = Plain(step, module, labels.autocast)
+    found = Leaves(find_leaves(module, whole.leaves), whole.kept_lines(module, blank))
+    ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
+    return _Job(step, batch, labels, blank, ladder).run(micro_batch)
 
 
 def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:

@@ -121,7 +121,7 @@ def _cost(call: PricedCall, device: Device, kept: set[str], fused: bool) -> OpCo
         host_forward_s, host_backward_s = clock.host_forward_s(), clock.host_backward_s()
         factor = residual(device, clock.likeness)
     else:
-        clock = _Clock(call, rule, _speed(call, rule), device)
+        clock = _Clock(call, rule, CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed, device)
     if not op.requires_grad:
         return OpCost(factor * clock.forward_s(), host_forward_s=host_forward_s)
     input_s = factor * (clock.inputs_backward_s() + clock.fan_out_s())
@@ -158,10 +158,6 @@ def _workspace_bytes(call: PricedCall, rule: OpRule, device: Device) -> int:
         return max(0, forward - number(call.op.writes_bytes), number(saves.backward_bytes))
     inputs = sum(spec.nbytes for _, spec in call.values if spec.requires_grad)
     return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
-
-
-def _speed(call: PricedCall, rule: OpRule) -> Speed:
-    return CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed
 
 
 def _is_wide_3x3(call: PricedCall) -> bool:

@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(tokens, writer)
             return
         found = list(tokens)
-        text = _text(found) if writer.words == BYTES else ""
+        text = bytes(found).decode("utf-8", "replace") if writer.words == BYTES else ""
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(found)}
         usage["total_tokens"] = len(prompt) + len(found)
         self._say(200, {**self._completion(text, found, "length"), "usage": usage})
@@ -323,7 +323,3 @@ def _prompt(given: object, writer: GreedyText) -> list[int]:
     if not isinstance(given, list) or not all(type(token) is int for token in given):
         raise InputError("expected a prompt: a list of tokens, or a string for a model of bytes")
     return given
-
-
-def _text(tokens: list[int]) -> str:
-    return bytes(tokens).decode("utf-8", "replace")

@@ -162,7 +162,7 @@ def _of_shape(work: OpWork) -> list[float]:
     second = tensors[1].shape if len(tensors) > 1 else ()
     window = max((math.prod(t.shape[2:]) for t in tensors if t.is_parameter), default=1)
     moved = work.reads_bytes + work.writes_bytes
-    params = sum(_nbytes(t) for t in tensors if t.is_parameter)
+    params = sum(t.numel * DTYPE_BYTES.get(t.dtype, 4) for t in tensors if t.is_parameter)
     return [
         _log(work.flops),
         _log(work.reads_bytes),
@@ -212,10 +212,6 @@ def _of_device(work: OpWork, rates: PlaceRates) -> list[float]:
         _log(work.reads_bytes + work.writes_bytes) - bandwidth,
         math.log2(max(work.roofline_s(rates), 1e-9)),
     ]
-
-
-def _nbytes(tensor: TensorArg) -> int:
-    return tensor.numel * DTYPE_BYTES.get(tensor.dtype, 4)
 
 
 def _log(count: float) -> float:

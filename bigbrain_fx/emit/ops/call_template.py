@@ -59,7 +59,7 @@ class CallArgs:
         if len(op.args) > len(self.names):
             return None
         given = dict(zip(self.names, op.args, strict=False))
-        named = {_identifier(name): arg for name, arg in op.kwargs}
+        named = {(f"{name}_" if keyword.iskeyword(name) else name): arg for name, arg in op.kwargs}
         if any(name in given or name not in self.names for name in named):
             return None
         bound = {**self.defaults, **given, **named}
@@ -187,10 +187,6 @@ class _Filler:
         if not isinstance(arg, tuple) or not arg:  # `x.view()` is an error, `x.view(())` is not
             return [self.writer.write(arg)]
         return [self.writer.write(item) for item in arg]
-
-
-def _identifier(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 def _default(node: ast.expr) -> core.Arg:

@@ -110,7 +110,7 @@ class Dice(TorchDispatchMode):
 
 def _learn(call: Call, tensors: list[Tensor]) -> list[Tensor]:
     """Run the user's forward on shapes alone; note what came out in `call`."""
-    args = tuple(_unplace(arg, tensors) for arg in call.args)
+    args = tuple((tensors[arg.index] if isinstance(arg, TensorSlot) else arg) for arg in call.args)
     ctx = torch.autograd.function.FunctionCtx()
     ctx.needs_input_grad = tuple(isinstance(arg, Tensor) for arg in args)  # type: ignore[attr-defined]
     with torch.no_grad(), Dice() as dice:
@@ -156,10 +156,6 @@ def _place(arg: object, tensors: list[Tensor]) -> object:
         return arg
     tensors.append(arg)
     return TensorSlot(len(tensors) - 1)
-
-
-def _unplace(arg: object, tensors: list[Tensor]) -> object:
-    return tensors[arg.index] if isinstance(arg, TensorSlot) else arg
 
 
 class _Shim:

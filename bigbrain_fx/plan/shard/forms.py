@@ -107,7 +107,7 @@ class Forms:
         value: Ref | ParamRef,
         held: Held | None,
     ) -> Ref:
-        name = _name(ref)
+        name = ref.value if isinstance(ref, Ref) else ref.param
         if (kind, name) not in self._made:
             assert spec is not None
             suffix = {"all_gather": "whole", "split": "own", "copy_to_group": "copy"}[kind]
@@ -153,10 +153,6 @@ def beside_layer(op: Op) -> Op:
         return op
     count = len(op.modules)
     return replace(op, modules=op.modules[:-1], lines=op.lines[:count])
-
-
-def _name(ref: Ref | ParamRef) -> str:
-    return ref.value if isinstance(ref, Ref) else ref.param
 
 
 def _layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:

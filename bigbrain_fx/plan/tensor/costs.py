@@ -110,12 +110,8 @@ def _group(
             backward_s=max(cost.backward_s for cost in costs),
             backward_input_s=max(cost.backward_input_s for cost in costs),
         )
-        found[op.name] = _exchanged(op, own, cluster, group) if _is_exchange(op) else own
+        found[op.name] = _exchanged(op, own, cluster, group) if op.target.startswith(SPACE) else own
     return found
-
-
-def _is_exchange(op: Op) -> bool:
-    return op.target.startswith(SPACE)
 
 
 def _exchanged(op: Op, cost: OpCost, cluster: Cluster, group: Sequence[str]) -> OpCost:

@@ -159,7 +159,7 @@ def _entered(
 
 def _compared(found: FoundModel, turns: Turns, steps: int | None, kept: Path | None) -> Comparison:
     """Put together what was found; bundles that are not kept are gone by now."""
-    contenders = [_without_bundle(each) if kept is None else each for each in turns.contenders]
+    contenders = [replace(each, bundle="") if kept is None else each for each in turns.contenders]
     return Comparison(
         found.graph.name,
         tuple(contenders),
@@ -211,10 +211,6 @@ def _written(found: FoundModel, contender: Contender, folder: Path) -> Contender
     out = folder / _folder_name(contender.name)
     write_bundle(contender.plan, found.weights, Path(os.path.abspath(out)))
     return replace(contender, bundle=str(out))
-
-
-def _without_bundle(contender: Contender) -> Contender:
-    return replace(contender, bundle="")
 
 
 def _folder_name(name: str) -> str:

@@ -17,7 +17,7 @@ from bigbrain_fx.bundles.launch.failures import BAD_INPUT, PEER_LOST, failure
 from bigbrain_fx.bundles.launch.log_warnings import LogWarnings
 from bigbrain_fx.bundles.launch.options import BatchLine, Line, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Command, Process, Spawn, users_environment
-from bigbrain_fx.bundles.launch.program import arguments, entry, reporter, words
+from bigbrain_fx.bundles.launch.program import arguments, command_of, entry, reporter
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import EventLog, warn
 
@@ -150,7 +150,7 @@ def processes(
     crew = PlainCrew({}, logs, reports, entry(plan), events)
     leader = plan.stages.devices[0]
     crew.warnings = LogWarnings(logs / f"{leader}.log", leader, warn)
-    started = (*words(plan, options, logs), "--json", *arguments(options, logs))
+    started = (*command_of(plan, options, logs), "--json", *arguments(options, logs))
     try:
         for rank, name in enumerate(plan.stages.devices):
             around, log = environment(plan, rank, port), logs / f"{name}.log"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from bigbrain_fx.bundles.launch.options import DEFAULT_STEPS, RunOptions
 from bigbrain_fx.bundles.launch.program import entry
 from bigbrain_fx.bundles.launch.supervised import require_not_nccl
+from bigbrain_fx.core import words
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import how_to_make
 
+_SUPERVISED = words("restarts hang_s grace_s snapshot_every log_mib events")
+_TRAINING = words("steps seed deadline_s on_nan store save commits commit_every keep rescue")
 SECRET = "secret"  # the file that all hosts have, in the bundle
 
 
@@ -31,18 +35,11 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
         require_not_nccl(plan)
         return _launches(plan, options)
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
-    given = {
-        "--steps": options.steps or (None if options.inputs else DEFAULT_STEPS),
-        "--seed": options.seed,
-        "--deadline": options.deadline_s,
-        "--save": options.save,
-        "--inputs": options.inputs,
-        "--outputs": options.outputs,
-    }
-    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
+    total = options.steps or (None if options.inputs else DEFAULT_STEPS)
+    given = replace(options, steps=total).flags(*words("steps seed deadline_s save inputs outputs"))
     common = (
         f"WORLD_SIZE={len(names)} MASTER_ADDR={shlex.quote(names[0])} "
-        f"MASTER_PORT={options.port or 29500} python {entry(plan)} {' '.join(words)}"
+        f"MASTER_PORT={options.port or 29500} python {entry(plan)} {shlex.join(given)}"
     )
     return [
         (host, f"RANK={rank} LOCAL_RANK={names[:rank].count(host)} {common}")
@@ -60,27 +57,9 @@ def _launches(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     first, *others = hosts(plan)
     address = shlex.quote(f"{first}:{options.port or 29500}")
     common = f"--secret {SECRET} --spares {options.spares}"
-    given = {
-        "--restarts": options.restarts,
-        "--hang": options.hang_s,
-        "--grace": options.grace_s,
-        "--snapshot-every": options.snapshot_every,
-        "--log-mib": options.log_mib,
-        "--events": options.events,
-        "--steps": options.steps or DEFAULT_STEPS,
-        "--seed": options.seed,
-        "--deadline": options.deadline_s,
-        "--on-nan": options.on_nan,
-        "--store": options.store,
-        "--save": options.save,
-        "--commits": options.commits,
-        "--commit-every": options.commit_every,
-        "--keep": options.keep,
-        "--rescue": options.rescue,
-    }
-    words = [f"{k} {shlex.quote(str(v))}" for k, v in given.items() if v is not None]
-    words += ["--resume"] if options.resume else []
-    head = f"python launch.py --listen {address} {common} {' '.join(words)}"
+    given = replace(options, steps=options.steps or DEFAULT_STEPS).flags(*_SUPERVISED, *_TRAINING)
+    given += ["--resume"] if options.resume else []
+    head = f"python launch.py --listen {address} {common} {shlex.join(given)}"
     return [(first, head)] + [
         (host, f"python launch.py --join {address} --host {shlex.quote(host)} {common}")
         for host in others

@@ -129,3 +129,13 @@ class RunOptions:
     log_to: tuple[Path, ...] = ()
     metrics: int | None = None
     trace: Path | None = None
+
+    def flags(self, *names: str) -> list[str]:
+        """Return the words of a command line for these fields; those that are None say nothing."""
+        given = {name: getattr(self, name) for name in names}
+        return [
+            word
+            for name, value in given.items()
+            if value is not None
+            for word in (f"--{name.removesuffix('_s').replace('_', '-')}", str(value))
+        ]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.options import RunOptions
+from bigbrain_fx.core import words
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 
+_PATHS = words("save first_gradients inputs outputs commits rescue store")
+_PLAIN = words("commit_every keep on_nan")
 OBSERVER = Path(__file__).with_name("observer.py")
 
 
@@ -35,7 +39,7 @@ def reporter(plan: Plan) -> str:
 NOTES = "notes"  # the folder in that of the logs for what `observer` notes
 
 
-def words(plan: Plan, options: RunOptions, logs: Path) -> tuple[str, ...]:
+def command_of(plan: Plan, options: RunOptions, logs: Path) -> tuple[str, ...]:
     """Return what starts the program of a device; a run with a trace has its observer in front."""
     observed = (str(OBSERVER), str(logs.resolve() / NOTES)) if options.trace is not None else ()
     return (sys.executable, *observed, entry(plan))
@@ -43,27 +47,10 @@ def words(plan: Plan, options: RunOptions, logs: Path) -> tuple[str, ...]:
 
 def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
     """Return what a bundle's program is given; it writes its report to `logs`."""
-    given = {
-        "--steps": options.steps,
-        "--seed": options.seed,
-        "--deadline": options.deadline_s,
-        "--threads": options.threads,
-        "--save": options.save.resolve() if options.save else None,
-        "--first-gradients": options.first_gradients.resolve() if options.first_gradients else None,
-        "--inputs": options.inputs.resolve() if options.inputs else None,
-        "--outputs": options.outputs.resolve() if options.outputs else None,
-        "--commits": options.commits.resolve() if options.commits else None,
-        "--commit-every": options.commit_every,
-        "--keep": options.keep,
-        "--rescue": options.rescue.resolve() if options.rescue else None,
-        "--on-nan": options.on_nan,
-        "--store": options.store.resolve() if options.store else None,
-        "--report": logs.resolve(),
-    }
-    words = [
-        text for flag, value in given.items() if value is not None for text in (flag, str(value))
-    ]
-    return [*words, *(["--resume"] if options.resume else [])]
+    paths = {name: getattr(options, name) for name in _PATHS}
+    here = replace(options, **{name: path and path.resolve() for name, path in paths.items()})
+    given = here.flags("steps", "seed", "deadline_s", "threads", *_PATHS, *_PLAIN)
+    return [*given, "--report", str(logs.resolve()), *(["--resume"] if options.resume else [])]
 
 
 def peaks(plan: Plan, logs: Path) -> dict[str, int]:

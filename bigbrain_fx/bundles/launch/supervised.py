@@ -11,7 +11,14 @@ from pathlib import Path
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
-from bigbrain_fx.bundles.launch.program import allocated, arguments, entry, peaks, reporter, words
+from bigbrain_fx.bundles.launch.program import (
+    allocated,
+    arguments,
+    command_of,
+    entry,
+    peaks,
+    reporter,
+)
 from bigbrain_fx.errors import BigBrainError, InputError, os_error_as
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import (
@@ -149,7 +156,7 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
     assert options.spares is not None
     return Job(
         devices=plan.stages.devices,
-        words=(*words(plan, options, logs), *arguments(options, logs)),
+        words=(*command_of(plan, options, logs), *arguments(options, logs)),
         folder=bundle,
         environment={
             **users_environment("RANK", "WORLD_SIZE"),

@@ -13,29 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.core import DTYPE_BYTES, words
 from bigbrain_fx.errors import InputError
 
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 
-# safetensors' name -> torch's name, bytes of one element
+_NAMES = words(
+    """
+    F64 float64 F32 float32 F16 float16 BF16 bfloat16 F8_E4M3 float8_e4m3fn F8_E5M2 float8_e5m2
+    C64 complex64 I64 int64 I32 int32 I16 int16 I8 int8 U64 uint64 U32 uint32 U16 uint16 U8 uint8
+    BOOL bool
+    """
+)
 DTYPES: Mapping[str, tuple[str, int]] = {
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "C64": ("complex64", 8),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U64": ("uint64", 8),
-    "U32": ("uint32", 4),
-    "U16": ("uint16", 2),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
+    code: (name, DTYPE_BYTES[name]) for code, name in zip(_NAMES[::2], _NAMES[1::2], strict=True)
 }
+"""safetensors' name -> torch's name, bytes of one element."""
 CODES: Mapping[str, str] = {name: code for code, (name, _) in DTYPES.items()}
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bigbrain_fx.core import words
 from bigbrain_fx.errors import CaptureError
 
 Host: TypeAlias = NDArray[np.object_]
@@ -24,21 +25,11 @@ Number: TypeAlias = bool | int | float | torch.SymInt
 
 HOST_LIMIT = 64  # entries; a longer integer constant is data, no shape
 
+_NAMES = words("uint8 int8 uint16 int16 int32 int64 bool float16 uint32 uint64 complex64 bfloat16")
 _DTYPES: dict[int, torch.dtype] = {
     onnx.TensorProto.FLOAT: torch.float32,
-    onnx.TensorProto.UINT8: torch.uint8,
-    onnx.TensorProto.INT8: torch.int8,
-    onnx.TensorProto.UINT16: torch.uint16,
-    onnx.TensorProto.INT16: torch.int16,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.BOOL: torch.bool,
-    onnx.TensorProto.FLOAT16: torch.float16,
     onnx.TensorProto.DOUBLE: torch.float64,
-    onnx.TensorProto.UINT32: torch.uint32,
-    onnx.TensorProto.UINT64: torch.uint64,
-    onnx.TensorProto.COMPLEX64: torch.complex64,
-    onnx.TensorProto.BFLOAT16: torch.bfloat16,
+    **{getattr(onnx.TensorProto, name.upper()): getattr(torch, name) for name in _NAMES},
 }
 
 

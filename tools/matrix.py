@@ -348,7 +348,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
-@click.option("--offload", help="What lies in stores: state.")
+@click.option("--offload", help="What lies in stores: activations,state.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a cell.")
 def main(
     models: str,

@@ -140,7 +140,7 @@ def summary(rows: Sequence[Row]) -> Summary:
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--resident", default=8, show_default=True, help="Every n-th bundle; 0: none.")
 @click.option("--recompute", help="Stages that run forward again: all, or 0,2.")
-@click.option("--offload", help="What lies in stores: state.")
+@click.option("--offload", help="What lies in stores: activations,state.")
 @click.option("--copies", default="", help="r4z3micro: four replicas of each, ZeRO 3, by number.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row, then the summary.")
 def main(

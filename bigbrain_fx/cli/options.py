@@ -136,9 +136,10 @@ _OF_PLANNING = (
     ),
     _option(
         "--offload",
-        metavar="state",
+        metavar="activations,state",
         help="What lies in each device's store (`stores` in the cluster file) and not in its "
-        "memory: state, what the optimizer keeps [default: nothing].",
+        "memory: activations, what forwards save for backwards; state, what the optimizer keeps "
+        "[default: nothing].",
     ),
     _option(
         "--asynchronous",

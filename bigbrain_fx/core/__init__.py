@@ -74,6 +74,7 @@ from bigbrain_fx.core.stages import (
     OpCost as OpCost,
     Placement as Placement,
     Replica as Replica,
+    SavedInStore as SavedInStore,
     Stage as Stage,
     Stages as Stages,
     Statistics as Statistics,

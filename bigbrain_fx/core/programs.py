@@ -99,8 +99,8 @@ class Slice:
 class DeviceForecast:
     """What one device will do and hold in one step.
 
-    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's. `stored_bytes` lie in its
-    store and are no part of it.
+    `peak_bytes` is the sum of the parts; `data_bytes` are the batch's. `stored_bytes` are the most
+    that lies in its store, and no part of it; `moved_s` is what moving it takes of a step.
     """
 
     device: str
@@ -114,6 +114,7 @@ class DeviceForecast:
     messages_bytes: int
     data_bytes: int = 0
     stored_bytes: int = 0
+    moved_s: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)

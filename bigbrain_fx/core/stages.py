@@ -85,8 +85,12 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 """What replicas divide among them: nothing, optimizer state, gradients too, weights too."""
 
 
-Offloaded: TypeAlias = Literal["state"]
-"""What a device may keep in its store instead of its memory: what the optimizer keeps."""
+Offloaded: TypeAlias = Literal["activations", "state"]
+"""What a device may keep in its store instead of its memory.
+
+- "activations": what a forward saves for its backward.
+- "state": what the optimizer keeps.
+"""
 
 Asynchronous: TypeAlias = Literal["2bw", "stash"]
 """Whose weights a step computes with: those of one step ago, or each stage those that it has."""
@@ -256,6 +260,26 @@ class Statistics:
     counters: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SavedInStore:
+    """What a stage's forward saves, for one micro-batch, as its device's store would take it.
+
+    `write_s` and `read_s` are the seconds of moving it, `compute_s` those of computing forward and
+    backward: where moving takes longer, it stays in memory.
+    """
+
+    stage: int
+    nbytes: int
+    write_s: float
+    read_s: float
+    compute_s: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it lies in the store."""
+        return self.write_s + self.read_s <= self.compute_s
+
+
 @dataclass(frozen=True)
 class Stages:
     """The cut graph: stages in topological order, and everything that crosses between them.
@@ -267,6 +291,8 @@ class Stages:
         statistics: what forwards write, where there are replicas.
         offload: what every device keeps in its store.
         asynchronous: the pipeline does not run empty between two steps; None: it does.
+        saves: of activations, by stage; stages that split their backward or make something again
+            for it, and those that run code of the user's own, are left out.
     """
 
     stages: tuple[Stage, ...]
@@ -279,6 +305,7 @@ class Stages:
     statistics: tuple[Statistics, ...] = ()
     offload: tuple[Offloaded, ...] = ()
     asynchronous: Asynchronous | None = None
+    saves: tuple[SavedInStore, ...] = ()
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -317,6 +344,11 @@ class Stages:
     def again(self) -> tuple[int, ...]:
         """Numbers of the stages whose backward makes some ops' results again."""
         return tuple(stage.index for stage in self.stages if stage.again)
+
+    @cached_property
+    def saving(self) -> Mapping[int, SavedInStore]:
+        """By stage, what of its activations lies in its device's store."""
+        return {each.stage: each for each in self.saves if each.pays}
 
     @property
     def deferring(self) -> tuple[int, ...]:

@@ -243,6 +243,6 @@ def to_json(plan: Plan) -> bytes:
         left_out["cluster"] = {"stores"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     if not plan.stages.offload:
-        left_out["stages"].add("offload")
-        left_out["forecast"] = {"devices": {"__all__": {"stored_bytes"}}}
+        left_out["stages"] |= {"offload", "saves"}
+        left_out["forecast"] = {"devices": {"__all__": {"stored_bytes", "moved_s"}}}
     return plan_adapter().dump_json(plan, indent=None, exclude=left_out or None) + b"\n"

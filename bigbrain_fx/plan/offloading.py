@@ -9,18 +9,28 @@ piece; here without its overlap with computing.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from bigbrain_fx.core import Cluster, Costs, Forecast, Offloaded, Stages
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Forecast,
+    Graph,
+    Offloaded,
+    OpCost,
+    Saves,
+    Stages,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
 
-WORDS: tuple[Offloaded, ...] = ("state",)
+WORDS: tuple[Offloaded, ...] = ("activations", "state")
 NO_STORE = '{"name": "disk", "device": "NAME", "folder": "/scratch", "capacity": "64GiB", "bandwidth": "1GB/s"}'  # noqa: E501  # as it is pasted
-_SAID = {"state": "what the optimizer keeps"}
+_SAID = {"activations": "what forwards save", "state": "what the optimizer keeps"}
 
 
 def read_offload(text: str | None) -> tuple[Offloaded, ...]:
-    """Read "state", or nothing.
+    """Read "activations", "state", both with a comma between them, or nothing.
 
     Raises:
         InputError: it has another word; names the nearest.
@@ -37,7 +47,7 @@ def read_offload(text: str | None) -> tuple[Offloaded, ...]:
 
 
 def _listed() -> str:
-    return " or ".join((*WORDS, "none"))
+    return f"{', '.join(WORDS)} (several with a comma between them) or none"
 
 
 def require_stores(
@@ -73,7 +83,7 @@ def require_stores(
         raise InputError(
             "--offload does not go with --zero 3 yet",
             at="--offload",
-            help="offload state with --zero 1 or 2, which divide it, too",
+            help="use --zero 1 or 2, which divide the state, too",
         )
     lacking = [device.name for device in cluster.devices if device.name not in cluster.store]
     if lacking:
@@ -93,8 +103,12 @@ def offloading(stages: Stages, wanted: tuple[Offloaded, ...]) -> Stages:
 def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
     """Return costs without what will lie in stores: of that one parameter's share is here at once.
 
-    What moving it takes is in the optimizer's seconds.
+    What moving it takes is in the seconds of ops and of the optimizer.
     """
+    if "activations" in wanted:
+        ops = {d: _without_saved(found, costs.cluster, d) for d, found in costs.ops.items()}
+        alone = None if costs.alone is None else as_planners_see(costs.alone, ("activations",))
+        costs = replace(costs, ops=ops, alone=alone)
     if "state" not in wanted:
         return costs
     state, update = costs.optimizer_state_per_byte, costs.optimizer_s_per_byte
@@ -104,8 +118,37 @@ def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
         optimizer_s_per_byte=moving,
         optimizer_state_per_byte=0.0,
         optimizer_temporaries=costs.optimizer_temporaries + state,
-        alone=None if costs.alone is None else as_planners_see(costs.alone, wanted),
+        alone=None if costs.alone is None else as_planners_see(costs.alone, ("state",)),
     )
+
+
+def _without_saved(
+    ops: Mapping[str, OpCost], cluster: Cluster, device: str
+) -> Mapping[str, OpCost]:
+    def one(cost: OpCost) -> OpCost:
+        moving_s = cost.saved_bytes / cluster.store[device].bytes_per_s
+        return replace(
+            cost,
+            saved_bytes=0,
+            forward_s=cost.forward_s + moving_s,
+            backward_s=cost.backward_s + moving_s,
+            backward_input_s=cost.backward_input_s + moving_s,
+        )
+
+    return {name: one(cost) for name, cost in ops.items()}
+
+
+def as_planners_read(graph: Graph, wanted: tuple[Offloaded, ...]) -> Graph:
+    """Return a concrete graph whose ops keep nothing, where that lies in stores."""
+    if "activations" not in wanted:
+        return graph
+    ops = (op if op.saves is None else replace(op, saves=_gone(op.saves)) for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
+
+
+def _gone(saves: Saves) -> Saves:
+    cuda_bytes = None if saves.cuda_own_bytes is None else 0
+    return replace(saves, values=(), own_bytes=0, cuda_own_bytes=cuda_bytes, cuda_values=())
 
 
 def both_ways_s(cluster: Cluster, device: str, nbytes: float) -> float:
@@ -139,18 +182,34 @@ def require_capacity(forecast: Forecast, cluster: Cluster) -> None:
 
 def offload_text(stages: Stages, forecast: Forecast, cluster: Cluster) -> str:
     """Say what lies where, and what moving it takes of a step; nothing, where nothing does."""
+    if not stages.offload:
+        return ""
     each = [
         f"{_mib(e.stored_bytes)} of {e.device} in {cluster.store[e.device].name} "
-        f"({_moved_s(cluster, e.device, e.stored_bytes)} a step)"
+        f"({e.moved_s:.4f} s to read and write a step)"
         for e in forecast.devices
         if e.stored_bytes
     ]
     what = " and ".join(_SAID[word] for word in stages.offload)
-    return f"offload: {what} lies in stores: {', '.join(each)}" if each else ""
+    lies = f"{what} lies in stores: {', '.join(each)}" if each else "nothing lies in stores"
+    return "; ".join((f"offload: {lies}", *_kept_here(stages)))
 
 
-def _moved_s(cluster: Cluster, device: str, nbytes: int) -> str:
-    return f"{both_ways_s(cluster, device, nbytes):.4f} s to read and write"
+def _kept_here(stages: Stages) -> Iterator[str]:
+    """Say which stages keep their activations in memory although others do not, and why."""
+    if "activations" not in stages.offload:
+        return
+    for each in stages.saves:
+        if not each.pays:
+            yield (
+                f"stage {each.stage} keeps its activations: moving them would take "
+                f"{each.write_s + each.read_s:.4f} s a micro-batch, computing takes "
+                f"{each.compute_s:.4f} s"
+            )
+    able = {each.stage for each in stages.saves}
+    marked = (*stages.recompute, *stages.again, *stages.deferring)
+    for number in sorted(set(marked) - able):
+        yield f"stage {number} keeps its activations: its backward is split, or makes them again"
 
 
 def _mib(count: int) -> str:

@@ -31,10 +31,15 @@ from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, requir
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.offloading import as_planners_see, offloading, require_capacity
+from bigbrain_fx.plan.offloading import (
+    as_planners_read,
+    as_planners_see,
+    offloading,
+    require_capacity,
+)
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
-from bigbrain_fx.plan.schedule import SPLIT, stage_costs
+from bigbrain_fx.plan.schedule import SPLIT, stage_costs, with_saved_in_stores
 from bigbrain_fx.plan.simulate import in_a_row
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
@@ -80,6 +85,7 @@ def placement_of(
     seen = as_planners_see(costs, options.offload)
     seen = with_versions(seen, options, micro_batches)
     told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
+    concrete = as_planners_read(concrete, options.offload)
     try:
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
             return _partitioned(method, concrete, told, options)
@@ -189,12 +195,14 @@ def placed(
     in_flight = options.in_flight if fits else None
 
     def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
+        stages = with_saved_in_stores(concrete, stages, costs, with_backward)
         per_stage = stage_costs(concrete, stages, costs)
         step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
         return scheduled(step, schedule, in_flight)
 
     about = concrete, stages, costs, with_backward, options.recompute, micro_batches, made
     stages, programs, forecast = lightened(*about)
+    stages = with_saved_in_stores(concrete, stages, costs, with_backward)
     if stages.asynchronous:
         forecast = in_a_row(programs, stages, stage_costs(concrete, stages, costs), forecast)
     require_fits(forecast, cluster)

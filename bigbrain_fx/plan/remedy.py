@@ -121,24 +121,34 @@ def _recomputing(case: _Case) -> Iterator[tuple[str, _Case]]:
 
 
 def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _Case]]:
-    """Yield the optimizer's state in stores; where some lack, in supposed ones if asked for."""
+    """Yield what may lie in stores; where some lack, in supposed ones if asked for."""
     options = case.options
     has_stores = all(device.name in case.cluster.store for device in case.cluster.devices)
     if supposed == has_stores:
         return
-    if not case.graph.training or "state" in options.offload or wants_tensor(options):
+    if not case.graph.training or wants_tensor(options):
         return
-    offload: tuple[Offloaded, ...] = ("state", *options.offload)
-    asked = replace(case, options=replace(options, offload=offload, tensor=1))
+    tried: tuple[tuple[Offloaded, ...], ...] = (
+        ("state",),
+        ("activations",),
+        ("activations", "state"),
+    )
+    for offload in tried:
+        if set(offload) > set(options.offload):
+            asked = replace(case, options=replace(options, offload=offload, tensor=1))
+            yield _in_stores(asked, ",".join(offload), has_stores=has_stores)
+
+
+def _in_stores(asked: _Case, words: str, *, has_stores: bool) -> tuple[str, _Case]:
     if has_stores:
-        yield "--offload state", asked
-        return
+        return f"--offload {words}", asked
     stores = (
         DeviceStore(f"disk-{device.name}", device.name, _PLENTY, _DISK_BYTES_PER_S, "disk")
-        for device in case.cluster.devices
+        for device in asked.cluster.devices
     )
-    given = replace(asked, cluster=replace(case.cluster, stores=tuple(stores)))
-    yield '--offload state, and a store for each device ("stores" in the cluster file)', given
+    given = replace(asked, cluster=replace(asked.cluster, stores=tuple(stores)))
+    what = 'and a store for each device ("stores" in the cluster file)'
+    return f"--offload {words}, {what}", given
 
 
 def _smaller_batches(case: _Case, before: str) -> Iterator[tuple[str, _Case]]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .group import Group
     from .replicas import Listed, Replicas
     from .statistics import Statistics
+    from .stored_activations import ActivationStore
     from .stores import StoredState
     from .unsharded import Unsharded
 
@@ -96,6 +97,7 @@ class Device:
         tied: parameters that several stages hold, on any device -> those stages.
         aliases: other names of tied parameters -> the name that the optimizer sees.
         offload: what it keeps in its store; empty: nothing. See `stores`.
+        saving: stages of which what the forward saves lies there. See `stored_activations`.
         store: the folder of the store; None: its host's memory.
         store_bytes: what is planned to lie there.
         empties_every: where steps run into each other and processes are replaced, each so-many-th
@@ -118,6 +120,7 @@ class Device:
     tied: Mapping[str, tuple[int, ...]] = {}
     aliases: Mapping[str, str] = {}
     offload: tuple[str, ...] = ()
+    saving: tuple[int, ...] = ()
     store: str | None = None
     store_bytes = 0
     empties_every = 1
@@ -158,6 +161,7 @@ class Device:
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
         self.stored: StoredState | None = None
+        self.saved: ActivationStore | None = None
         self.versions: Versions | None = None
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
 
@@ -273,17 +277,21 @@ class Device:
         return self.parameters
 
     def offload_to(self, folder: str | None) -> None:
-        """Let what the optimizer keeps lie in the device's store; None: the planned one.
+        """Let what is offloaded lie in the device's store; None: the planned one.
 
         Raises:
             StoreError: it cannot be used, or lacks the room.
         """
         from .stores import StoredState, room_of  # only bundles that offload have it
 
-        if self.optimizer is not None:
-            where = None if self.store is None else folder or self.store
-            room = room_of(where, self.name, self.store_bytes)
+        where = None if self.store is None else folder or self.store
+        room = room_of(where, self.name, self.store_bytes)
+        if self.optimizer is not None and "state" in self.offload:
             self.stored = StoredState(self.optimizer, room)
+        if self.saving:
+            from .stored_activations import ActivationStore  # only bundles that offload them
+
+            self.saved = ActivationStore(room)
 
     def room_for_state(self, nbytes: int) -> Any:  # noqa: ANN401  # what has bytes
         """Return room for a copy of the state: where the state is kept, so is its copy."""
@@ -412,7 +420,8 @@ class Device:
             if stage in self._twice:
                 result, self._saved[stage, micro] = self._twice[stage].first(values)
             else:
-                result = self.modules[stage](**values)
+                with self._storing(stage, values):
+                    result = self.modules[stage](**values)
                 saved = self._starting(stage, values, result)
                 if saved.outputs:
                     self._saved[stage, micro] = saved
@@ -432,6 +441,13 @@ class Device:
     def _weights(self, stage: int) -> AbstractContextManager[None]:
         """Have a stage's weights meanwhile, where other replicas keep some of them."""
         return nullcontext() if self.unsharded is None else self.unsharded.whole(stage)
+
+    def _storing(self, stage: int, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Let what a stage's forward saves lie in the store, but for what is here anyway."""
+        if self.saved is None or stage not in self.saving:
+            return nullcontext()
+        module = self.modules[stage]
+        return self.saved.saving((*module.parameters(), *module.buffers(), *values.values()))
 
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:

@@ -13,11 +13,13 @@ a device's state finds it where it always is.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +47,12 @@ class StoreRoom(Protocol):
     def leave(self, room: Tensor) -> None:
         """Let go of the memory that reading or writing a room has taken."""
 
+    def write(self, room: Tensor, data: Tensor) -> None:
+        """Put bytes into a room of as many; nothing of it stays in memory."""
+
+    def read(self, room: Tensor, data: Tensor) -> None:
+        """Fill a tensor of bytes from a room of as many; nothing else of it stays in memory."""
+
     def buffer(self, nbytes: int) -> Buffer:
         """Return room for a copy of the device's state."""
 
@@ -61,6 +69,14 @@ class HostRoom:
 
     def leave(self, room: Tensor) -> None:
         """Keep it: it is where it belongs."""
+
+    def write(self, room: Tensor, data: Tensor) -> None:
+        """Copy there."""
+        room.copy_(data)
+
+    def read(self, room: Tensor, data: Tensor) -> None:
+        """Copy from there."""
+        data.copy_(room)
 
     def buffer(self, nbytes: int) -> Buffer:
         """Return memory."""
@@ -86,6 +102,7 @@ class DiskRoom:
         weakref.finalize(self, os.close, self.file)
         self.used = 0
         self._maps: dict[int, mmap.mmap] = {}
+        self._starts: dict[int, int] = {}  # of rooms, in the file
         self._reserve(self.file, nbytes)
         self.taken = nbytes
 
@@ -102,12 +119,45 @@ class DiskRoom:
         self.used += size
         mapped = mmap.mmap(self.file, size, offset=start)
         room = torch.frombuffer(mapped, dtype=torch.uint8, count=nbytes)
-        self._maps[room.data_ptr()] = mapped
+        self._maps[room.data_ptr()], self._starts[room.data_ptr()] = mapped, start
         return room
 
     def leave(self, room: Tensor) -> None:
         """Unmap the pages from this process; the file has what was written."""
         self._maps[room.data_ptr()].madvise(mmap.MADV_DONTNEED)
+
+    def write(self, room: Tensor, data: Tensor) -> None:
+        """Write into the file, past its mapping: pages that are mapped are this process's memory.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        self._move(os.pwrite, room, data)
+
+    def read(self, room: Tensor, data: Tensor) -> None:
+        """Read from the file.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        self._move(lambda file, part, at: os.preadv(file, [part], at), room, data)
+
+    def _move(
+        self, move: Callable[[int, memoryview, int], int], room: Tensor, data: Tensor
+    ) -> None:
+        start, done = self._starts[room.data_ptr()], 0
+        whole = memoryview((ctypes.c_char * data.numel()).from_address(data.data_ptr())).cast("B")
+        try:
+            while done < len(whole):
+                moved = move(self.file, whole[done:], start + done)
+                if not moved:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                done += moved
+        except OSError as error:
+            raise StoreError(
+                f"the store of {self.device} in {self.folder} fails: {error.strerror}: give "
+                "another folder (--store); commits are as they were"
+            ) from error
 
     def buffer(self, nbytes: int) -> Buffer:
         """Return a file of its own, which goes when nobody has it any more.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref
+from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, to_json
 from bigbrain_fx.plan.offloading import read_offload, require_stores
@@ -22,9 +22,9 @@ STATE = ("state",)
 SIZES = (MIB, MIB // 2, 100, MIB, MIB // 4, 200)  # numbers; d0 gets the first half of them
 
 
-def with_stores(cluster: Cluster, capacity: int = 1 << 30) -> Cluster:
+def with_stores(cluster: Cluster, capacity: int = 1 << 30, rate: float = RATE) -> Cluster:
     stores = (
-        DeviceStore(f"disk-{d.name}", d.name, capacity, RATE, "/scratch") for d in cluster.devices
+        DeviceStore(f"disk-{d.name}", d.name, capacity, rate, "/scratch") for d in cluster.devices
     )
     return replace(cluster, stores=tuple(stores))
 
@@ -53,6 +53,7 @@ def planned(cluster: Cluster, **more: object) -> Plan:
 def test_words_are_read_and_the_nearest_is_named() -> None:
     assert read_offload(None) == read_offload("none") == ()
     assert read_offload("state") == STATE
+    assert read_offload("state, activations") == ("activations", "state")
     with pytest.raises(InputError, match="no 'stat' to offload") as caught:
         read_offload("stat")
     assert "did you mean state?" in str(caught.value.help)
@@ -97,9 +98,54 @@ def test_explain_and_the_plan_say_what_lies_where() -> None:
     assert from_json(to_json(stored), "plan.json") == stored
 
 
+SAVING = ("activations",)
+
+
+def kept(cluster: Cluster, **more: object) -> Plan:
+    """Plan a graph whose products keep what they read, as autograd does."""
+    made = (replace(GRAPH.ops[0].outputs[0], shape=(4 * MIB,), strides=(1,)),)
+    saves = Saves((0,), 0, 16 * MIB, 16 * MIB)
+    ops = tuple(replace(each, outputs=made, saves=saves) for each in GRAPH.ops)
+    graph = replace(GRAPH, ops=ops)
+    args = graph, cluster, Source("model.py"), Options("naive", micro_batches=2, **more)  # type: ignore[arg-type]
+    return make_plan(*args)
+
+
+def test_activations_leave_the_ledger_and_take_their_time() -> None:
+    wide = with_stores(PAIR, rate=1e12)
+    plain, stored = kept(wide, schedule="gpipe"), kept(wide, schedule="gpipe", offload=SAVING)
+    for entry in stored.forecast.devices:
+        before = plain.forecast.of(entry.device)
+        own = [
+            s for s in stored.stages.saves if stored.stages.stages[s.stage].device == entry.device
+        ]
+        assert entry.stored_bytes == 2 * sum(s.nbytes for s in own) > 0
+        assert entry.peak_bytes < before.peak_bytes
+        assert entry.moved_s == pytest.approx(2 * sum(s.write_s + s.read_s for s in own))
+        assert entry.busy_s - before.busy_s == pytest.approx(entry.moved_s)
+    assert from_json(to_json(stored), "plan.json") == stored
+
+
+def test_where_the_store_is_slower_than_computing_they_stay_and_that_is_said() -> None:
+    slow = with_stores(PAIR, rate=1.0)
+    plain, stored = kept(slow), kept(slow, offload=SAVING)
+    assert not stored.stages.saving
+    assert stored.forecast.of("d0").peak_bytes == plain.forecast.of("d0").peak_bytes
+    each = stored.stages.saves[0]
+    said = f"would take {each.write_s + each.read_s:.4f} s a micro-batch, computing takes "
+    assert f"stage 0 keeps its activations: moving them {said}" in explain(stored).offload
+
+
+def test_what_makes_all_of_it_again_for_its_backward_is_refused() -> None:
+    with pytest.raises(InputError, match="no stage's activations can lie in a store"):
+        kept(with_stores(PAIR), offload=SAVING, recompute="all")
+
+
 def test_a_plan_without_stores_is_written_as_it_always_was() -> None:
     text = to_json(planned(PAIR)).decode()
-    assert not any(word in text for word in ("stores", "offload", "stored_bytes"))
+    assert not any(
+        word in text for word in ("stores", "offload", "stored_bytes", 'saves":[{"stage', "moved_s")
+    )
 
 
 def test_a_store_that_is_too_small_is_refused_with_the_arithmetic() -> None:

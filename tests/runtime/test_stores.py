@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.plan.schedule import update_costs
+from bigbrain_fx.plan.schedule import stage_part
 from bigbrain_fx.runtime import StoredState, StoreError, stores
 from bigbrain_fx.runtime.commits import read_records
 from bigbrain_fx.runtime.committing import begin_together
@@ -22,7 +22,7 @@ from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, 
 
 def offloading(make: Make, folder: Path) -> One:
     made = device(make)
-    made.store = str(folder)
+    made.store, made.offload = str(folder), ("state",)
     made.offload_to(None)
     return made
 
@@ -151,6 +151,6 @@ def test_no_piece_is_larger_than_the_largest_parameter() -> None:
 
 
 def test_plan_and_runtime_agree_on_what_is_too_small_to_move() -> None:
-    assert update_costs.STORED_FROM_BYTES == 4096  # stores has it too; the fixture hides that
+    assert stage_part.STORED_FROM_BYTES == 4096  # stores has it too; the fixture hides that
     text = Path(stores.__file__).read_text()
-    assert f"STORED_FROM_BYTES = {update_costs.STORED_FROM_BYTES} " in text
+    assert f"STORED_FROM_BYTES = {stage_part.STORED_FROM_BYTES} " in text

@@ -15,6 +15,7 @@ from bigbrain_fx.emit.files.copied import (
     OFFLOADED,
     OVERLAPPING,
     REPLICATED,
+    SAVED,
     SUPERVISED,
     UNSHARDED,
     runtime_files,
@@ -149,6 +150,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     without += GROUPED if plan.stages.members == 1 else ()
     without += () if plan.stages.offload else OFFLOADED
     without += () if plan.stages.asynchronous else OVERLAPPING
+    without += () if plan.stages.saving else SAVED
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):
         (folder / room).mkdir()

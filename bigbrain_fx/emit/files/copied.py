@@ -19,6 +19,7 @@ UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run
 OFFLOADED = ("stores",)  # what only devices with stores run
 OVERLAPPING = ("asynchronous",)  # what only steps that overlap run
+SAVED = ("stored_activations",)  # of those, what only forwards run that save into them
 
 
 def runtime_files(

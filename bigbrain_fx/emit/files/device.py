@@ -229,9 +229,15 @@ def _store_rows(file: DeviceFile) -> list[str]:
     store = file.store
     if store is None:
         return []
+    own = {stage.index for stage in file.stages.of(file.program.device)}
+    saving = tuple(sorted(own & file.stages.saving.keys()))
+    said = {"state": "what the optimizer keeps, but while it updates"}
+    said |= {"activations": "what forwards save, until their backward"} if saving else {}
+    what = "; ".join(said[word] for word in file.stages.offload if word in said)
     return [
-        f"# {_quiet(store.name)}: between two updates what the optimizer keeps lies there",
+        f"# {_quiet(store.name)} has {what}",
         f"offload = {file.stages.offload!r}",
+        *([f"saving = {saving!r}"] if saving else []),
         *([f"store = {store.folder!r}"] if store.folder else []),
         f"store_bytes = {file.store_bytes}",
     ]

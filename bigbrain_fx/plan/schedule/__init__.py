@@ -56,6 +56,9 @@ from bigbrain_fx.plan.schedule.one_f_one_b import OneForwardOneBackward as OneFo
 from bigbrain_fx.plan.schedule.parts import nodes as nodes, parts as parts
 from bigbrain_fx.plan.schedule.replicas import order_replicas
 from bigbrain_fx.plan.schedule.stage_part import Part as Part
+from bigbrain_fx.plan.schedule.stored_activations import (
+    with_saved_in_stores as with_saved_in_stores,
+)
 from bigbrain_fx.plan.schedule.synthesised import (
     Synthesised as Synthesised,
     goes_in_row as goes_in_row,

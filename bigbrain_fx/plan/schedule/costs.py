@@ -31,6 +31,7 @@ from bigbrain_fx.plan.schedule.update_costs import (
     optimizer_workspace,
     resident_bytes,
     stored_bytes,
+    stored_s,
     trainable,
 )
 from bigbrain_fx.plan.schedule.walk import Working, walk
@@ -71,7 +72,8 @@ class StageCosts:
     a received tensor whose strides leave gaps; the gaps are not sent. `alone`: see `Costs.alone`.
     `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
     stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
-    what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores.
+    what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores all the
+    time, activations not counted; `stored_s` is what moving them takes of a step.
     Bytes are as the device's allocator takes them, except `gappy_bytes`, whose edges have two ends.
     """
 
@@ -95,6 +97,7 @@ class StageCosts:
     host_forward_s: tuple[float, ...] = ()
     host_backward_s: tuple[float, ...] = ()
     stored_bytes: Mapping[str, int] = field(default_factory=dict)
+    stored_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
@@ -166,7 +169,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
     """
     measured = graph.loss is not None and any(op.saves for op in graph.ops)
     measured = measured or bool(
-        stages.recompute or stages.deferring or stages.again
+        stages.recompute or stages.deferring or stages.again or stages.saving
     )  # sums do not say that
     parts = [Part(graph, stages, stage, costs) for stage in stages.stages] if measured else []
     times = _times(graph, stages, costs)
@@ -190,6 +193,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         # adam.py, "special device hosting for step").
         optimizer_bytes={d: resident_bytes(graph, stages, costs, d) for d in stages.devices},
         stored_bytes={d: sum(stored_bytes(graph, stages, costs, d)) for d in stages.devices},
+        stored_s={d: stored_s(graph, stages, costs, d) for d in stages.devices},
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),
@@ -211,14 +215,21 @@ def _deferred(graph: Graph, stage: Stage) -> tuple[Param, ...]:
 def _times(graph: Graph, stages: Stages, costs: Costs) -> StageTimes:
     each = [[costs.op_cost(op, stage.device) for op in stage.ops] for stage in stages.stages]
     forward_s = tuple(sum(cost.forward_s for cost in ops) for ops in each)
+    stored = [stages.saving.get(stage.index) for stage in stages.stages]
     weight_s = tuple(_weight_s(graph, stage, costs) for stage in stages.stages)
     whole_s = (sum(cost.backward_s for cost in ops) for ops in each)
     backward_s = (whole - later for whole, later in zip(whole_s, weight_s, strict=True))
     again_s = (_again_s(costs, stage, forward_s[stage.index]) for stage in stages.stages)
     host_s = tuple(sum(cost.host_forward_s for cost in ops) for ops in each)
     return StageTimes(
-        forward_s,
-        tuple(map(sum, zip(backward_s, again_s, strict=True))),
+        tuple(
+            s + (found.write_s if found else 0.0)
+            for s, found in zip(forward_s, stored, strict=True)
+        ),
+        tuple(
+            back + again + (found.read_s if found else 0.0)
+            for back, again, found in zip(backward_s, again_s, stored, strict=True)
+        ),
         {d: optimizer_s(graph, stages, costs, d) for d in stages.devices},
         costs.cluster,
         weight_s,

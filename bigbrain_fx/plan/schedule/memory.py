@@ -3,7 +3,8 @@
 Weights and optimizer state are there all the time and not counted here. What counts, and from when
 to when:
 
-    saved activations       Forward .. end of Backward (none without Backward)
+    saved activations       Forward .. end of Backward (none without Backward); in the store, where
+                            they are offloaded
     what waits for weights  end of Backward .. end of BackwardWeight: inputs of deferred layers,
                             gradients of their outputs
     received activations    Recv .. end of Backward (without Backward: the last reader here); the
@@ -62,11 +63,15 @@ AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes on one device while one instruction runs, weights and optimizer state not counted."""
+    """Bytes on one device while one instruction runs, weights and optimizer state not counted.
+
+    `stored_bytes` are activations in its store, and no part of the total.
+    """
 
     gradients_bytes: int = 0
     activations_bytes: int = 0
     messages_bytes: int = 0
+    stored_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -114,7 +119,7 @@ class _Ledger:
     ) -> None:
         self.stages, self.costs, self._left = stages, costs, left
         self.trained = frozenset(i.stage for i in program.instructions if isinstance(i, Backward))
-        self.gradients = self.activations = self.messages = self.gathered = 0
+        self.gradients = self.activations = self.messages = self.gathered = self.stored = 0
         self._bytes: dict[_Key, int] = {}
         self._uses: Counter[_Key] = Counter()
         self._once: list[Edge] = []
@@ -206,11 +211,11 @@ class _Ledger:
             self._drop(self.stages.into(stage, "activation"), micro)
             return now
         working = self.costs.working_of(stage)
-        now = self._now(working.forward_bytes)
         if not self.stages.stages[stage].runs_again:
             self._hold(made, micro)  # for the stage's own Backward
         self.activations += working.saved_bytes
-        return now
+        self.stored += self._stored_bytes(stage)
+        return self._now(working.forward_bytes - working.saved_bytes)
 
     def _backward(self, stage: int, micro: int) -> Held:
         self._hold(self.stages.out_of(stage, "gradient"), micro)
@@ -221,11 +226,17 @@ class _Ledger:
             if stage in bucket.stages:
                 self._add_part(bucket, stage, micro)
         self.activations += working.waiting_bytes - working.saved_bytes
+        self.stored -= self._stored_bytes(stage)
         self._drop(self.stages.into(stage, "activation"), micro)
         if not self.stages.stages[stage].runs_again:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _stored_bytes(self, stage: int) -> int:
+        """Return what one micro-batch of a stage has in the store."""
+        found = self.stages.saving.get(stage)
+        return 0 if found is None else found.nbytes
 
     def _backward_weight(self, stage: int) -> Held:
         working = self.costs.working_of(stage)
@@ -320,7 +331,7 @@ class _Ledger:
 
     def _now(self, workspace: int = 0) -> Held:
         activations = self.activations + self.gathered + workspace + self._libraries
-        return Held(self.gradients, activations, self.messages)
+        return Held(self.gradients, activations, self.messages, self.stored)
 
 
 def _key(edge: Edge, micro: int | None) -> _Key:

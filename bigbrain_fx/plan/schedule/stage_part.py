@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from bigbrain_fx.core import Costs, Dim, Edge, EdgeKind, Graph, ModuleCall, Op, Saves, Stage, Stages
 from bigbrain_fx.plan.schedule.cuda import rounded
 
+STORED_FROM_BYTES = 4096
+"""What is smaller stays on the device whatever is offloaded: see `runtime.stores`."""
 _REMEMBERED = "_walk"  # as a cached property is: a graph is frozen, and every stage asks
 
 
@@ -48,6 +51,27 @@ class Part:
         return Saves(
             (), cost.saved_bytes, _int(op.writes_bytes) + cost.saved_bytes, cost.workspace_bytes
         )
+
+    @property
+    def stores(self) -> bool:
+        """Whether what its forward saves lies in its device's store."""
+        return self.stage.index in self.stages.saving
+
+    def stored(self, op: Op) -> Mapping[str, int]:
+        """Return the bytes that an op's backward asks of the store, by the storage's value.
+
+        What is not made here is held anyway; what an op saves besides has the op's name and "!".
+        """
+        saves, roots = self.saves(op), roots_of(self.graph)
+        kept = (roots.get(name, name) for name in places(op, saves))
+        made = {root: self.result_bytes(self.graph.op[root]) for root in kept if root in self.own}
+        made[f"{op.name}!"] = self.rounded(saves.own_bytes)
+        return {name: nbytes for name, nbytes in made.items() if nbytes >= STORED_FROM_BYTES}
+
+    @cached_property
+    def own(self) -> frozenset[str]:
+        """The names of its ops."""
+        return frozenset(self.stage.ops)
 
     def result_bytes(self, op: Op) -> int:
         """Return the bytes of an op's fresh results."""

@@ -11,9 +11,7 @@ from bigbrain_fx.core import Costs, Graph, Param, Stage, Stages
 from bigbrain_fx.plan.cut import updating
 from bigbrain_fx.plan.offloading import both_ways_s
 from bigbrain_fx.plan.schedule.cuda import optimizer_temporary_bytes, rounded
-
-STORED_FROM_BYTES = 4096
-"""What an optimizer keeps of a smaller parameter stays on the device: see `runtime.stores`."""
+from bigbrain_fx.plan.schedule.stage_part import STORED_FROM_BYTES
 
 
 def params_of(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
@@ -134,5 +132,10 @@ def optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> floa
     """Return what an update takes; what lies in a store is read and written meanwhile."""
     trained = _updated(graph, stages, device)
     update_s = costs.optimizer_s(device, len(trained), sum(p.spec.nbytes for p in trained))
+    return update_s + stored_s(graph, stages, costs, device)
+
+
+def stored_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
+    """Return what moving a device's part of the optimizer's state takes of a step."""
     moved = sum(stored_bytes(graph, stages, costs, device))
-    return update_s + (both_ways_s(costs.cluster, device, moved) if moved else 0.0)
+    return both_ways_s(costs.cluster, device, moved) if moved else 0.0

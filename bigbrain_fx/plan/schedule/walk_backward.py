@@ -38,7 +38,7 @@ class BackwardWalk:
     """
 
     def __init__(self, part: Part, forward: ForwardWalk, micro: int) -> None:
-        self.part, self.root, self.micro = part, forward.root, micro
+        self.part, self.root, self.micro, self.forward = part, forward.root, micro, forward
         self.live = self.peak = 0
         self.held = {r: n for r, n in forward.held.items() if r not in forward.sent}
         self.kept_by = {root: set(ops) for root, ops in forward.kept_by.items()}
@@ -79,7 +79,8 @@ class BackwardWalk:
             self._wait(op, incoming)
         for root in [root for root in self.part.stage.again if root in self.asks[op.name]]:
             self._make(root)
-        self._see(self.part.rounded(saves.backward_bytes))
+        fetched = sum(self.forward.stored[op.name].values())
+        self._see(self.part.rounded(saves.backward_bytes) + fetched)
         self._forget(op, saves)
         for place, ref in enumerate(op.refs):
             self._hand(ref, incoming[0] if place in saves.passed else None)
@@ -153,7 +154,7 @@ class BackwardWalk:
 
     def _forget(self, op: Op, saves: Saves) -> None:
         if op.name not in self.again or op.name in self._made:
-            self.live -= self.part.rounded(saves.own_bytes)
+            self.live -= self.forward.own_bytes(op, saves)
         for root in self.asks[op.name]:
             self._served(root, op.name)
         for root in self.keeps[op.name]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from itertools import takewhile
 
 from bigbrain_fx.core import ModuleCall, Op, Saves
@@ -26,6 +27,7 @@ class ForwardWalk:
         sent: roots that are sent: the ledger of messages has them.
         keeps: op -> the roots that it keeps, itself or through what it has made again.
         asks: op -> the ops that run again for its backward.
+        stored: op -> what its backward asks of the store.
         users: op that runs again -> what asks for its result: backwards, and other such runs.
     """
 
@@ -36,6 +38,7 @@ class ForwardWalk:
         self.kept_by: dict[str, set[str]] = {}
         self.keeps: dict[str, set[str]] = {}
         self.asks: dict[str, set[str]] = {}
+        self.stored: dict[str, Mapping[str, int]] = {}
         self.users: dict[str, set[str]] = {}
         self.again = frozenset(part.stage.again)
         self.root, calls = of_graph(part.graph)
@@ -64,16 +67,21 @@ class ForwardWalk:
             self.held[op.name] = self.part.result_bytes(op)
             self.live += self.held[op.name]
         if self.part.is_graded(op) and op.name not in self.again:
-            self.live += self.part.rounded(saves.own_bytes)
+            self.live += self.own_bytes(op, saves)
         self.peak = max(self.peak, self.live)
         self._return_from(op)
         for name in dict.fromkeys((self.root[op.name], *map(self._root, op.refs))):
             if self._last.get(name, -1) <= i and name not in self.kept_by:
                 self._read_out(name, op)
 
+    def own_bytes(self, op: Op, saves: Saves) -> int:
+        """Return what stays of what an op saves besides values."""
+        return 0 if f"{op.name}!" in self.stored[op.name] else self.part.rounded(saves.own_bytes)
+
     def _keep(self, op: Op, saves: Saves) -> None:
         """Keep what an op's backward needs, or what that can be made of."""
         self.keeps[op.name], self.asks[op.name] = set(), set()
+        self.stored[op.name] = self.part.stored(op) if self.part.stores else {}
         if op.name in self.again:
             if saves.values or saves.own_bytes:
                 self._ask(op.name, op)
@@ -84,7 +92,7 @@ class ForwardWalk:
             if root in self.again:
                 self._ask(root, op)
                 self.users[root].add(op.name)
-            else:
+            elif root not in self.stored[op.name]:
                 self._kept(root, op)
 
     def _ask(self, root: str, op: Op) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bigbrain_fx.core import (
     Backward,
@@ -92,7 +93,7 @@ def _device(
     step_s: float,
     sent: Sequence[Flight],
 ) -> DeviceForecast:
-    entries = held(program, stages, costs, _left(program, execution, sent))
+    entries = [*held(program, stages, costs, _left(program, execution, sent))]
     peak = max(entries, key=lambda entry: entry.total_bytes, default=Held())
     weights_bytes, optimizer_bytes = fixed_bytes(program, costs)
     spans = zip(program.instructions, execution.spans[program.device], strict=True)
@@ -109,8 +110,21 @@ def _device(
         optimizer_bytes=optimizer_bytes,
         activations_bytes=peak.activations_bytes,
         messages_bytes=peak.messages_bytes,
-        stored_bytes=costs.stored_bytes.get(program.device, 0) if optimizes(program) else 0,
+        **_stored(program, stages, costs, entries),
     )
+
+
+def _stored(
+    program: Program, stages: Stages, costs: StageCosts, entries: Sequence[Held]
+) -> Mapping[str, Any]:
+    """Return the most that lies in a device's store, and what moving it takes of a step."""
+    updates, saving = optimizes(program), stages.saving
+    state_bytes = costs.stored_bytes.get(program.device, 0) if updates else 0
+    state_s = costs.stored_s.get(program.device, 0.0) if updates else 0.0
+    runs = (i.stage for i in program.instructions if isinstance(i, Backward) and i.stage in saving)
+    each_s = (saving[stage].write_s + saving[stage].read_s for stage in runs)
+    most = max((entry.stored_bytes for entry in entries), default=0)
+    return {"stored_bytes": state_bytes + most, "moved_s": sum(each_s, state_s)}
 
 
 def _sent(

@@ -40,6 +40,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_no_place",
     ),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
+    "tests/runtime/test_mpi.py": ("test_mpirun_trains",),
     "tests/bundles/test_serving.py": ("test_processes_that_die",),
     "tests/measure/host/test_far.py": ("test_links_between_hosts_stand",),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),

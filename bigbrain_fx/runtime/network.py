@@ -30,6 +30,10 @@ from .peers import LateMessageError, PeerLostError, SpoiledError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from .mpi import MpiWires, MpiWork
+
+    Work = dist.Work | MpiWork
+
 AHEAD = 2  # receives posted per channel: one being used, one arriving
 ALARM = (1 << 31) - 1  # tag of a message that nobody sends
 COMPARED = 64  # digests that a device leaves in the store: none is so many steps behind another
@@ -43,8 +47,8 @@ class _Line:
     peer: int
     group: dist.ProcessGroup | None = None
     layout: Layout | None = None
-    header: tuple[Tensor, dist.Work] | None = None
-    posted: deque[tuple[Tensor, dist.Work]] = field(default_factory=deque)
+    header: tuple[Tensor, Work] | None = None
+    posted: deque[tuple[Tensor, Work]] = field(default_factory=deque)
     expected: int = 0
 
 
@@ -60,6 +64,7 @@ class NetworkTransport:
             torch numbers groups, so every device must make all of them, in one order.
         mesh: a gloo group of its own, which `abandon` may close, instead of the default group. Its
             messages have checksums: who knows how to connect anew can ask for one again.
+        wires: carry the messages instead of either: MPI.
     """
 
     def __init__(
@@ -70,7 +75,9 @@ class NetworkTransport:
         store: Store | None = None,
         channels: Iterable[Channel] = (),
         mesh: dist.ProcessGroup | None = None,
+        wires: MpiWires | None = None,
     ) -> None:
+        self.wires: MpiWires | dist.ProcessGroup | None = wires if mesh is None else mesh
         self.ranks = ranks
         self.device = device
         self.deadline = timedelta(seconds=deadline_s)
@@ -185,7 +192,7 @@ class NetworkTransport:
         self.background.stop()
         self.lines.clear()
         self.alarms = []
-        self.mesh = None
+        self.mesh = self.wires = None
 
     def _ahead(self, line: _Line) -> int:
         return 0 if line.channel.on_demand else self.ahead
@@ -218,19 +225,21 @@ class NetworkTransport:
 
     def _start_send(self, line: _Line, payload: Tensor, tag: int) -> None:
         with _to_a_living_peer(line.channel):
-            if self.mesh is None:
+            work: Work | None
+            if self.wires is None:
                 work = dist.isend(payload, line.peer, group=line.group, tag=tag)
             else:
-                work = self.mesh.send([payload], line.peer, tag)
+                work = self.wires.send([payload], line.peer, tag)
         if work is not None:
             self.background.keep(work, payload, line.channel)
 
-    def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> dist.Work:
+    def _start_recv(self, line: _Line, payload: Tensor, tag: int) -> Work:
         with _to_a_living_peer(line.channel):
-            if self.mesh is None:
+            work: Work | None
+            if self.wires is None:
                 work = dist.irecv(payload, line.peer, group=line.group, tag=tag)
             else:
-                work = self.mesh.recv([payload], line.peer, tag)
+                work = self.wires.recv([payload], line.peer, tag)
         if work is None:
             raise RuntimeError(f"this process is not part of {line.channel}")
         return work
@@ -277,7 +286,7 @@ class NetworkTransport:
             raise SpoiledError(f"a message's checksum is wrong: {channel}")
         return arrived[:nbytes].view(dtype)
 
-    def _wait(self, work: dist.Work, channel: Channel) -> None:
+    def _wait(self, work: Work, channel: Channel) -> None:
         self.background.check()
         if self.is_nccl:
             self._wait_on_gpu(work, channel)
@@ -290,7 +299,7 @@ class NetworkTransport:
                 raise PeerLostError(f"the peer is gone: {channel}") from error
             raise LateMessageError(f"no message within {seconds:g} s: {channel}") from error
 
-    def _wait_on_gpu(self, work: dist.Work, channel: Channel) -> None:
+    def _wait_on_gpu(self, work: Work, channel: Channel) -> None:
         """Let the stream that computes wait for a message over nccl; this thread goes on.
 
         No timeout is given: with one, nccl's `wait` polls here until the message has come. At the
@@ -319,13 +328,13 @@ def _to_a_living_peer(channel: Channel) -> Iterator[None]:
         raise PeerLostError(f"the peer is gone: {channel}") from error
 
 
-def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, dist.Work]]:
+def _alarms(mesh: dist.ProcessGroup) -> list[tuple[Tensor, Work]]:
     """Post receives that nobody answers, one for each peer; see `NetworkTransport.abandon`.
 
     Raises:
         PeerLostError: a peer is gone already.
     """
-    posted = []
+    posted: list[tuple[Tensor, Work]] = []
     for peer in range(mesh.size()):
         if peer == mesh.rank():
             continue
@@ -350,12 +359,12 @@ class _Background:
         # with a priority, so as not to be one of those that the channels have: torch hands out 32
         is_cuda = wire.type == "cuda"
         self.side = torch.cuda.Stream(wire, priority=-1) if is_cuda else None
-        self.under_way: queue.Queue[tuple[dist.Work, Tensor, Channel] | None] = queue.Queue()
+        self.under_way: queue.Queue[tuple[Work, Tensor, Channel] | None] = queue.Queue()
         self.current: Channel | None = None
         self.failed: tuple[Channel, BaseException] | None = None
         threading.Thread(target=self._release, daemon=True, name="sends").start()
 
-    def keep(self, work: dist.Work, payload: Tensor, channel: Channel) -> None:
+    def keep(self, work: Work, payload: Tensor, channel: Channel) -> None:
         self.check()
         self.under_way.put((work, payload, channel))
 
@@ -374,7 +383,7 @@ class _Background:
         """End the thread once it has let go of everything."""
         self.under_way.put(None)
 
-    def _wait(self, work: dist.Work) -> None:
+    def _wait(self, work: Work) -> None:
         if self.side is None:
             work.wait(self.deadline)
             return

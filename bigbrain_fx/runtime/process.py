@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from .commits import CommitError
 from .data import BatchError
+from .mpi import MpiError
 from .rendezvous import NoAddressError, NoGpuError
 from .state import StateError
 from .weights import WeightsError
 
 CONTROL = "BIGBRAIN_CONTROL"  # in the environment: the file descriptor of a supervisor's line
 BAD_INPUT = 2  # exit code; as argparse's
-INPUT_ERRORS = (BatchError, CommitError, NoAddressError, NoGpuError, StateError, WeightsError)
+INPUT_ERRORS = (
+    BatchError,
+    CommitError,
+    MpiError,
+    NoAddressError,
+    NoGpuError,
+    StateError,
+    WeightsError,
+)
 TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h

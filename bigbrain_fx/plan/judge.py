@@ -19,6 +19,7 @@ from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
+from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded
 
@@ -46,9 +47,14 @@ class Maker(Protocol):
         """Estimate the graph at so many rows."""
 
     def placed(
-        self, options: Options, micro_batches: int, placement: Placement, costs: Costs
+        self,
+        options: Options,
+        micro_batches: int,
+        placement: Placement,
+        costs: Costs,
+        is_trial: bool = False,
     ) -> Plan:
-        """Cut, schedule and simulate a placement."""
+        """Cut, schedule and simulate a placement; check its programs, unless it is a trial."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,17 @@ class PipelineMaker:
         return estimated(self.graph.at(rows), self.cluster, self.source, self.options.estimator)
 
     def placed(
-        self, options: Options, micro_batches: int, placement: Placement, costs: Costs
+        self,
+        options: Options,
+        micro_batches: int,
+        placement: Placement,
+        costs: Costs,
+        is_trial: bool = False,
     ) -> Plan:
         """Cut, schedule and simulate a placement."""
         about = self.graph, self.cluster, self.source
-        return placed(*about, options, micro_batches, placement, costs)
+        given = options, micro_batches, placement, costs
+        return placed(*about, *given, is_trial=is_trial)
 
 
 def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
@@ -138,6 +150,7 @@ class Judge:
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]
+        require_sound(plan.programs, plan.stages)
         if (
             plan.stages.deferring and found.bounds
         ):  # the other bounds are of pipelines of whole backwards
@@ -176,7 +189,7 @@ class Judge:
         )
         micro = trial.micro_batches
         costs = self.costs(self.graph.batch // micro)
-        plan = self.maker.placed(options, micro, trial.placement, costs)
+        plan = self.maker.placed(options, micro, trial.placement, costs, is_trial=True)
         self._plans[id(trial)] = trial, plan
         return _score(plan)
 

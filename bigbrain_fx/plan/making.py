@@ -20,7 +20,7 @@ from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import require_stores
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
@@ -29,6 +29,7 @@ from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor import plan_tensor, tensor_costs, tensor_forecast, wants_tensor
 from bigbrain_fx.plan.together import is_open, plan_together
+from bigbrain_fx.planning import looked_at, of_how_many
 
 
 def make_plan(
@@ -66,7 +67,29 @@ def make_plan(
         return _by_hand(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
         return plan_replicas(graph, cluster, source, options, make_plan)
+    if options.partitioner == AUTO:
+        return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
+
+
+def _searched(
+    graph: Graph, cluster: Cluster, source: Source, options: Options, known: Sequence[Plan]
+) -> Plan:
+    """Search a pipeline; of a very large cluster, on as many devices as a search can look at.
+
+    Raises:
+        NoPlanError: it does not fit on these.
+    """
+    seen, some = looked_at(cluster), of_how_many(cluster)
+    maker = PipelineMaker(graph, seen, source, options)
+    if not some:
+        return by_partitioner(maker, known)
+    try:
+        plan = by_partitioner(replace(maker, scope=f"{some}, {maker.scope}"), known)
+    except NoPlanError as error:
+        notes = (*error.notes, f"a pipeline was searched {some}")
+        raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
+    return replace(plan, cluster=cluster)
 
 
 def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:

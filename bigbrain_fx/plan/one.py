@@ -170,10 +170,12 @@ def placed(
     placement: Placement,
     costs: Costs,
     keep_schedule: bool = True,
+    is_trial: bool = False,
 ) -> Plan:
     """Cut, schedule and simulate a placement; `costs` are of the rows of a micro-batch.
 
     Without `keep_schedule` choices of another placement that do not apply here are let go of.
+    Programs of what `is_trial` are not checked: see `fitting`.
 
     Raises:
         NoPlanError: it does not fit in memory.
@@ -197,7 +199,7 @@ def placed(
     def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
         stages = with_saved_in_stores(concrete, stages, costs, with_backward)
         per_stage = stage_costs(concrete, stages, costs)
-        step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster)
+        step = Step(concrete, stages, micro_batches, per_stage, with_backward, cluster, is_trial)
         return scheduled(step, schedule, in_flight)
 
     about = concrete, stages, costs, with_backward, options.recompute, micro_batches, made

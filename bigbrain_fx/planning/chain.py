@@ -17,7 +17,7 @@ their backward (an upper bound of what `plan.schedule.memory` books, instruction
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -139,7 +139,7 @@ class Setting:
         """Return what a device has for tensors."""
         return self.cluster.device[device].memory_bytes * self.memory_scale
 
-    @property
+    @cached_property
     def ahead(self) -> int:
         """How many receives are posted ahead on a channel: none over nccl."""
         return 0 if all(device.kind == "cuda" for device in self.cluster.devices) else AHEAD
@@ -293,10 +293,10 @@ class Line:
         self, device: str, first: int, after: int, setting: Setting, again: bool
     ) -> int:
         """Return how many micro-batches of a piece fit, at least 1."""
-        needs = self._needs(device, again).at(first, after)
-        memory, micro = setting.memory_bytes(device), setting.micro_batches
-        fitting = (n for n in range(micro, 1, -1) if float(needs.held(n, setting)) <= memory)
-        return next(fitting, 1)
+        needs, micro = self._needs(device, again), setting.micro_batches
+        counts = np.arange(micro, 1, -1)
+        fitting = needs.of_piece(first, after, counts, setting) <= setting.memory_bytes(device)
+        return int(counts[fitting.argmax()]) if fitting.any() else 1
 
     def reach(self, device: str, in_flight: int, setting: Setting) -> Reach:
         """Return which pieces a device can hold."""
@@ -439,20 +439,27 @@ class _Needs:
     once_saved: bool
     _whatever: dict[tuple[int, int], Array] = field(default_factory=dict)
 
-    def at(self, first: int, after: int) -> _Needs:
-        """Return the needs of one piece."""
-        arrays = {n: v[first, after] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
-        return replace(self, **arrays, _whatever={})
-
     def held(self, flight: int, setting: Setting) -> Array:
         """Return the bytes with so many micro-batches in flight."""
         micro, ahead = setting.micro_batches, setting.ahead
-        if (micro, ahead) not in self._whatever:
-            self._whatever[micro, ahead] = self._whatever_is_in_flight(micro, ahead)
-        found = self._whatever[micro, ahead] + flight * self.sent
+        found = self._whatever_at(setting) + flight * self.sent
         found += min(flight + ahead, micro) * self.received
         found += (1 if self.once_saved else flight) * self.saved
         return found
+
+    def of_piece(self, first: int, after: int, flights: Numbers, setting: Setting) -> Array:
+        """Return the bytes of one piece, for each number of micro-batches in flight."""
+        micro, ahead, piece = setting.micro_batches, setting.ahead, (first, after)
+        found: Array = self._whatever_at(setting)[piece] + flights * self.sent[piece]
+        found += np.minimum(flights + ahead, micro) * self.received[piece]
+        found += (1 if self.once_saved else flights) * self.saved[piece]
+        return found
+
+    def _whatever_at(self, setting: Setting) -> Array:
+        key = setting.micro_batches, setting.ahead
+        if key not in self._whatever:
+            self._whatever[key] = self._whatever_is_in_flight(*key)
+        return self._whatever[key]
 
     def _whatever_is_in_flight(self, micro: int, ahead: int) -> Array:
         several = min(2, micro)  # a message is on its way while the next is made

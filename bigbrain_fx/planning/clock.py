@@ -166,12 +166,13 @@ def played_s(stages: TimedStages, orders: Orders, trains: bool) -> float:
     pending = list(reversed(tuple(orders)))
     while pending:
         device = pending.pop()
-        now_s, jobs = end_s[device], orders[device]
-        for way, stage, micro in jobs[done[device] :]:
+        now_s, jobs, at = end_s[device], orders[device], done[device]
+        while at < len(jobs):  # no slice: a device may be woken for every job
+            way, stage, micro = jobs[at]
             inputs = into[way, stage]
-            late = [number for number, _ in inputs if len(arrived_s[number]) <= micro]
-            if late:
-                waiting[late[0]] = device
+            late = _first_late(inputs, arrived_s, micro)
+            if late is not None:
+                waiting[late] = device
                 break
             for number, handling_s in inputs:
                 now_s = max(now_s, arrived_s[number][micro]) + handling_s
@@ -182,7 +183,17 @@ def played_s(stages: TimedStages, orders: Orders, trains: bool) -> float:
                 arrived_s[number].append(free_s[link] + message.latency_s)
                 if number in waiting:
                     pending.append(waiting.pop(number))
-            done[device] += 1
-        end_s[device] = now_s
+            at += 1
+        end_s[device], done[device] = now_s, at
     once_s = stages.once_s if trains else {}
     return max(now_s + once_s.get(device, 0.0) for device, now_s in end_s.items())
+
+
+def _first_late(
+    inputs: Sequence[tuple[int, float]], arrived_s: Sequence[Sequence[float]], micro: int
+) -> int | None:
+    """Return the first message of a micro-batch that is not there yet."""
+    for number, _ in inputs:
+        if len(arrived_s[number]) <= micro:
+            return number
+    return None

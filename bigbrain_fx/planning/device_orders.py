@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, pairwise
 from typing import Any
 
@@ -76,10 +76,10 @@ def canonical(cluster: Cluster) -> Cluster:
 
     By what each does and holds, by its links and its neighbours' (as far as these differ), by name.
     """
-    return replace(cluster, devices=_Seen.of(cluster).devices)
+    return replace(cluster, devices=_seen(cluster).devices)
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
+def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort "d10" after "d9"."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
@@ -139,7 +139,7 @@ class _Seen:
     @staticmethod
     def of(cluster: Cluster) -> _Seen:
         """Look at a cluster; its pairs of devices are asked for once, they may be a million."""
-        devices = sorted(cluster.devices, key=lambda device: _natural(device.name))
+        devices = sorted(cluster.devices, key=lambda device: natural(device.name))
         met = [[_wire(cluster, a, b) for b in devices] for a in devices]
         number = {wire: i for i, wire in enumerate(sorted({w for row in met for w in row}))}
         wires = [[number[wire] for wire in row] for row in met]
@@ -168,6 +168,12 @@ class _Seen:
         for row in rows:
             row[a] = row[b] = 0
         return rows[0] == rows[1]
+
+
+@lru_cache(maxsize=4)
+def _seen(cluster: Cluster) -> _Seen:
+    """Look at a cluster once, for every number of micro-batches."""
+    return _Seen.of(cluster)
 
 
 def _colours(devices: Sequence[Device], wires: Sequence[Sequence[int]]) -> list[int]:
@@ -210,7 +216,7 @@ class _Known:
     """A cluster in canonical order, and what its pipelines take, roughly."""
 
     def __init__(self, cluster: Cluster, rough: Rough) -> None:
-        self.rough, self.seen = rough, _Seen.of(cluster)
+        self.rough, self.seen = rough, _seen(cluster)
         self.cluster, self.devices = cluster, self.seen.devices
         self.names = [device.name for device in self.devices]
         self.colours = self.seen.colours
@@ -237,10 +243,12 @@ class _Known:
 
     def sums(self, path: Path) -> _PathSums:
         """Add up what a step on a path is made of."""
-        total = self.begun(path[0])
-        for last, i in pairwise(path):
-            total = self.longer(total, last, i)
-        return total
+        speed, trips_s, wire_s = self.speed[path[0]], 0.0, 0.0
+        for last, i in pairwise(path):  # as `longer`, without an object for each hop
+            speed += self.speed[i]
+            trips_s += self.trip_s(last, i)
+            wire_s = max(wire_s, self.wire_s(last, i))
+        return _PathSums(speed, trips_s, wire_s)
 
     def step_of(self, sums: _PathSums, length: int) -> float:
         """Return about what a step takes, in seconds."""

@@ -299,7 +299,8 @@ def run_until_stuck(programs: Sequence[Program]) -> dict[str, int]:
     runnable = list(programs)
     while runnable:
         program = runnable.pop()
-        for instruction in program.instructions[at[program.device] :]:
+        while at[program.device] < len(program.instructions):
+            instruction = program.instructions[at[program.device]]
             if isinstance(instruction, Recv) and (instruction.edge, instruction.micro) not in sent:
                 waiting[instruction.edge, instruction.micro] = program
                 break

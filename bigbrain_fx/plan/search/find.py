@@ -127,8 +127,13 @@ class _Run:
         return False
 
     def _counts(self) -> tuple[int, ...]:
-        """Return the numbers of micro-batches; for `latency` few, or the fewest there are."""
-        every = self.ask.micro_batches
+        """Return the numbers of micro-batches; for `latency` few, or the fewest there are.
+
+        Of very many devices those whose programs, on all of them, are soon simulated.
+        """
+        devices, known = len(self.ask.cluster.devices), self.ask.micro_batches
+        most = self.limits.instructions // (_INSTRUCTIONS * devices)
+        every = tuple(n for n in known if n <= most) or (min(known),)
         if self.ask.objective != "latency":
             return _spread(every, 4 * len(self.ask.cluster.devices), self.limits.counts)
         few = tuple(n for n in every if n <= LATENCY_MICRO_BATCHES)

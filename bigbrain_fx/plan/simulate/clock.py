@@ -147,8 +147,8 @@ class _Execution:
         own = self.messages.overheads(program.device)
         now_s = spans[-1][1] if spans else own.step_s
         woken: list[Program] = []
-        for instruction in program.instructions[len(spans) :]:
-            start_s = now_s
+        while len(spans) < len(program.instructions):  # no slice: it may be woken for each
+            instruction, start_s = program.instructions[len(spans)], now_s
             match instruction:
                 case Forward(stage):
                     now_s += self.costs.forward_s[stage] + own.instruction_s

@@ -138,11 +138,11 @@ def _sent(
     taken_s = dict(_taken_s(programs, execution)) if stages.gathers else {}
     found: dict[str, list[Flight]] = {}
     for flight in execution.flights:
-        whose = stages.stages[flight.edge.source].device
-        free_s = max(flight.free_s, taken_s.get((flight.edge, flight.micro), 0.0))
-        if stages.gathers and whose in found:
-            free_s = max(free_s, found[whose][-1].free_s)
-        found.setdefault(whose, []).append(replace(flight, free_s=free_s))
+        own = found.setdefault(stages.stages[flight.edge.source].device, [])
+        if stages.gathers:
+            free_s = max(flight.free_s, taken_s.get((flight.edge, flight.micro), 0.0))
+            flight = replace(flight, free_s=max(free_s, own[-1].free_s if own else 0.0))
+        own.append(flight)
     return found
 
 

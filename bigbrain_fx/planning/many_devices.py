@@ -1,0 +1,42 @@
+"""Many devices -> those that one pipeline is searched on: the hosts of the fastest first.
+
+A pipeline has no more stages than a model has units that are worth a device, and what a search
+takes grows faster than the devices do. Who is left out is said (`of_how_many`), and bounds are of
+the devices that were looked at. It knows no graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigbrain_fx.core import Cluster, Device
+from bigbrain_fx.planning.device_orders import natural, traits
+
+MOST_DEVICES = 256
+
+
+def looked_at(cluster: Cluster) -> Cluster:
+    """Return the devices that a search looks at, in the order of the cluster: all, if not too many.
+
+    Hosts go by their devices' rates, then by name; of the last one it may be some devices only.
+    """
+    if len(cluster.devices) <= MOST_DEVICES:
+        return cluster
+    hosts: dict[str, list[Device]] = {}
+    for device in sorted(cluster.devices, key=lambda each: (traits(each), natural(each.name))):
+        hosts.setdefault(device.host, []).append(device)
+    ranked = sorted(hosts.values(), key=lambda own: ([*map(traits, own)], natural(own[0].host)))
+    taken = {device.name for device in [each for own in ranked for each in own][:MOST_DEVICES]}
+    return replace(
+        cluster,
+        devices=tuple(device for device in cluster.devices if device.name in taken),
+        links=tuple((a, b, link) for a, b, link in cluster.links if {a, b} <= taken),
+        stores=tuple(store for store in cluster.stores if store.device in taken),
+        replicas=(),
+    )
+
+
+def of_how_many(cluster: Cluster) -> str:
+    """Say how many devices are looked at, of how many; nothing where that is all."""
+    count = len(cluster.devices)
+    return "" if count <= MOST_DEVICES else f"on {MOST_DEVICES} of {count:,} devices"

@@ -8,19 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import door
-<<<<<<< HEAD
 from bigbrain_fx.planning.contention import (
     Crowds as Crowds,
     bytes_per_s as bytes_per_s,
     crowded as crowded,
-=======
-from bigbrain_fx.planning.contention import Crowds, bytes_per_s, crowded
-from bigbrain_fx.planning.device_orders import canonical, device_orders
-from bigbrain_fx.planning.given import Given, asked, is_own, label
-from bigbrain_fx.planning.many_devices import looked_at, of_how_many
-from bigbrain_fx.planning.orders import (
-    unit_orders,
->>>>>>> e3a5b5e (Searches of long pipelines: chains are timed in arrays, trials are not checked, cuts look each stage up once)
 )
 from bigbrain_fx.planning.device_orders import (
     canonical as canonical,
@@ -31,6 +22,10 @@ from bigbrain_fx.planning.given import (
     asked as asked,
     is_own as is_own,
     label as label,
+)
+from bigbrain_fx.planning.many_devices import (
+    looked_at as looked_at,
+    of_how_many as of_how_many,
 )
 from bigbrain_fx.planning.orders import unit_orders as unit_orders
 from bigbrain_fx.planning.registry import (
@@ -138,120 +133,4 @@ if TYPE_CHECKING:
         v_line as v_line,
     )
 else:
-<<<<<<< HEAD
     __getattr__ = door(__name__)
-=======
-    __getattr__ = door(
-        __name__,
-        {
-            "best_first": "BestFirst",
-            "clock": "Message TimedStages alternating forwards played_s",
-            "list_play": "Play",
-            "polish": "Found polished room_of shifted_cuts",
-            "stages": "StageCutter",
-            "pace": "chain_of falling in_flights step_s",
-            "cutter": "Cutter Hop hop_of least_busy_s",
-            "chain": "Crossing InFlight Line Setting Split in_flight_at",
-            "unit_work": "Array Numbers Work work",
-            "known_orders": "Ranked dualpipe_v interleaved one_f_one_b zb_h1 zb_v",
-            "synthesis": "Synthesis synthesise",
-            "virtual_stages": "JobOf Kind OrdersOf VirtualStages loop_line v_line virtual_line",
-            "order_clock": "OrderClock",
-            "order_bound": "bound_s",
-            "listing": "Taste list_orders tastes",
-            "fold_cuts": "Cuts searched_cuts shared_cuts",
-            "unit_io": "AHEAD Value Weight edges_of once_s values_of weights_of",
-        },
-    )
-
-__all__ = [
-    "AHEAD",
-    "CHOSEN_ELSEWHERE",
-    "Array",
-    "BestFirst",
-    "Choice",
-    "Crossing",
-    "Crowds",
-    "Cuts",
-    "Cutter",
-    "Found",
-    "Given",
-    "Hop",
-    "InFlight",
-    "JobOf",
-    "Kind",
-    "Line",
-    "Message",
-    "Numbers",
-    "OrderClock",
-    "OrdersOf",
-    "Play",
-    "Plugin",
-    "Ranked",
-    "Setting",
-    "Split",
-    "StageCutter",
-    "Synthesis",
-    "Taste",
-    "TimedStages",
-    "Value",
-    "VirtualStages",
-    "Weight",
-    "Work",
-    "alternating",
-    "asked",
-    "bound_s",
-    "bytes_per_s",
-    "canonical",
-    "chain_of",
-    "crowded",
-    "device_orders",
-    "dualpipe_v",
-    "edges_of",
-    "estimator",
-    "falling",
-    "forwards",
-    "hop_of",
-    "in_flight_at",
-    "in_flights",
-    "interleaved",
-    "is_own",
-    "is_size",
-    "label",
-    "least_busy_s",
-    "list_orders",
-    "live_ops",
-    "looked_at",
-    "loop_line",
-    "names",
-    "of_how_many",
-    "once_s",
-    "one_f_one_b",
-    "options_of",
-    "partitioner",
-    "played_s",
-    "polished",
-    "preset",
-    "read_settings",
-    "registered",
-    "require_ready",
-    "room_of",
-    "searched_cuts",
-    "settable",
-    "shared_cuts",
-    "shifted_cuts",
-    "spread",
-    "step_s",
-    "synthesise",
-    "tastes",
-    "unit_orders",
-    "units",
-    "v_line",
-    "values_of",
-    "virtual_line",
-    "weights_of",
-    "work",
-    "zb_h1",
-    "zb_v",
-]
->>>>>>> e3a5b5e (Searches of long pipelines: chains are timed in arrays, trials are not checked, cuts look each stage up once)

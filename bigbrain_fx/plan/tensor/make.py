@@ -23,7 +23,7 @@ from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.replicas import likeness, only
-from bigbrain_fx.plan.schedule import StageCosts, require_sound, stage_costs
+from bigbrain_fx.plan.schedule import StageCosts, stage_costs
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor.asked import require_possible, wanted_axes
@@ -133,9 +133,7 @@ class GroupMaker:
         concrete = members[0].at(rows)
         each = stage_costs(concrete, columns[0], costs)
         about = concrete, columns[0], micro_batches, each, with_backward, costs.cluster
-        programs, _ = scheduled(Step(*about), schedule, options.in_flight)
-        if not is_trial:
-            require_sound(programs, columns[0])
+        programs, _ = scheduled(Step(*about, is_trial), schedule, options.in_flight)
         stages = joined_columns(columns)
         count = len(columns[0].stages)
         plan = Plan(

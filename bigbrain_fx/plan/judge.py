@@ -86,8 +86,7 @@ class PipelineMaker:
     ) -> Plan:
         """Cut, schedule and simulate a placement."""
         about = self.graph, self.cluster, self.source
-        given = options, micro_batches, placement, costs
-        return placed(*about, *given, is_trial=is_trial)
+        return placed(*about, options, micro_batches, placement, costs, is_trial=is_trial)
 
 
 def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:

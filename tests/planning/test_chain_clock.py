@@ -23,9 +23,12 @@ def chain(count: int, dice: random.Random) -> TimedStages:
     values = [message(s, s + 1) for s in stages[:-1]]
     gradients = [message(s + 1, s) for s in stages[:-1]]
     dice.shuffle(gradients)
-    every = tuple(tuple(draw() for _ in stages) for _ in range(2))
-    mappings = [{stage: draw() for stage in stages} for _ in range(3)]
-    return TimedStages(tuple(stages), *every, tuple(values), tuple(gradients), *mappings)
+    forward_s, backward_s = (tuple(draw() for _ in stages) for _ in range(2))
+    begin_s, instruction_s, once_s = ({stage: draw() for stage in stages} for _ in range(3))
+    messages = tuple(values), tuple(gradients)
+    return TimedStages(
+        tuple(stages), forward_s, backward_s, *messages, begin_s, instruction_s, once_s
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -219,11 +219,11 @@ def test_ctrl_c_gives_the_best_so_far(after: int, monkeypatch: pytest.MonkeyPatc
     """With one, groups are not planned any more; pressed after the search, it changes nothing."""
     simulated = []
 
-    def impatient(*args: Any) -> Any:
+    def impatient(*args: Any, **more: Any) -> Any:
         simulated.append(args)
         if len(simulated) == after:
             raise KeyboardInterrupt
-        return placed(*args)
+        return placed(*args, **more)
 
     monkeypatch.setattr("bigbrain_fx.plan.judge.placed", impatient)
     plan = planned(work(graph()), cluster(1, 1), micro_batches=1)

@@ -11,28 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-RESERVED = frozenset(
-    {
-        "self",
-        "torch",
-        "nn",
-        "F",
-        "math",
-        "m",
-        "assume",
-        "assume_not",
-        "flat",
-        "forward_of",
-        "part_of",
-        "copy_to_group",
-        "all_reduce",
-        "all_gather",
-        "own_part",
-        *dir(builtins),
-        *keyword.kwlist,
-        *keyword.softkwlist,
-    }
+from bigbrain_fx.core import words
+
+_OURS = words(
+    """
+    self torch nn F math m assume assume_not flat forward_of part_of copy_to_group all_reduce
+    all_gather own_part
+    """
 )
+RESERVED = frozenset((*_OURS, *dir(builtins), *keyword.kwlist, *keyword.softkwlist))
 
 
 OWN = frozenset(

@@ -1,13 +1,16 @@
 """The Python forms of operators, views, reductions and elementwise functions.
 
 Each row is an aten signature (without "aten.") and its templates; `call_template` says how they are
-read. This table is data: it knows no tensor and imports nothing.
+read. This table is data: it knows no tensor. A function that takes just what its
+op takes stands there by its signature alone: see `called`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+from bigbrain_fx.core import words
 
 Table = Mapping[str, str | tuple[str, ...]]
 """Signature -> template, or templates in order of preference."""
@@ -30,36 +33,28 @@ def _call(owner: str, signature: str) -> str:
     return f"{owner}.{name.partition('.')[0]}({', '.join(args[owner == 'self' :])})"
 
 
-_OPERATORS = {
-    "mul": "*",
-    "div": "/",
-    "true_divide": "/",
-    "remainder": "%",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-    "__and__": "&",
-    "__or__": "|",
-    "__xor__": "^",
-    "__lshift__": "<<",
-    "__rshift__": ">>",
-}
+_SIGNS = words(
+    """
+    mul * div / true_divide / remainder % eq == ne != lt < le <= gt > ge >= bitwise_and &
+    bitwise_or | bitwise_xor ^ __and__ & __or__ | __xor__ ^ __lshift__ << __rshift__ >>
+    """
+)
+_OPERATORS = dict(zip(_SIGNS[::2], _SIGNS[1::2], strict=True))
 
-_UNARY = """
-abs acos asin atan ceil cos cosh deg2rad digamma erf erfinv exp exp2 expm1 floor frac isfinite
-isinf isnan lgamma log log10 log1p log2 logical_not reciprocal round rsqrt sigmoid sgn sign sin
-sinc sinh sqrt square tan tanh trunc
-"""
+_UNARY = words(
+    """
+    abs acos asin atan ceil cos cosh deg2rad digamma erf erfinv exp exp2 expm1 floor frac
+    isfinite isinf isnan lgamma log log10 log1p log2 logical_not reciprocal round rsqrt
+    sigmoid sgn sign sin sinc sinh sqrt square tan tanh trunc
+    """
+)
 
-_BINARY = """
-atan2 hypot inner kron logaddexp logaddexp2 logical_and logical_or logical_xor maximum minimum
-"""
+_BINARY = words(
+    """
+    atan2 hypot inner kron logaddexp logaddexp2 logical_and logical_or logical_xor maximum
+    minimum
+    """
+)
 
 OPERATORS: Table = {
     **called(
@@ -239,39 +234,28 @@ ELEMENTWISE: Table = {
         clamp_max.Tensor(self, max)
         """,
     ),
-    **{f"{name}.default(self)": f"torch.{name}(self)" for name in _UNARY.split()},
-    **{f"{name}.default(self, other)": f"torch.{name}(self, other)" for name in _BINARY.split()},
+    **{f"{name}.default(self)": f"torch.{name}(self)" for name in _UNARY},
+    **{f"{name}.default(self, other)": f"torch.{name}(self, other)" for name in _BINARY},
     "round.decimals(self, decimals)": "torch.round(self, decimals=decimals)",
 }
 
+_NUMBER_SIGNS = words(
+    """
+    add + sub - mul * truediv / floordiv // mod % pow ** and_ & or_ | xor ^ lshift << rshift >>
+    eq == ne != lt < le <= gt > ge >=
+    """
+)
 NUMBERS: Mapping[str, str] = {
     "operator.getitem(a, b)": "a[b]",
-    "operator.add(a, b)": "a + b",
-    "operator.sub(a, b)": "a - b",
-    "operator.mul(a, b)": "a * b",
-    "operator.truediv(a, b)": "a / b",
-    "operator.floordiv(a, b)": "a // b",
-    "operator.mod(a, b)": "a % b",
-    "operator.pow(a, b)": "a ** b",
+    **{
+        f"operator.{name}(a, b)": f"a {sign} b"
+        for name, sign in zip(_NUMBER_SIGNS[::2], _NUMBER_SIGNS[1::2], strict=True)
+    },
     "operator.neg(a)": "-a",
     "operator.pos(a)": "+a",
     "operator.not_(a)": "not a",
     "operator.invert(a)": "~a",
-    "operator.and_(a, b)": "a & b",
-    "operator.or_(a, b)": "a | b",
-    "operator.xor(a, b)": "a ^ b",
-    "operator.lshift(a, b)": "a << b",
-    "operator.rshift(a, b)": "a >> b",
-    "operator.eq(a, b)": "a == b",
-    "operator.ne(a, b)": "a != b",
-    "operator.lt(a, b)": "a < b",
-    "operator.le(a, b)": "a <= b",
-    "operator.gt(a, b)": "a > b",
-    "operator.ge(a, b)": "a >= b",
-    "math.ceil(a)": "math.ceil(a)",
-    "math.floor(a)": "math.floor(a)",
-    "math.trunc(a)": "math.trunc(a)",
-    "math.sqrt(a)": "math.sqrt(a)",
+    **{f"math.{name}(a)": f"math.{name}(a)" for name in ("ceil", "floor", "trunc", "sqrt")},
     "torch.sym_int(a)": "int(a)",
     "torch.sym_float(a)": "float(a)",
     "torch.sym_not(a)": "not a",

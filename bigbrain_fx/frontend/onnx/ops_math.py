@@ -12,18 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigbrain_fx.core import words
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.onnx.nodes import Node, Result, operator
 from bigbrain_fx.frontend.onnx.values import Host, Number, Value, host, numbers, operands, tensor_of
 
 # --------------------------------------------------------------------------- one operand
 
-_TORCH = """
-Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal Round
-Sigmoid Sign Sin Sinh Sqrt Tan Tanh
-"""
+_TORCH = words(
+    """
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal
+    Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh
+    """
+)
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: getattr(torch, name.lower()) for name in _TORCH.split()},
+    **{name: getattr(torch, name.lower()) for name in _TORCH},
     "BitwiseNot": torch.bitwise_not,
     "Det": torch.linalg.det,
     "HardSwish": F.hardswish,

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         launch_script as launch_script,
         metrics_at as metrics_at,
         popen as popen,
-        prometheus as prometheus,
         read_status as read_status,
         require_gpus as require_gpus,
         require_not_lean as require_not_lean,
@@ -81,10 +80,7 @@ if TYPE_CHECKING:
         served as served,
     )
     from bigbrain_fx.bundles.sessions import Session as Session
-    from bigbrain_fx.bundles.validating import (
-        Validation as Validation,
-        validations as validations,
-    )
+    from bigbrain_fx.bundles.validating import Validation as Validation, validations as validations
     from bigbrain_fx.bundles.weights_io import (
         export_weights as export_weights,
         load_weights as load_weights,

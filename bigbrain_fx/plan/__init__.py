@@ -11,15 +11,12 @@ from __future__ import annotations
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,
-    read_placement as read_placement,
     require_placeable as require_placeable,
     write_placement as write_placement,
 )
 from bigbrain_fx.plan.cut import (
     holders as holders,
     live_ops as live_ops,
-    norms_spec as norms_spec,
-    owners as owners,
     roots as roots,
     updating as updating,
 )
@@ -53,7 +50,6 @@ from bigbrain_fx.plan.measured import (
 )
 from bigbrain_fx.plan.nouns import (
     AUTO as AUTO,
-    FORMAT as FORMAT,
     Options as Options,
     Plan as Plan,
     Source as Source,
@@ -122,7 +118,6 @@ from bigbrain_fx.plan.tensor import (
     norm_specs as norm_specs,
     part_channels as part_channels,
     require_no_groups as require_no_groups,
-    require_possible as require_possible,
     tensor_text as tensor_text,
     wanted_axes as wanted_axes,
     wants_tensor as wants_tensor,

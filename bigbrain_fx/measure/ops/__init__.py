@@ -5,7 +5,6 @@ plans and no terminal. Only its child process imports torch.
 """
 
 from bigbrain_fx.measure.ops.session import (
-    ROUNDS as ROUNDS,
     MeasuredRows as MeasuredRows,
     Profiled as Profiled,
     ProfileOptions as ProfileOptions,

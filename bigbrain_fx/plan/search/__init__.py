@@ -10,9 +10,7 @@ costs and memory; it knows nothing of how a plan is cut, of text, torch or proce
 from __future__ import annotations
 
 from bigbrain_fx.plan.search.nouns import (
-    EFFORTS as EFFORTS,
     MEMORY_SLACK as MEMORY_SLACK,
-    OBJECTIVES as OBJECTIVES,
     Ask as Ask,
     Bound as Bound,
     Candidate as Candidate,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bigbrain_fx.plan.tensor.asked import (
     not_yet as not_yet,
     require_no_groups as require_no_groups,
-    require_possible as require_possible,
     tensor_is_open as tensor_is_open,
     wanted_axes as wanted_axes,
     wants_tensor as wants_tensor,
@@ -29,4 +28,4 @@ from bigbrain_fx.plan.tensor.messages import (
 )
 from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
 from bigbrain_fx.plan.tensor.text import tensor_text as tensor_text
-from bigbrain_fx.plan.tensor.tries import GroupTry as GroupTry, tensor_tries as tensor_tries
+from bigbrain_fx.plan.tensor.tries import tensor_tries as tensor_tries

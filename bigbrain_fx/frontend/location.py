@@ -8,56 +8,55 @@ path/to/m.onnx?batch=4&seq=64     an ONNX file; likewise for sizes that it leave
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qsl
 
 from bigbrain_fx.errors import InputError
 
 HF = "hf:"
+Location = TypeVar("Location", bound="SizedLocation")
 FLOATS = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True)
-class HfLocation:
-    """A Hugging Face configuration, and what the user chose beside it.
-
-    Attributes:
-        path: config.json, absolute.
-        batch: rows of the example batch; None for the default.
-        seq: tokens of a row; None for the default.
-        dtype: element type of the weights; None for the configuration's.
-    """
-
-    path: Path
-    batch: int | None = None
-    seq: int | None = None
-    dtype: str | None = None
-
-    def __str__(self) -> str:
-        chosen = {"batch": self.batch, "seq": self.seq, "dtype": self.dtype}
-        words = [f"{key}={value}" for key, value in chosen.items() if value is not None]
-        return f"{HF}{self.path}" + (f"?{'&'.join(words)}" if words else "")
-
-
-@dataclass(frozen=True, slots=True)
-class OnnxLocation:
-    """An ONNX file, and the sizes chosen for what it leaves free.
+@dataclass(frozen=True)
+class SizedLocation:
+    """A file that leaves sizes free, and the sizes chosen for them.
 
     Attributes:
         path: the file, absolute.
         batch: rows of the example batch; None for the default.
-        seq: any other free size; None for the default.
+        seq: tokens of a row, or any other free size; None for the default.
     """
 
     path: Path
     batch: int | None = None
     seq: int | None = None
+    prefix: ClassVar[str] = ""
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """What may be chosen, by the words of a location."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)[1:]}
 
     def __str__(self) -> str:
-        chosen = {"batch": self.batch, "seq": self.seq}
-        words = [f"{key}={value}" for key, value in chosen.items() if value is not None]
-        return f"{self.path}" + (f"?{'&'.join(words)}" if words else "")
+        words = [f"{key}={value}" for key, value in self.sizes.items() if value is not None]
+        return f"{self.prefix}{self.path}" + (f"?{'&'.join(words)}" if words else "")
+
+
+@dataclass(frozen=True)
+class HfLocation(SizedLocation):
+    """A Hugging Face configuration; `dtype` is of the weights, None the configuration's."""
+
+    dtype: str | None = None
+    prefix = HF
+
+
+@dataclass(frozen=True)
+class OnnxLocation(SizedLocation):
+    """An ONNX file."""
 
 
 def is_onnx(location: str | Path) -> bool:
@@ -79,19 +78,7 @@ def onnx_location(text: str) -> OnnxLocation:
             help="give the path of an .onnx file, or of a model file",
         )
     words = dict(parse_qsl(query, keep_blank_values=True))
-    return _sized(OnnxLocation(Path(place).resolve()), words, text)
-
-
-def _sized(found: OnnxLocation, words: Mapping[str, str], at: str) -> OnnxLocation:
-    for key, value in words.items():
-        match key:
-            case "batch":
-                found = replace(found, batch=_number(key, value, at))
-            case "seq":
-                found = replace(found, seq=_number(key, value, at))
-            case _:
-                raise InputError(f"{key!r} is neither batch nor seq", at=at)
-    return found
+    return _chosen(OnnxLocation(Path(place).resolve()), words, text)
 
 
 def is_hf(location: str | Path) -> bool:
@@ -109,14 +96,11 @@ def resolved(
             says them itself.
     """
     given = {k: v for k, v in (("batch", batch), ("seq", seq), ("dtype", dtype)) if v is not None}
-    if is_hf(location):
-        found = hf_location(str(location))
-        found = _chosen(found, {key: str(value) for key, value in given.items()}, str(location))
-        return found.path, str(found)
-    if is_onnx(location):
+    if is_hf(location) or is_onnx(location):
+        read = hf_location if is_hf(location) else onnx_location
         words = {key: str(value) for key, value in given.items()}
-        sized = _sized(onnx_location(str(location)), words, str(location))
-        return sized.path, str(sized)
+        found = _chosen(read(str(location)), words, str(location))
+        return found.path, str(found)
     if given:
         raise InputError(
             f"--{next(iter(given))} is for hf:config.json and ONNX files, "
@@ -138,18 +122,14 @@ def hf_location(text: str) -> HfLocation:
     return _chosen(HfLocation(_config(Path(place))), words, text)
 
 
-def _chosen(found: HfLocation, words: Mapping[str, str], at: str) -> HfLocation:
-    """Return the location with these words in place of its own."""
+def _chosen(found: Location, words: Mapping[str, str], at: str) -> Location:
+    """Return a location with these words in place of its own."""
     for key, value in words.items():
-        match key:
-            case "batch":
-                found = replace(found, batch=_number(key, value, at))
-            case "seq":
-                found = replace(found, seq=_number(key, value, at))
-            case "dtype":
-                found = replace(found, dtype=_float(value, at))
-            case _:
-                raise InputError(f"{key!r} is none of batch, seq and dtype", at=at)
+        if key not in found.sizes:
+            raise InputError(f"{key!r} is none of {', '.join(found.sizes)}", at=at)
+        read = _float if key == "dtype" else partial(_number, key)
+        chosen: dict[str, Any] = {key: read(value, at)}
+        found = replace(found, **chosen)
     return found
 
 

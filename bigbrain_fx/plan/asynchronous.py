@@ -18,11 +18,7 @@ SCHEDULE = "1f1b"
 
 
 def require_asynchronous(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
-    """Refuse what does not go with --asynchronous, whatever the cut is.
-
-    Raises:
-        InputError: says what, and what to do.
-    """
+    """Refuse what does not go with --asynchronous, whatever the cut is."""
     if options.asynchronous is None:
         return
     for what, help_ in _not_with(graph, cluster, source, options):
@@ -149,11 +145,7 @@ def require_pipeline(
 
 
 def require_no_overlap(plan: Plan, what: str, help_: str) -> None:
-    """Refuse for a plan whose steps overlap what would leave its older weights behind.
-
-    Raises:
-        InputError: they do.
-    """
+    """Refuse for a plan whose steps overlap what would leave its older weights behind."""
     if plan.stages.asynchronous:
         raise InputError(
             f"{what} does not go with --asynchronous yet: which weights a step computes with is "

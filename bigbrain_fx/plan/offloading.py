@@ -53,18 +53,7 @@ def _listed() -> str:
 def require_stores(
     offload: tuple[Offloaded, ...], cluster: Cluster, *, trains: bool, groups: bool, zero_stage: int
 ) -> None:
-    """Refuse what cannot be offloaded whatever the model is.
-
-    Args:
-        offload: what was asked for.
-        cluster: where it runs.
-        trains: whether there is a backward.
-        groups: whether tensor groups were asked for.
-        zero_stage: what replicas divide.
-
-    Raises:
-        InputError: says what does not go together, or which device has no store.
-    """
+    """Refuse what cannot be offloaded whatever the model is."""
     if not offload:
         return
     if not trains:

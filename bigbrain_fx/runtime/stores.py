@@ -217,12 +217,7 @@ def _mib(count: int) -> str:
 
 
 class StoredState:
-    """An optimizer whose state lies in a store but for the piece that is being updated.
-
-    Args:
-        optimizer: of a device.
-        room: where its state lies.
-    """
+    """An optimizer whose state lies in a store but for the piece that is being updated."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, room: StoreRoom) -> None:
         self.optimizer, self.room = optimizer, room

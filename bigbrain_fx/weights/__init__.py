@@ -39,9 +39,5 @@ from bigbrain_fx.weights.slices import (
     part_name as part_name,
     whole_tensors as whole_tensors,
 )
-from bigbrain_fx.weights.stored import (
-    CODES as CODES,
-    Stored as Stored,
-    read_header as read_header,
-)
+from bigbrain_fx.weights.stored import CODES as CODES, Stored as Stored, read_header as read_header
 from bigbrain_fx.weights.write import Copy as Copy, write_file as write_file

@@ -57,10 +57,6 @@ def model_tensors(
 def optimizer_keys(found: DistributedCheckpoint, names: Mapping[str, str]) -> OptimizerKeys:
     """Return the state of an optimizer.
 
-    Args:
-        found: the checkpoint.
-        names: of parameters -> the canonical ones.
-
     Raises:
         InputError: there is none, or not by parameter name.
     """

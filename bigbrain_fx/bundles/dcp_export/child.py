@@ -68,10 +68,7 @@ def _training(path: Path) -> dict[str, Any]:
     groups: list[dict[str, Any]] = [_group(entry) for entry in own["hyper"]]
     for number, group in enumerate(groups):
         group["params"] = [name for name, n in own["of"].items() if n == number]
-    return {
-        "optimizer": {"state": state, "param_groups": groups},
-        "step": int(facts["step"]),
-    }
+    return {"optimizer": {"state": state, "param_groups": groups}, "step": int(facts["step"])}
 
 
 def _group(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,14 +38,7 @@ from bigbrain_fx.runtime import (
     write_record,
     write_shard as commit_shard,
 )
-from bigbrain_fx.weights import (
-    Copy,
-    Stored,
-    note_trained,
-    read_header,
-    stored_tensors,
-    write_file,
-)
+from bigbrain_fx.weights import Copy, Stored, note_trained, read_header, stored_tensors, write_file
 
 COMMITS = "commits"  # in a bundle
 
@@ -182,10 +175,7 @@ class _Moved:
         shutil.copyfile(self.old / "example.safetensors", path)
 
     def _copy(
-        self,
-        name: str,
-        trained: Mapping[str, Mapping[str, Stored]],
-        rest: Mapping[str, Stored],
+        self, name: str, trained: Mapping[str, Mapping[str, Stored]], rest: Mapping[str, Stored]
     ) -> Copy:
         full = self.named.find(self.plan.graph.param[name].canonical)
         found = rest.get(name)  # state that no device reads

@@ -15,6 +15,7 @@ from bigbrain_fx.bundles.going_on import export_training
 from bigbrain_fx.bundles.weights_io import export_weights
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.frontend import Child, Task
+from bigbrain_fx.plan import read_plan, require_no_overlap
 
 TIME_LIMIT_S = 3600.0
 _MODULE = "bigbrain_fx.bundles.dcp_export.child"
@@ -78,9 +79,13 @@ def _written(
     if commits is None:
         export_weights(bundle, model, weights=weights)
     else:
+        help_ = "export what `run --save` wrote: --weights"
+        require_no_overlap(read_plan(bundle), "--dcp with --commits", help_)
         optimizer = scratch / "optimizer.safetensors"
         done = export_training(bundle, model, optimizer, commits)
         step, warnings = done.step, done.warnings
+        if done.has_scaler:
+            warnings += ("the loss scale is not in the folder: a GradScaler there begins anew",)
     task = Task(
         module=_MODULE,
         name="the export",

@@ -98,7 +98,8 @@ def resplit(
         if from_dcp is None:
             named, notes = _of_commit(plan, old, commits)
         else:
-            named, notes = read_dcp(Path(from_dcp), plan, old, scratch / "state.safetensors"), []
+            named = read_dcp(Path(from_dcp), plan, old, scratch / "state.safetensors")
+            notes = ["the loss scale begins anew: DCP keeps none"] * bool(plan.source.grad_scaler)
         moved = replace(replan(asked, cluster), seed=int(named.facts["seed"]))
         _require_micro_batches(moved, named)
         write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)

@@ -38,26 +38,28 @@ LOOK_S = 0.5  # a wait in slices, so that Ctrl-C is heard
 
 
 class Constants:
-    """The numbers and texts of an example batch, which a trace holds as they are."""
+    """What a trace holds as it is: numbers and texts of the example, the module's attributes."""
 
     def __init__(
         self, module: nn.Module, example: object, loss: Loss | None, autocast: str | None
     ) -> None:
-        from bigbrain_fx.frontend import plain_values
+        from bigbrain_fx.frontend import Copied, plain_values
 
         self.about = module, example, loss
+        self.module = Copied(module, example, cast("None", loss), autocast)
         self.autocast = autocast
         self.known = dict(plain_values(example))
         self.changed: Counter[object] = Counter()  # how often each was tried, and did not count
 
     def require(self, batch: object) -> None:
-        """Refuse a batch whose numbers or texts are others, where that counts.
+        """Refuse a batch whose numbers or texts are others, and another module, where that counts.
 
         Raises:
-            InputError: names the entry and both values.
+            InputError: names the entry, or attribute, and both values.
         """
         from bigbrain_fx.frontend import plain_values, require_steady
 
+        self.module.require()
         if not self.known:
             return
         new = [key for key, value in plain_values(batch) if value != self.known.get(key, value)]

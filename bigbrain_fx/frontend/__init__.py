@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.scheduled import (
         require_made_per_device as require_made_per_device,
     )
+    from bigbrain_fx.frontend.tracing.side_effects import Copied as Copied
     from bigbrain_fx.frontend.tracing.step import (
         Route as Route,
         Step as Step,

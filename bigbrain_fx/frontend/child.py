@@ -226,8 +226,11 @@ def _failed_rules(path: Path) -> list[str | None]:
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:
+    from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
 
+    step = file.model, file.example_batch, file.loss, file.autocast
+    require_no_side_effects(*step, batches=file.batches, lr_scale=file.lr_scale)
     if file.batches is not None:
         batches = partial(file.batches, seed)
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)

@@ -153,6 +153,25 @@ def test_a_number_that_counts_may_not_change() -> None:
         constants.require({**first, "scale": 0.7})
 
 
+def test_the_module_may_not_change_while_devices_train_a_copy() -> None:
+    linear, drop = nn.Linear(4, 4), nn.Dropout(0.5)
+    module = nn.Sequential(linear, drop)
+    first: dict[str, object] = {"input": torch.ones(8, 4)}
+    constants = Constants(module, first, lambda output, _: output.square().mean(), None)
+    module.register_buffer("seen", torch.zeros(()), persistent=False)
+    module.eval().train()  # to compute with it, and back
+    constants.require(first)
+    drop.p = 0.25
+    with pytest.raises(bb.InputError, match=r"1\.p has changed .* \(it was 0\.5, it is 0\.25\)"):
+        constants.require(first)
+    drop.p = 0.5
+    constants.require(first)
+    linear.weight.requires_grad_(False)
+    with pytest.raises(bb.InputError, match=r"0\.weight\.requires_grad has changed"):
+        constants.require(first)
+    assert not linear.weight.requires_grad  # as the caller left it
+
+
 def test_what_cannot_be_trained_starts_nothing(machine: bb.Machine, tmp_path: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__", "torch": torch}
     exec("def made(named):\n    return torch.optim.SGD(named, lr=0.1)\n", names)

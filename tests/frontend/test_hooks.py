@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import Captured, capture
@@ -85,6 +86,19 @@ def test_a_hook_that_was_set_before_is_refused(hook: Callable[[Net], None], owne
 @pytest.mark.parametrize("name", ["_global_backward_hooks", "_global_forward_hooks"])
 def test_hooks_on_all_modules_are_refused(name: str) -> None:
     with global_hook(name), pytest.raises(CaptureError, match="BX0170: every module of torch"):
+        capture(Net(), batch())
+
+
+def test_hooks_on_all_optimizers_and_saved_tensors_are_refused() -> None:
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    with pytest.raises(CaptureError, match="BX0170: every optimizer of torch has a hook") as why:
+        capture(Net(), batch())
+    handle.remove()
+    assert (why.value.at or "").startswith(f"{THIS}:")
+    with (
+        torch.autograd.graph.save_on_cpu(),
+        pytest.raises(CaptureError, match="BX0170: all tensors that a backward needs go through"),
+    ):
         capture(Net(), batch())
 
 

@@ -77,9 +77,31 @@ def test_one_that_looks_at_all_gradients_is_refused() -> None:
     assert str(found.at).startswith("test_parted.py:")
 
 
+def clamping(named: Named) -> Any:
+    for _, p in named:
+        p.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    return torch.optim.SGD(named)
+
+
+def freezing(named: Named) -> Any:
+    first, *_ = named
+    first[1].requires_grad_(False)
+    return torch.optim.SGD(named)
+
+
+def rescaling(named: Named) -> Any:
+    first, *_ = named
+    with torch.no_grad():
+        first[1].mul_(0.5)
+    return torch.optim.SGD(named)
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
+        (clamping, "sets a gradient hook on 0.weight"),
+        (freezing, "freezes 0.weight"),
+        (rescaling, "writes into 0.weight"),
         (by_name, "fails on device d0, which has 2 of the 6 parameters: KeyError: '2.weight'"),
         (head_only, "fails on device d0, .* empty parameter list"),
         (of_others, "holds none of the parameters it was given"),

@@ -88,6 +88,37 @@ def test_parts_of_one_memory_are_no_views_of_each_other() -> None:
     capture(model, (torch.randn(4, 6),))
 
 
+class Running(Two):
+    """A mean that its first half writes and its second one reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.mean: Tensor
+        self.other: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(self.a(x).mean(0), 0.5)
+        return super().forward(x - getattr(self, "other", self.mean))
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(2, 3)])
+def test_what_is_written_under_one_name_has_no_other(part: slice) -> None:
+    model = Running()
+    model.register_buffer("other", model.mean if part == slice(None) else model.mean[part])
+    with pytest.raises(InputError, match="mean and other share memory, which forward writes into"):
+        capture(model, (torch.randn(4, 6),))
+    capture(Running(), (torch.randn(4, 6),))  # the remedy
+
+
+def test_a_norm_has_one_name() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+    model.append(model[1])
+    with pytest.raises(InputError, match=r"1.running_mean and 3.running_mean share memory"):
+        capture(model, (torch.randn(4, 6),), lambda out, _: out.square().mean())
+
+
 def test_a_constant_is_not_trained() -> None:
     scale = torch.ones(6, requires_grad=True)
 

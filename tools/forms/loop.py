@@ -7,6 +7,7 @@ What it leaves there is the measure of a bundle: losses, and tensors by name aft
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import itertools
@@ -70,7 +71,8 @@ def _batches(code: ModuleType, example: object) -> Iterator[object]:
         return itertools.repeat(example)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return iter(list(itertools.islice(code.batches(0), 2 * STEPS)))
+        drawn = itertools.islice(code.batches(0), 2 * STEPS)
+        return iter([copy.deepcopy(batch) for batch in drawn])  # it may write the next one there
 
 
 def _backward(

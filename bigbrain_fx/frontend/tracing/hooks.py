@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from bigbrain_fx.errors import CaptureError
@@ -27,6 +28,7 @@ _ON_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 _ON_MODULES = ("_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = ("_global_backward_hooks", "_global_backward_pre_hooks")
 _OF_ALL_FORWARD = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_OF_ALL_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 _SETS_NEED = ("__set__", "requires_grad")
 FUNCTION = (
@@ -38,7 +40,7 @@ WITHOUT_GRADIENT = (
     "part of the model whose parameters shall get none: torch.func.functional_call(part, {n: "
     "p.detach() for n, p in part.named_parameters()}, (x,))"
 )
-_ON_PARAMETER = (
+ON_PARAMETER = (
     "change p.grad in the optimizer: a class whose step() does it for each parameter and then "
     "calls super().step(), returned by optimizer(named_params); clip_norm = 1.0 in the model file "
     "clips the norm of all; or write it as a torch.autograd.Function, called on the parameter in "
@@ -59,7 +61,7 @@ def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
     """
     for name, parameter in model.named_parameters():
         for hook in _hooks(parameter, ("_backward_hooks", "_post_accumulate_grad_hooks")):
-            raise _refused(f"parameter {name}", hook, _ON_PARAMETER)
+            raise _refused(f"parameter {name}", hook, ON_PARAMETER)
     inside = {id(part) for leaf in leaves for part in leaf.modules()}
     for path, part in model.named_modules():
         for hook in () if id(part) in inside else _hooks(part, _ON_MODULES):
@@ -70,11 +72,30 @@ def check_hooks(model: nn.Module, leaves: Collection[nn.Module] = ()) -> None:
 
 
 def check_global_hooks() -> None:
-    """Refuse forward hooks on all modules of torch: they would run on our own wrappers, too.
+    """Refuse forward hooks on all modules of torch, which would run on our own wrappers, too.
+
+    So are hooks on all optimizers, and on all saved tensors: a bundle does without the lines that
+    set them.
 
     Raises:
         CaptureError: names the line of the hook.
     """
+    for hook in _hooks(sys.modules[Optimizer.__module__], _OF_ALL_STEPS):
+        raise CaptureError(
+            f"BX0170: every optimizer of torch has a hook{_named(hook)} on its step, which a "
+            "bundle's do not have",
+            at=_line(hook),
+            help="set it on the optimizer: made.register_step_post_hook(hook) in "
+            "optimizer(named_params), before it returns made",
+        )
+    for hook in torch._C._autograd._top_saved_tensors_default_hooks(False) or ():
+        raise CaptureError(
+            f"BX0170: all tensors that a backward needs go through a hook{_named(hook)}, which a "
+            "bundle's do not",
+            at=_line(hook),
+            help="take it out of the model file; what is kept for a backward can be made again "
+            "instead: --recompute all",
+        )
     for hook in _hooks(torch_modules, _OF_ALL_FORWARD):
         raise CaptureError(
             f"BX0170: every module of torch has a forward hook{_named(hook)}, those that are not "

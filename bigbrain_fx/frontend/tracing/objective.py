@@ -174,12 +174,18 @@ def require_parameters_unwritten(graph: Graph) -> None:
 
 
 def require_memory_apart(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a trained parameter whose memory another tensor shares: devices have memory apart.
+    """Refuse what is trained, or written by forward, and has memory that another tensor shares.
+
+    Devices have memory apart: what one of them writes, the other would not see.
 
     Raises:
         InputError: names both.
     """
     trained = {p.canonical for p in graph.params if p.spec.requires_grad}
+    written = _written(graph)
+    for param in graph.params:
+        if param.canonical in written and param.name != param.canonical:
+            raise _shared_buffer(param.canonical, param.name, written)
     first = {p.canonical: tensors[p.canonical] for p in graph.params}
     by_storage: dict[int, list[str]] = {}
     for name, tensor in first.items():
@@ -188,8 +194,35 @@ def require_memory_apart(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
         by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
     for names in by_storage.values():
         for one, other in itertools.combinations(names, 2):
-            if {one, other} & trained and _overlap(first[one], first[other]):
+            if not {one, other} & {*trained, *written} or not _overlap(first[one], first[other]):
+                continue
+            if {one, other} & trained:
                 raise _shared(*sorted((one, other), key=lambda name: name not in trained))
+            here, there = (one, other) if one in written else (other, one)
+            raise _shared_buffer(here, there, written)
+
+
+def _written(graph: Graph) -> Mapping[str, Op]:
+    """Return what forward writes into, each with the first op that does."""
+    canonical = {param.name: param.canonical for param in graph.params}
+    writers: dict[str, Op] = {}
+    for op in _all(graph.ops):
+        for name in op.mutates:
+            writers.setdefault(canonical.get(name, name), op)
+    return writers
+
+
+def _shared_buffer(one: str, other: str, written: Mapping[str, Op]) -> InputError:
+    writer = written[one]
+    return InputError(
+        f"{one} and {other} share memory, which forward writes into: what is written under one "
+        "name would not reach the other, since devices have memory of their own",
+        at=writer.source or None,
+        notes=(writer.code,) if writer.code else (),
+        help="use one name: a module that is called twice is called under the same one; of a "
+        "buffer that two modules have, one registers it and gives the other what it reads, "
+        "self.two(h, self.one.mean); what is to stay as it was: .detach().clone()",
+    )
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

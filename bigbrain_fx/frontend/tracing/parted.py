@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.hooks import ON_PARAMETER
 from bigbrain_fx.frontend.translation.sources import where
 from bigbrain_fx.runtime import (
     HostRoom,
@@ -289,6 +290,7 @@ def _run(
     torch.default_generator.manual_seed(seed)
     params = {name: nn.Parameter(_numbers(name, shapes[name])) for name in names}
     made = make(list(params.items()))
+    _require_untouched(params, shapes, _place(make))
     _require_usable(made, params, _place(make))
     stepping = StoredState(made, HostRoom()) if by_pieces else None
     for step in range(_STEPS):
@@ -307,6 +309,31 @@ def _renewed(made: Any, make: Make, params: Mapping[str, nn.Parameter]) -> Any: 
     new = make(list(params.items()))
     restore_optimizer(new, params, list(rates), tensors, {"optimizer": facts})
     return new
+
+
+def _require_untouched(
+    params: Mapping[str, nn.Parameter], shapes: Mapping[str, _Shape], at: str
+) -> None:
+    """Refuse one that changes parameters as it is made: it is made again where a device died."""
+    for name, parameter in params.items():
+        does = next(_touched(parameter, _numbers(name, shapes[name])), None)
+        if does is not None:
+            raise InputError(
+                f"optimizer(named_params) {does[0]} {name}: it is made once for each device, and "
+                "again where one is replaced, and no plan knows of what else it does",
+                at=at,
+                help=does[1],
+            )
+
+
+def _touched(parameter: nn.Parameter, numbers: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield what was done to a parameter, and what to do instead."""
+    if not parameter.requires_grad:
+        yield "freezes", "freeze it in model(), with requires_grad_(False)"
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        yield "sets a gradient hook on", ON_PARAMETER
+    if _apart(parameter.detach(), numbers).any():
+        yield "writes into", "change weights in model(), before they are trained"
 
 
 def _require_usable(made: Any, params: Mapping[str, nn.Parameter], at: str) -> None:  # noqa: ANN401

@@ -1,0 +1,108 @@
+"""Data and rates that change what forward computes are refused; those that do not, are let be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.side_effects import may_write, require_no_side_effects
+
+SCALE = 1.0
+CALLS = [0]
+LOADER = DataLoader(TensorDataset(torch.ones(8, 6), torch.ones(8, 4)), batch_size=4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.seen = nn.Linear(6, 4), nn.Dropout(0.5), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.linear(x)) * SCALE
+
+
+def example() -> dict[str, Any]:
+    return {"x": torch.ones(4, 6), "y": torch.ones(4, 4)}
+
+
+def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(output, batch["y"])
+
+
+def asked(net: Net, **functions: Any) -> None:  # those of a model file
+    require_no_side_effects(net, example(), loss, None, **functions)
+
+
+def test_batches_that_lower_a_dropout_rate_are_refused() -> None:
+    net = Net()
+
+    def batches(seed: int) -> Iterator[object]:
+        for step in range(9):
+            net.drop.p = 0.5 / (step + 1)
+            yield example()
+
+    with pytest.raises(InputError, match=r"batches\(\) changes drop.p, and what forward") as why:
+        asked(net, batches=batches)
+    assert "test_side_effects.py" in str(why.value.at)
+    assert net.drop.p == 0.5  # as it was
+
+
+def test_a_number_of_the_file_that_forward_reads_is_refused() -> None:
+    def lr_scale(step: int) -> float:
+        global SCALE
+        SCALE = 1.0 / (step + 1)
+        return 1.0
+
+    with pytest.raises(InputError, match=r"lr_scale\(\) changes .*SCALE"):
+        asked(Net(), lr_scale=lr_scale)
+    assert SCALE == 1.0
+
+
+def test_a_rate_that_counts_its_calls_is_refused() -> None:
+    def lr_scale(step: int) -> float:
+        CALLS[0] += 1
+        return 1.0 / CALLS[0]
+
+    with pytest.raises(InputError, match=r"lr_scale\(0\) is 1 first and 0.2 when it is asked"):
+        asked(Net(), lr_scale=lr_scale)
+
+
+def test_what_forward_does_not_read_may_be_written() -> None:
+    net = Net()
+
+    def batches(seed: int) -> Iterator[object]:
+        for step in range(9):
+            net.seen = step
+            yield example()
+
+    assert may_write(batches)
+    asked(net, batches=batches)
+    assert net.seen == 0
+
+
+def test_data_that_write_nothing_are_not_drawn() -> None:
+    def batches(seed: int) -> Iterable[object]:
+        rows = {}
+        for x, y in LOADER:
+            rows["x"], rows["y"] = x, y
+            yield rows
+
+    assert not may_write(batches)
+
+
+def test_data_that_fail_here_are_let_be() -> None:
+    net = Net()
+
+    def batches(seed: int) -> Iterator[object]:
+        net.drop.train()
+        raise FileNotFoundError("the data are elsewhere")
+        yield
+
+    asked(net, batches=batches)

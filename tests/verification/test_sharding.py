@@ -135,3 +135,31 @@ def test_a_wrong_form_of_an_op_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     tried, dropped = tried_axes(found.graph, [summed], (2, 1))
     assert [op for _, op in dropped] == ["linear_1"]
     assert agree(found, tried, (2, 1), exact=True).gradients <= 1e-12
+
+
+class Ranges(nn.Module):
+    """The least and largest number so far, which the numbers are held within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", torch.tensor(0.0))
+        self.register_buffer("high", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.low.copy_(torch.minimum(self.low, x.min()))
+            self.high.copy_(torch.maximum(self.high, x.max()))
+        return x.clamp(self.low / 2, self.high / 2)
+
+
+def test_what_writes_and_returns_nothing_reads_whole_values() -> None:
+    """Each member wrote the least and largest of its own part."""
+    module = nn.Sequential(nn.Linear(6, 8), Ranges(), nn.Linear(8, 4))
+    found = capture(module, {"input": torch.randn(4, 6)}, lambda out, _: out.square().mean())
+    there = chosen_axes(priced_axes(found.graph, axes(found.graph)), 2)
+    assert any(place.name == "0.weight" for axis in there for place in axis.params)
+    for exact, limit in ((False, 1e-5), (True, 1e-12)):
+        result = agree(found, there, (1, 1), exact=exact)
+        assert max(result.gradients, result.loss, result.buffers) <= limit

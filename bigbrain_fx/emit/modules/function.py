@@ -229,12 +229,14 @@ class FunctionText:
         """Write `with torch.no_grad():` and the like around the region's own ops."""
         body = op.body
         assert body is not None
+        outside = dict(self.writing.inner)
         for entry, given in zip(body.inputs, op.args, strict=True):
             self.writing.inner[entry.name] = given
         head = ast.unparse(ast.fix_missing_locations(self.writing.manager(op)))
         comment = self._comment(op.source)
         inside = [line for inner in body.ops for line in self._item(inner)]
         inside += self._flush()
+        self.writing.inner = outside
         for part in self.readers[op.name]:  # the region's results are variables already
             if isinstance(part, Op):
                 name = self.variables.local[body.outputs[int(str(part.args[1]))]]

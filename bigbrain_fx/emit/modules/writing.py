@@ -128,9 +128,10 @@ class Writing:
             return self.module(ref.param)
         if ref.value in self.special:
             return self.special[ref.value]
+        given = self.inner.get(ref.value, ref)
+        if given != ref:
+            return self.argument(given)
         found = self.value(ref)
-        if found is None and ref.value in self.inner:
-            return self.argument(self.inner[ref.value])
         assert found is not None, f"{ref.value} has no name"
         return found
 

@@ -168,7 +168,7 @@ class _Rewriting:
         active = self.active.get(op.name, ())
         if op.target == "operator.getitem":
             self._item(op)
-        elif not op.outputs:
+        elif not (op.outputs or op.mutates or op.checks):
             self.forms.ops.append(op)  # a size; of the batch, which no axis divides
         elif len(active) == 1:
             self._split(op, active[0])

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .malloc import give_freed_memory_back
 from .stores import STORED_FROM_BYTES, StoreRoom
 
 
@@ -56,6 +57,7 @@ class ActivationStore:
         with saved_tensors_hooks(pack, _unpack):
             yield
         stay.clear()
+        give_freed_memory_back()
 
     def _pack(
         self,

@@ -76,7 +76,7 @@ def main(bundle: Bundle) -> None:
         require_room(options.save)
     seed = bundle.seed if options.seed is None else options.seed
     bundle = replace(bundle, store=options.store)
-    keep_freed_memory(keep=not any(device.saving for device in bundle.devices))
+    keep_freed_memory()
     if options.in_process:
         with _stopping_on_bad_input():
             _run_here(bundle, seed, options, commits)

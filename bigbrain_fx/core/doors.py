@@ -13,7 +13,7 @@ from pathlib import Path
 @cache
 def promised(room: str) -> Mapping[str, str]:
     """Return name -> module for what a room imports under `if TYPE_CHECKING`, as `X as X`."""
-    tree = ast.parse(Path(str(sys.modules[room].__file__)).read_text())
+    tree = ast.parse(Path(str(sys.modules[room].__file__)).read_text(encoding="utf-8"))
     blocks = (node.body for node in tree.body if isinstance(node, ast.If))
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
     return {a.name: f"{node.module}" for node in imports for a in node.names if a.asname == a.name}

@@ -140,7 +140,7 @@ if TYPE_CHECKING:
 @cache
 def _homes() -> Mapping[str, str]:
     """Return name -> module, as the imports above say it for a type checker."""
-    tree = ast.parse(Path(__file__).read_text())
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     blocks = (node.body for node in tree.body if isinstance(node, ast.If))
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
     return {alias.name: f"{__name__}.{node.module}" for node in imports for alias in node.names}

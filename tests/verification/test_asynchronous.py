@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime.optimizer_state import OLDER
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
+from tools.asynchronous import Stale, behind_of
 from tools.matrix import Bench, imported
 
 STEPS, MICRO = 5, 4
@@ -70,36 +70,23 @@ def test_under_2bw_batch_norms_see_all_batches_in_order(tmp_path: Path) -> None:
 
 
 def plain_loop(bench: Bench, plan: Plan, first: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Train by the recurrence of docs/asynchronous.md: torch's own module, loss and optimizer."""
+    """Train by the recurrence, as `tools.asynchronous` does for docs/asynchronous.md."""
     file: Any = bench.file
-    stages = plan.stages
-    behind = {name: stages.ahead(s.index) for s in stages.stages for name in s.params}
     model: nn.Module = file.model
     model.load_state_dict(first)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())
-    is_2bw = stages.asynchronous == "2bw"
-    history = [copied(model)]
+    stage_of = {name: s.index for s in plan.stages.stages for name in s.params}
+    mode = str(plan.stages.asynchronous)
+    behind = behind_of(mode, stage_of)
+    loop = Stale(model, file.loss, optimizer, "letters", behind, mode == "stash")
     batches = file.batches(plan.seed)
     for step in range(STEPS):
-        batch = next(batches)
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * file.lr_scale(step)
-        micros = [{k: v.chunk(MICRO)[m] for k, v in batch.items()} for m in range(MICRO)]
-        for update in [micros] if is_2bw else [[micro] for micro in micros]:
-            optimizer.zero_grad()
-            for micro in update:
-                back = dict.fromkeys(behind, 1) if is_2bw else behind
-                old = {n: history[max(0, len(history) - 1 - back[n])][n] for n in back}
-                weights = {n: w.clone().requires_grad_() for n, w in old.items()}
-                output = functional_call(model, weights, (micro["letters"],))
-                (file.loss(output, micro) / len(update)).backward()
-                for name, parameter in model.named_parameters():
-                    before, made = parameter.grad, weights[name].grad
-                    parameter.grad = made if before is None or made is None else before + made
-            optimizer.step()
-            history.append(copied(model))
-    return history[-1]
+        batch = next(batches)
+        loop.step([{k: v.chunk(MICRO)[m] for k, v in batch.items()} for m in range(MICRO)])
+    return copied(model)
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ from bigbrain_fx.plan import Options
 from bigbrain_fx.runtime.asynchronous import AsynchronousDevice
 from bigbrain_fx.runtime.member import _goes_on
 from bigbrain_fx.runtime.snapshots import _is_due
-from tests.support.bundles import cluster, edit
+from tests.support.bundles import MODEL, cluster, edit
 from tests.support.replayed import Fault, Seen, supervised
-from tests.verification.test_asynchronous import MODEL, untied
+from tests.verification.test_asynchronous import untied
 
 NAMES = ("d0", "d1", "d2")
 STEPS, EMPTY = 8, 3  # steps 2, 5 and 7 end with nothing under way

@@ -1,11 +1,13 @@
 """How long `auto` plans: stacked transformers of 500, 2,000 and 10,000 ops, and a GPT of 175 B.
 
     python -m tools.bench_auto [--ops 500,2000,10000] [--effort normal] [--json]
+    python -m tools.bench_auto --ops 2000 --on unlike:256  or a100s:1024; else 4 equal CPU devices
     python -m tools.bench_auto --gpt175 [--json]          captures it on meta: minutes
 
 Seconds are of the process's own processor time, estimates and all, without capture; with --gpt175
 capture is told apart. Gaps are to the two bounds that a search gives. 175 B: 96 blocks, 64 devices
-of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts.
+of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts. "unlike":
+hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them.
 """
 
 from __future__ import annotations
@@ -76,16 +78,19 @@ class Row:
 @click.command()
 @click.option("--ops", default="500,2000,10000", show_default=True)
 @click.option("--effort", type=click.Choice(["fast", "normal", "high"]), default="normal")
+@click.option(
+    "--on", default="equal:4", show_default=True, help="equal, unlike or a100s: how many."
+)
 @click.option("--gpt175", is_flag=True, help="Plan a GPT of 175 B instead.")
 @click.option("--json", "as_json", is_flag=True)
-def main(ops: str, effort: str, gpt175: bool, as_json: bool) -> None:
+def main(ops: str, effort: str, on: str, gpt175: bool, as_json: bool) -> None:
     """Print planning time and gap."""
     if gpt175:
         _show(_gpt(effort), as_json)
         return
     for count in (int(text) for text in ops.split(",")):
         graph = stacked(max(1, count // OPS_PER_BLOCK))
-        _show(_planned("stacked", graph, equal_devices(4), Source(""), effort, 0.0), as_json)
+        _show(_planned("stacked", graph, _cluster(on), Source(""), effort, 0.0), as_json)
 
 
 def _show(row: Row, as_json: bool) -> None:
@@ -133,6 +138,25 @@ def _gpt(effort: str) -> Row:
         with capture_file(model, time_limit_s=600, meta=True) as session:
             graph, source, capture_s = session.graph, source_of(session.facts), session.capture_s
     return _planned("gpt-175b", graph, a100s(64), source, effort, capture_s)
+
+
+def _cluster(on: str) -> Cluster:
+    kind, _, count = on.partition(":")
+    return {"equal": equal_devices, "unlike": unlike_gpus, "a100s": a100s}[kind](int(count))
+
+
+def unlike_gpus(count: int) -> Cluster:
+    """Describe hosts of 8 GPUs each, of four kinds in turn."""
+    kinds = ("a100-80", "v100-32", "t4", "a10g")
+    devices = [
+        {"name": f"g{i}", "kind": "cuda", "preset": kinds[i // 8 % 4], "host": f"h{i // 8}"}
+        for i in range(count)
+    ]
+    links = {
+        "default": {"bandwidth": "1.25GB/s", "latency": "20us"},
+        "same_host": {"bandwidth": "25GB/s", "latency": "5us"},
+    }
+    return parse_cluster(json.dumps({"devices": devices, "links": links}), "cluster.json")
 
 
 def a100s(count: int) -> Cluster:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.trace import Captured as Captured, capture as capture
     from bigbrain_fx.frontend.tracing.trying import (
+        in_float64 as in_float64,
         try_rule as try_rule,
         widened as widened,
     )

@@ -19,6 +19,7 @@ from bigbrain_fx.core import Axis, Graph, Op, Shard, Sharded
 from bigbrain_fx.frontend import (
     Captured,
     draw_places,
+    in_float64,
     place_name,
     run_graph,
     run_members,
@@ -85,15 +86,16 @@ def agree(
     whole = _Numbers(captured, exact=exact)
     inputs = {name: whole.cast(t) for name, t in captured.inputs(rows).items()}
     own = captured.functions
-    values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
     members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
-    found = run_members(
-        made.members,
-        [member.tensors for member in members],
-        [inputs for _ in members],
-        key=_keyed(made.members[0]),
-        functions=own,
-    )
+    with in_float64(exact):
+        values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
+        found = run_members(
+            made.members,
+            [member.tensors for member in members],
+            [inputs for _ in members],
+            key=_keyed(made.members[0]),
+            functions=own,
+        )
     loss = cast("Tensor", values[graph.loss or ""])
     pairs = zip(found, made.members, strict=True)
     losses = [cast("Tensor", each[member.loss or ""]) for each, member in pairs]

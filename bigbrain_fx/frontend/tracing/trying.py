@@ -64,12 +64,24 @@ def widened(graph: Graph) -> Graph:
     )
 
 
+@contextmanager
+def in_float64(exact: bool = True) -> Iterator[None]:
+    """Let new tensors whose type nobody says have float64, as the rest of a widened graph has."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if exact else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def try_rule(trial: RuleTrial) -> str | None:
     """Return why what the members compute is not what the whole op does; None if it is."""
     given = _given(trial.whole)
     try:
-        want = _whole(trial.whole, given)
-        found = _members(trial.sharded, given)
+        with in_float64():
+            want = _whole(trial.whole, given)
+            found = _members(trial.sharded, given)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return str(error).splitlines()[0]
     if not all(_says_something(value) for value in want.values.values()):

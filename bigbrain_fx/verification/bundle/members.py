@@ -202,11 +202,11 @@ def train_members(
         if training.clip_norm is not None:
             norms = _norms(reference, gradients)
             gradients = [clipped(own, norms, training.clip_norm) for own in gradients]
-        for member, (update, own) in enumerate(zip(updates, gradients, strict=True)):
-            if step == 0:
-                named = {reference.stored(n, member): g for n, g in own.items()}
-                trace.take(trace.gradients, named)
-            update.step(step, own)
+        given = [update.give(own) for update, own in zip(updates, gradients, strict=True)]
+        for update in updates:
+            update.step(step)
+        for member, own in enumerate(given if step == 0 else ()):
+            trace.take(trace.gradients, {reference.stored(n, member): g for n, g in own.items()})
     for member, params in enumerate(reference.parameters):
         trained = {n: p.detach() for n, p in params.items()}
         held = {**trained, **reference.buffers[member]}
@@ -234,11 +234,15 @@ class _Updates:
         make: Any = getattr(training, "scheduler", None)
         self.scheduler = make(self.optimizer) if make else None
 
-    def step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Update once."""
+    def give(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give each parameter a gradient of its own, and return them: a step may write there."""
         for name, parameter in self.parameters.items():
             own = gradients.get(name)
             parameter.grad = None if own is None else own.clone()
+        return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+
+    def step(self, step: int) -> None:
+        """Update once."""
         if self.training.lr_scale is not None:
             for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
                 group["lr"] = lr * self.training.lr_scale(step)

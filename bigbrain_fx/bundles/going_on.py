@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.resplitting import Named, read_named
 from bigbrain_fx.errors import InputError, os_error_as
-from bigbrain_fx.plan import Plan, read_plan, require_no_groups
+from bigbrain_fx.plan import Plan, read_plan, require_no_groups, require_no_overlap
 from bigbrain_fx.runtime import (
     ASIDE,
     FORMAT,
@@ -88,6 +88,8 @@ def export_training(
             )
     _require_apart(Path(to), out)
     plan, named, notes = _commit(folder, Path(commits))
+    remedy = "export the weights alone: leave --optimizer out"
+    require_no_overlap(plan, "export --optimizer", remedy)
     if named.optimizer is None:
         raise InputError(
             "no device of this run has an optimizer",

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -222,12 +222,25 @@ def _children(pid: int) -> set[int]:
     return found
 
 
-def _is_running(pid: int) -> bool:
+def _still_there(children: Collection[int], timeout_s: float) -> set[int]:
+    """Wait for the end of processes that are nobody's here; return those that outlive it."""
+    left = {pid: pidfd for pid in children if (pidfd := _pidfd(pid)) is not None}
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as ended:
+        for pid, pidfd in left.items():
+            ended.register(pidfd, selectors.EVENT_READ, pid)
+        while left and (now := time.monotonic()) < deadline:
+            for key, _ in ended.select(deadline - now):
+                ended.unregister(key.fd)
+                os.close(left.pop(key.data))
+    return set(left)
+
+
+def _pidfd(pid: int) -> int | None:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -264,10 +277,7 @@ def test_stopping_a_run_leaves_no_process(
                 os.killpg(process.pid, signal.SIGKILL)  # the group we started
     assert process.returncode == code
     assert "Traceback" not in said
-    deadline = time.monotonic() + 10
-    while any(map(_is_running, children)) and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not [pid for pid in children if _is_running(pid)]
+    assert not _still_there(children, 60)
     assert files(bundle) == before
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tools.forms import Form, find, forms
 from tools.forms.__main__ import HEADING, section, summary
-from tools.forms.judge import Outcome, judge
+from tools.forms.drawn import drawn
+from tools.forms.judge import Outcome, _options, judge
 
 
 def test_a_remedy_is_a_form_that_is_right() -> None:
@@ -37,6 +38,15 @@ def test_the_page_keeps_its_other_sections() -> None:
     assert again.endswith("\n## Models\n\nmore\n")
     assert "dropout" not in again
     assert summary(found) == "1 forms: 1 right."
+
+
+def test_a_seed_draws_the_same_forms_and_options() -> None:
+    first, again, other = (list(drawn(seed, 40)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    for form in first:
+        assert _options(form).micro_batches == form.micro_batches
+        assert int(form.option("devices")) in (1, 2, 4)
 
 
 @pytest.mark.promise

@@ -88,7 +88,5 @@ def _cells(path: Path, prelude: str) -> Iterator[Form]:
             dice="dice" in said.split("--")[0],
             leaves=tuple(re.findall(r"--leaf ([\w.]+)", said)),
             micro_batches=int(count[1]) if count else 2,
-            options=tuple(
-                re.findall(r"--(replicas|schedule|recompute|zero|sum-order) (\S+)", said)
-            ),
+            options=tuple(re.findall(r"--(?!micro-batches|leaf)([\w-]+) (\S+)", said)),
         )

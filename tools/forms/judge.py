@@ -32,7 +32,7 @@ from torch import Tensor
 
 import bigbrain_fx as bb
 import partitioners
-from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import session
 from bigbrain_fx.frontend.child import _Service
@@ -97,19 +97,49 @@ def _split(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     options = _options(form)
     ways = {**partitioners.TABLE, Halves.name: Halves}
     with mock.patch.object(session, "Child", _Here), mock.patch.object(partitioners, "TABLE", ways):
-        devices = 2 * int(form.option("replicas", "1"))
-        made = bb.split(path, cluster(devices), folder / "bundle", options)
+        devices = int(form.option("devices") or 2 * int(form.option("replicas", "1")))
+        made = bb.split(path, _cluster(form, devices, folder), folder / "bundle", options)
     return {"said": "; ".join(made.warnings)}
 
 
 def _options(form: Form) -> bb.Options:
     made = bb.Options("halves", micro_batches=form.micro_batches, leaves=form.leaves)
-    kinds = {"replicas": int, "zero": int}
-    known = {"zero": "zero_stage", "sum-order": "sum_order"}
     given: dict[str, Any] = {
-        known.get(name, name): kinds.get(name, str)(value) for name, value in form.options
+        _FIELDS.get(name, name.replace("-", "_")): _KINDS.get(name, str)(value)
+        for name, value in form.options
+        if name != "devices"
     }
     return replace(made, **given)
+
+
+def _shares(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(":")))
+
+
+def _stages(text: str) -> object:
+    return tuple(map(int, text.split(","))) if text[0].isdigit() else text
+
+
+_FIELDS = {"zero": "zero_stage"}
+_KINDS: dict[str, Callable[[str], object]] = {
+    "replicas": int,
+    "replica-shares": _shares,
+    "zero": int,
+    "tensor": int,
+    "tensor-shares": _shares,
+    "recompute": _stages,
+    "offload": lambda text: tuple(text.split(",")),
+}
+
+
+def _cluster(form: Form, devices: int, folder: Path) -> Cluster:
+    """Return the devices, with a store each where the form offloads."""
+    made, room = cluster(devices), folder / "stores"
+    if not form.option("offload"):
+        return made
+    room.mkdir()
+    stores = (DeviceStore(d.name, d.name, 2**32, 1e12, str(room)) for d in made.devices)
+    return replace(made, stores=tuple(stores))
 
 
 def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
@@ -213,6 +243,7 @@ def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> N
     """Be the process, to its end."""
     os.setsid()
     signal.alarm(int(DEADLINE_S))
+    torch.set_num_threads(1)  # as devices of a bundle have: sums of more are in another order
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)

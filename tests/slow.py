@@ -181,6 +181,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "tests/promise/test_standalone.py": ("test_with_rank_and_world_size",),
     "tests/supervisor/test_replay_bundle.py": (
         "test_a_log_that_is_too_large_costs_a_step_back_of_all",
+        "test_launch_py_says_what_cannot_go_on",
         "test_two_hosts_as_their_users_start_them",
         "test_a_limit_on_the_size_of_files_is_named_with_what_to_do",
     ),

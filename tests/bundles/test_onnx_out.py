@@ -153,7 +153,7 @@ def test_a_bundle_that_trains_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     done = call("export", tmp_path)
     assert done.code == 2
-    assert "expected one of --to and --onnx" in done.err
+    assert "expected one of --to, --onnx and --dcp" in done.err
 
 
 def test_differences_are_shares_of_the_larger_of_one_and_the_value() -> None:

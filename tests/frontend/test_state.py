@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -345,3 +346,26 @@ def test_a_buffer_that_is_turned_round_in_place_is_refused(how: str) -> None:
 def test_the_remedies_for_it_work(how: str) -> None:
     model = Turning(how)
     assert_same(model, capture(model, {"x": torch.randn(4, 6)}), model)
+
+
+@functools.lru_cache
+def _mask(n: int) -> Tensor:
+    return torch.full((n, n), float("-inf")).triu(1)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return (h @ h.transpose(1, 2) + _mask(x.shape[1])).softmax(-1).square().mean()
+
+
+def test_a_cached_function_gives_runs_nothing_of_a_trace() -> None:
+    model = Masked()
+    found = capture(model, (torch.randn(4, 5, 6),))
+    assert_same(model, found, model)
+    assert _mask.cache_info().misses >= 1
+    assert type(_mask(5)) is Tensor

@@ -264,11 +264,14 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         return Loss()
 
     control = SimpleNamespace(
-        begin=lambda _: True, say=lambda _, **facts: told.append(facts), fed=False, peers=False
+        begin=lambda *_, **__: True,
+        say=lambda _, **facts: told.append(facts),
+        fed=False,
+        peers=False,
     )
     alone = SimpleNamespace(peers=None)
     snapshots: Any = SimpleNamespace(control=control, transport=alone, after_step=lambda *_: None)
-    device: Any = SimpleNamespace(run_step=run_step)
+    device: Any = SimpleNamespace(run_step=run_step, empties_every=1, begins_empty=True)
     options: Any = SimpleNamespace(steps=1, first_gradients=None)
     monkeypatch.setattr(member, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     assert member._run(device, snapshots, None, options, 0)

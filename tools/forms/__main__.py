@@ -9,6 +9,7 @@ Exit code 1 where a form is not what its file says: right, refused or stopped.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,7 @@ def main(
     count: int,
 ) -> None:
     """Judge the forms, or those named, or those drawn."""
+    _with_one_thread()
     if seed is not None:
         _judge_drawn(seed, count)
     known = _former(resume)
@@ -70,6 +72,13 @@ def main(
     if write is not None:
         write.write_text(section(write.read_text() if write.exists() else "", found))
     sys.exit(any(outcome.status != form.expected for form, outcome in found))
+
+
+def _with_one_thread() -> None:
+    """Begin anew where OpenMP has several: a fork's own threads would have other bits than it."""
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        words = [sys.executable, "-m", "tools.forms", *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def _judge_drawn(seed: int, count: int) -> None:

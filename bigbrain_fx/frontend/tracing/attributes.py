@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import random
 import sys
@@ -29,6 +30,7 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"_initialize_hook", "_load_hook", "_
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set, frozenset, collections.deque)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module)
+_Cached = functools._lru_cache_wrapper  # it would give a run what a trace has made
 _DEEP = 5  # levels of containers and objects that are looked into
 _LONG = 512  # entries: of a longer container the length alone counts
 _LARGE = 2**24  # bytes: a larger plain tensor is not copied
@@ -82,6 +84,8 @@ class Attributes:
             kept = {key: value for key, value in _items(owner) if _counts(owner, key, value)}
             found._owners.append((owner, kept))
             found._named.append((name, owner))
+            caches = (v for v in vars(owner).values() if isinstance(v, _Cached))
+            found._undo.extend(cached.cache_clear for cached in caches)
             for key, value in kept.items():
                 found._look(f"{name}.{key}" if name else key, value)
         for path, part in model.named_modules():

@@ -54,6 +54,13 @@ SLOW: dict[str, tuple[str, ...]] = {
         f"test_a_bundle_has_the_bits_of_its_members_in_lockstep[{case}"
         for case in ("2-2", "4-2-shares1", "3-3")
     ),
+    "tests/verification/test_members_replicated.py": (
+        "test_a_bundle_has_the_bits_of_its_reference[micro",
+        "test_a_bundle_has_the_bits_of_its_reference[replica",
+        "test_a_bundle_has_the_bits_of_its_reference[zero 1",
+        "test_a_bundle_has_the_bits_of_its_reference[zero 2",
+        "test_a_bundle_has_the_bits_of_its_reference[members",
+    ),
     "tests/verification/test_sharding.py": ("test_the_models_that_ship",),
     "tests/promise/test_matrix.py": (
         *(

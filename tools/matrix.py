@@ -3,13 +3,14 @@
     python -m tools.matrix [--models gpt,moe] [--devices 2,4] [--processes 6] [--json]
     python -m tools.matrix --cell gpt/analytical/2/1f1b --cell moe/scattered/4/list/gloo
     python -m tools.matrix --replicas 2,3 [--cell gpt/naive/2/1f1b/r2z1tree]
+    python -m tools.matrix --replicas 2 --tensor 2 [--cell gpt/naive/2/1f1b/t2r2z1tree]
 
 Each model is captured once. A cell plans, writes the bundle, imports it, trains it for some AdamW
 steps (`--steps`, five) and compares with the one-process reference: all losses, every gradient of
 step 0, every tensor at the end, byte by byte. `--processes N` runs N cells, spread over the table,
 as real processes over gloo; those train with the model file's own optimizer. `--replicas` makes
 another table: so many replicas of pipelines of one and two devices, every ZeRO stage, every order
-of sums.
+of sums; with `--tensor` groups of so many devices stand for each device.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from bigbrain_fx.verification.bundle.child import (
     trace_of_processes,
     weights_of,
 )
+from bigbrain_fx.verification.bundle.members import MembersReference, train_members
 from bigbrain_fx.verification.bundle.reference import Trace
 from bigbrain_fx.verification.bundle.stale import trained_once
 
@@ -64,7 +66,7 @@ SPEEDS = (60e9, 30e9, 45e9, 60e9)  # FLOP/s: unlike devices, so that the cuts di
 DEADLINE_S = 120.0
 ZERO = (0, 1, 2, 3)
 ORDERS = ("replica", "micro", "tree")
-COPIES = re.compile(rf"r(\d+)z([0-3])({'|'.join(ORDERS)})")
+COPIES = re.compile(rf"(?:t(\d+))?r(\d+)z([0-3])({'|'.join(ORDERS)})")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Cell:
     devices: int
     schedule: str
     transport: str = "in-process"
-    copies: str = ""  # "r2z1tree": two replicas, ZeRO 1, sums by the tree
+    copies: str = ""  # "r2z1tree": two replicas, ZeRO 1, sums by the tree; "t2": in groups of two
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,14 @@ def cells(
     )
 
 
-def replicated(models: Sequence[str], replicas: Sequence[int]) -> tuple[Cell, ...]:
+def replicated(
+    models: Sequence[str], replicas: Sequence[int], members: int = 1
+) -> tuple[Cell, ...]:
     """List the table of replicas: naive pipelines, so that each has all its devices."""
+    groups = f"t{members}" if members > 1 else ""
     ways = itertools.product(models, (1, 2), replicas, ZERO, ORDERS)
     return tuple(
-        Cell(model, "naive", devices, "1f1b", copies=f"r{count}z{zero}{order}")
+        Cell(model, "naive", devices, "1f1b", copies=f"{groups}r{count}z{zero}{order}")
         for model, devices, count, zero, order in ways
         if not (zero >= 2 and order == "replica")
     )
@@ -129,7 +134,7 @@ def over_gloo(table: Sequence[Cell], count: int) -> tuple[Cell, ...]:
 
 
 def parse_cell(text: str) -> Cell:
-    """Read "gpt/analytical/2/1f1b", or the same with "/r2z1tree" or "/gloo" behind it."""
+    """Read "gpt/analytical/2/1f1b", or the same with "/t2r2z1tree" or "/gloo" behind it."""
     parts = text.split("/")
     copies = [part for part in parts[4:] if COPIES.fullmatch(part)]
     others = [part for part in parts[4:] if part not in copies]
@@ -145,8 +150,9 @@ def _replicas(cell: Cell) -> dict[str, Any]:
     found = COPIES.fullmatch(cell.copies)
     if found is None:
         return {}
-    count, zero, order = found.groups()
-    return {"replicas": int(count), "zero_stage": int(zero), "sum_order": order}
+    members, count, zero, order = found.groups()
+    copies = {"replicas": int(count), "zero_stage": int(zero), "sum_order": order}
+    return {**copies, "tensor": int(members or 1)}
 
 
 @dataclass
@@ -199,7 +205,8 @@ class Bench:
             offload=self.offload,
             **_replicas(cell),
         )
-        where = cluster(cell.devices * (options.replicas or 1), alike=bool(cell.copies))
+        count = cell.devices * (options.replicas or 1) * (options.tensor or 1)
+        where = cluster(count, alike=bool(cell.copies))
         where = with_stores(where) if self.offload else where
         return make_plan(self.captured.graph, where, source, options)
 
@@ -223,10 +230,14 @@ class Bench:
         optimizer = bundle.BUNDLE.training.optimizer  # each bundle has its own copy
         key = f"{self.steps} {plan.stages} {optimizer.__module__}.{optimizer.__qualname__}"
         if key not in self.references:
-            functions = self.captured.functions
-            about = plan.graph, plan.stages, weights_of(folder, plan), functions
+            functions, weights = self.captured.functions, weights_of(folder, plan)
             how = batches_of(bundle, plan), bundle.BUNDLE.training, self.steps, plan.seed
-            self.references[key] = trained_once(about, *how)
+            if plan.placement.tensor is None:
+                about = plan.graph, plan.stages, weights, functions
+                self.references[key] = trained_once(about, *how)
+            else:
+                members = MembersReference(plan, weights, functions)
+                self.references[key] = train_members(members, *how)
         return self.references[key]
 
     def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
@@ -344,6 +355,7 @@ def _names(text: str) -> tuple[str, ...]:
 @click.option("--partitioners", default=",".join(PARTITIONERS), show_default=True)
 @click.option("--devices", default=",".join(map(str, DEVICES)), show_default=True)
 @click.option("--replicas", default="", help="2,3: the table of replicas instead.")
+@click.option("--tensor", default=1, help="2: with --replicas, in tensor groups of two.")
 @click.option("--cell", "chosen", multiple=True, help="This cell, instead of a table.")
 @click.option("--processes", default=0, help="So many cells as real processes over gloo.")
 @click.option("--steps", default=STEPS, show_default=True, help="Steps to train in each cell.")
@@ -355,6 +367,7 @@ def main(
     partitioners: str,
     devices: str,
     replicas: str,
+    tensor: int,
     chosen: tuple[str, ...],
     processes: int,
     steps: int,
@@ -369,7 +382,8 @@ def main(
     counts = [int(number) for number in _names(devices)]
     table = cells(_names(models), _names(partitioners), counts)
     if replicas:
-        table = replicated(_names(models), [int(number) for number in _names(replicas)])
+        numbers = [int(number) for number in _names(replicas)]
+        table = replicated(_names(models), numbers, tensor)
     wanted = tuple(map(parse_cell, chosen)) or over_gloo(table, processes)
     bad = 0
     for row in rows(wanted, steps, read_recompute(recompute), read_offload(offload)):

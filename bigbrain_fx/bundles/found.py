@@ -167,7 +167,7 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     trained = {p.canonical for p in plan.graph.params if p.spec.requires_grad}
     used = {d: {param[n].canonical for s in stages.of(d) for n in s.params} for d in stages.devices}
     if stages.zero_stage:
-        updates = updating(plan.graph, stages)
+        updates = updating(plan.sharded.members[0], stages)
         replica = {stage.device: stage.replica for stage in stages.stages}
         used = {d: {n for n in used[d] if updates.get(n) == replica[d]} for d in used}
     held = {device: sorted(names & trained) for device, names in used.items()}

@@ -169,7 +169,7 @@ class Stage:
         deferred: parameters, by canonical name, whose gradients wait for its BackwardWeight; where
             there are any, its Backward makes those of its inputs and of what does not wait.
         again: ops whose results, and what autograd keeps of them, its Backward makes again.
-        replica: of which it is a part; stages of one replica have consecutive numbers.
+        replica: of which it is a part; a member's stages of one replica have consecutive numbers.
         member: of its tensor group, whose graph it runs; those of one have consecutive numbers.
     """
 
@@ -319,8 +319,8 @@ class Stages:
 
     @property
     def have_peers(self) -> bool:
-        """Whether each replica has all of every parameter, and of what the optimizer keeps."""
-        return bool(self.micros) and not self.zero_stage
+        """Whether each device has what a replica does: all of its tensors, and of their state."""
+        return bool(self.micros) and not self.zero_stage and self.members == 1
 
     @property
     def gathers(self) -> bool:

@@ -402,7 +402,8 @@ def owners(graph: Graph, stages: Stages) -> dict[str, list[str]]:
 def updating(graph: Graph, stages: Stages) -> dict[str, int]:
     """Return the replica whose piece of its bucket each parameter is in, where pieces are whole."""
     found: dict[str, int] = {}
-    for bucket in stages.buckets:
+    firsts = (b for b in stages.buckets if not stages.stages[b.stages[0]].member)
+    for bucket in firsts:  # other members have the same parameters in the same pieces
         ends = list(accumulate(bucket.pieces))
         start = 0
         for name in bucket.params:

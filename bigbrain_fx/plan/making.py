@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bigbrain_fx.core import Cluster, Costs, Forecast, Graph, Offloaded, Placement
+from bigbrain_fx.core import (
+    Cluster,
+    Costs,
+    Forecast,
+    Graph,
+    Offloaded,
+    Placement,
+    TensorParallel,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.asynchronous import require_asynchronous
 from bigbrain_fx.plan.by_hand import (
@@ -18,7 +26,7 @@ from bigbrain_fx.plan.by_hand import (
 )
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
-from bigbrain_fx.plan.judge import PipelineMaker, by_partitioner
+from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import require_stores
@@ -27,7 +35,14 @@ from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
 from bigbrain_fx.plan.simulate import simulate
-from bigbrain_fx.plan.tensor import plan_tensor, tensor_costs, tensor_forecast, wants_tensor
+from bigbrain_fx.plan.tensor import (
+    GroupMaker,
+    plan_tensor,
+    require_grid,
+    tensor_costs,
+    tensor_forecast,
+    wants_tensor,
+)
 from bigbrain_fx.plan.together import is_open, plan_together
 from bigbrain_fx.planning import looked_at, of_how_many
 
@@ -62,14 +77,36 @@ def make_plan(
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if wants_tensor(options):
-        return plan_tensor(graph, cluster, source, options)
+        return _grouped(graph, cluster, source, options)
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
-        return plan_replicas(graph, cluster, source, options, make_plan)
+        join = partial(_joined, graph, cluster, source, options)
+        return plan_replicas(graph, cluster, source, options, make_plan, join)
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
+
+
+def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
+    """Plan tensor groups; with replicas, those of each by itself, and then all together."""
+    if not wants_replicas(graph, cluster, options):
+        return plan_tensor(graph, cluster, source, options)
+    require_grid(graph, cluster, source, options)
+    join = partial(_joined, graph, cluster, source, options)
+    return plan_replicas(graph, cluster, source, options, make_plan, join)
+
+
+def _joined(
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    tensor: TensorParallel | None,
+) -> Maker:
+    """Return what makes plans of all replicas."""
+    about = graph, cluster, source, options
+    return PipelineMaker(*about) if tensor is None else GroupMaker(*about, tensor)
 
 
 def _searched(

@@ -28,15 +28,29 @@ BUCKETS = 8
 Leaf = tuple[str, int]  # a parameter, and which of the stages that make a gradient of it
 
 
-def cut_replicas(graph: Graph, placement: Placement, rows: int, *, clip: bool = False) -> Stages:
+def cut_replicas(
+    graph: Graph,
+    placement: Placement,
+    rows: int,
+    *,
+    clip: bool = False,
+    like: Graph | None = None,
+) -> Stages:
     """Cut a graph for each replica of a placement; a placement without replicas as `cut` does.
+
+    Args:
+        graph: as captured, or what a member of tensor groups runs.
+        placement: of its ops.
+        rows: of a micro-batch.
+        clip: as in `cut`.
+        like: the first member's graph, whose sizes say what is a bucket: all members have the same.
 
     Raises:
         InputError: replicas hold a parameter in unlike stages, or write what is not exchanged.
     """
     if not placement.replicas:
         return cut(graph, placement, rows, clip=clip, breaks=placement.breaks)
-    return _joined(graph, placement, rows, clip)
+    return _joined(graph, placement, rows, clip, like=like or graph)
 
 
 def _joined(
@@ -45,6 +59,8 @@ def _joined(
     rows: int,
     clip: bool,
     deferred: Sequence[tuple[str, ...]] = (),
+    *,
+    like: Graph,
 ) -> Stages:
     parts = _cut_each(graph, placement, rows)
     firsts = [0, *accumulate(len(part.stages) for part in parts)]
@@ -66,7 +82,7 @@ def _joined(
         sum_order=placement.sum_order,
     )
     written = tuple(statistics(graph, joined, rows))
-    joined = replace(joined, buckets=tuple(_buckets(graph, joined)), statistics=written)
+    joined = replace(joined, buckets=tuple(_buckets(graph, joined, like)), statistics=written)
     updates = updating(graph, joined) if joined.zero_stage else {}
     within = [
         replace(edge, source=edge.source + firsts[number], target=edge.target + firsts[number])
@@ -88,7 +104,8 @@ def with_waiting_buckets(
     """
     if not (stages.micros and stages.deferring):
         return stages
-    found = _joined(graph, placement, rows, clip, [stage.deferred for stage in stages.stages])
+    waiting = [stage.deferred for stage in stages.stages]
+    found = _joined(graph, placement, rows, clip, waiting, like=graph)
     return replace(found, stages=stages.stages)
 
 
@@ -137,7 +154,7 @@ def _tied_uses(graph: Graph) -> Iterator[list[str]]:
 # --------------------------------------------------------------------------- buckets
 
 
-def _buckets(graph: Graph, stages: Stages) -> Iterator[Bucket]:
+def _buckets(graph: Graph, stages: Stages, like: Graph) -> Iterator[Bucket]:
     """Yield what replicas sum together, in the order in which a backward pass makes it: last first.
 
     A bucket is of the same stages of all replicas and of one element type, and all of it or nothing
@@ -162,9 +179,9 @@ def _buckets(graph: Graph, stages: Stages) -> Iterator[Bucket]:
         ends, dtype, is_unsure, _ = key
         on = tuple(stages.stages[end].device for end in ends) if stages.gathers else key
         loads = known.setdefault(on, [0] * stages.replicas)
-        for some in _chunks(graph, names):
+        for some in _chunks(like, names):
             whole = bool(stages.zero_stage) or is_unsure
-            ordered, pieces = _divided(graph, some, whole, updates, loads)
+            ordered, pieces = _divided(graph, like, some, whole, updates, loads)
             marks = len(some) if is_unsure else 0
             yield Bucket(f"bucket{number}", ends, ordered, pieces, dtype, marks)
             number += 1
@@ -277,12 +294,18 @@ def _uses(stages: Stages, stage: int, readers: set[str]) -> tuple[str, ...] | No
 
 
 def _divided(
-    graph: Graph, names: Sequence[str], whole: bool, updates: dict[str, int], loads: list[int]
+    graph: Graph,
+    like: Graph,
+    names: Sequence[str],
+    whole: bool,
+    updates: dict[str, int],
+    loads: list[int],
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the order of a bucket's parameters, and how many elements each replica sums.
 
     With ZeRO a parameter is `whole` in one piece, the same in all its buckets: the largest first,
-    to whom has least of these stages. Without it, equal pieces wherever they end.
+    to whom has least of these stages, by the sizes in `like`. Without it, equal pieces wherever
+    they end.
     """
     sizes = {name: graph.param[name].spec.numel for name in names}
     if not whole:
@@ -290,9 +313,10 @@ def _divided(
         ends = [total * (number + 1) // count for number in range(count)]
         return tuple(names), tuple(b - a for a, b in zip([0, *ends], ends, strict=False))
     pieces = [0] * len(loads)
-    for name in sorted(names, key=lambda name: -sizes[name]):
+    weights = {name: like.param[name].spec.numel for name in names}
+    for name in sorted(names, key=lambda name: -weights[name]):
         mine = updates.setdefault(name, min(range(len(loads)), key=loads.__getitem__))
-        loads[mine] += sizes[name]
+        loads[mine] += weights[name]
         pieces[mine] += sizes[name]
     return tuple(sorted(names, key=updates.__getitem__)), tuple(pieces)
 

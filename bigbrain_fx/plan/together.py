@@ -21,7 +21,7 @@ from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.replicas import numbers, require_sensible
+from bigbrain_fx.plan.replicas import numbers, require_sensible, wants_replicas
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.tensor import not_yet, tensor_is_open, tensor_tries
 
@@ -107,6 +107,8 @@ def _groups(
 ) -> None:
     """Plan the most promising groups, while one may be faster than the best."""
     refused = [what for what, _ in not_yet(graph, cluster, source, options)]
+    if wants_replicas(graph, cluster, options):
+        refused.append("replicas whose number is given")
     if options.objective == "memory":
         refused.append("the objective memory")
     if refused:

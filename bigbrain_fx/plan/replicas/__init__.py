@@ -5,7 +5,12 @@
 This room joins plans of single replicas; it places no op and orders no instruction itself.
 """
 
-from bigbrain_fx.plan.replicas.divide import likeness as likeness, numbers as numbers, only as only
+from bigbrain_fx.plan.replicas.divide import (
+    divide as divide,
+    likeness as likeness,
+    numbers as numbers,
+    only as only,
+)
 from bigbrain_fx.plan.replicas.make import (
     plan_replicas as plan_replicas,
     require_sensible as require_sensible,

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Graph, Placement, Replica, sums_each
+from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.gathered_parts import with_parts
+from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.one import counts, estimated, placed
+from bigbrain_fx.plan.one import counts
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
@@ -24,6 +25,8 @@ from bigbrain_fx.planning import label
 
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
+Join: TypeAlias = Callable[[TensorParallel | None], Maker]
+"""Make plans of all replicas: of pipelines, or of these tensor groups."""
 
 
 def wants_replicas(graph: Graph, cluster: Cluster, options: Options) -> bool:
@@ -57,9 +60,17 @@ def _require_one(options: Options) -> None:
 
 
 def plan_replicas(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
+    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make, join: Join
 ) -> Plan:
     """Plan replicas, as many as asked for.
+
+    Args:
+        graph: as captured.
+        cluster: all devices.
+        source: what the model file says besides.
+        options: of all replicas together.
+        make: plans one of them; its devices may compute in groups.
+        join: makes plans of all.
 
     Raises:
         NoPlanError: a replica fits on no such part of the cluster.
@@ -69,7 +80,7 @@ def plan_replicas(
     count = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
     if count == 1:
         _require_one(options)
-    return _planned(graph, cluster, source, options, make, count)
+    return _planned(graph, cluster, source, options, make, join, count)
 
 
 def require_sensible(graph: Graph, options: Options) -> None:
@@ -105,12 +116,18 @@ def _require_zero(options: Options) -> None:
 
 
 def _planned(
-    graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make, count: int
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    make: Make,
+    join: Join,
+    count: int,
 ) -> Plan:
     if count == 1 and options.sum_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
     groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
-    work = _Work(graph, cluster, source, options, make, groups)
+    work = _Work(graph, cluster, source, options, make, join, groups)
     tries = _micro_batches(graph, cluster, options, count)
     best = fastest([partial(work.plan, n) for n in tries], but=(NoPlanError, InputError))
     _require_one_kind(best)
@@ -120,7 +137,7 @@ def _planned(
 def _of_one(options: Options) -> Options:
     """Return what was chosen without what only replicas have."""
     alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
-    return replace(alone, tensor=1)
+    return replace(alone, tensor=options.tensor or 1)
 
 
 def _require_one_kind(plan: Plan) -> None:
@@ -176,6 +193,7 @@ class _Work:
     source: Source
     options: Options
     make: Make
+    join: Join
     groups: tuple[Group, ...]
     known: dict[object, Plan] = field(default_factory=dict)
 
@@ -237,6 +255,8 @@ class _Work:
     def _joined(
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
     ) -> Plan:
+        tensor = self._tensor(alone)
+        maker = self.join(tensor)
         replicas = tuple(
             Replica(
                 _renamed(plan, only(self.cluster, group)),
@@ -256,19 +276,17 @@ class _Work:
         )
         rows = self.graph.batch // micro_batches
         if options.zero_stage == 3:
-            placement = with_parts(self.graph, placement, rows)
-        placement = with_breaks(self.graph, placement, rows)
+            placement = with_parts(maker.graph, placement, rows)
+        placement = with_breaks(maker.graph, placement, rows)
         schedule = _schedule(alone, placement)
         chosen = replace(
             options,
             schedule=schedule,
             in_flight=options.in_flight or _in_flight(alone, schedule),
-            recompute=options.recompute or tuple(_recompute(self.graph, placement, rows, alone)),
+            recompute=options.recompute or tuple(_recompute(maker.graph, placement, rows, alone)),
         )
-        costs = estimated(self.graph.at(rows), self.cluster, self.source, options.estimator)
-        args = self.graph, self.cluster, self.source, chosen, micro_batches, placement, costs
         try:
-            plan = placed(*args)
+            plan = maker.placed(chosen, micro_batches, placement, maker.estimated(rows))
         except ScheduleError as error:
             raise InputError(
                 "replicas would wait for each other in a circle: they sum micro-batches in the "
@@ -277,6 +295,20 @@ class _Work:
                 help="--sum-order replica, or --schedule 1f1b on a --partitioner that makes chains",
             ) from error
         return replace(plan, partitioner=label(options.partitioner))
+
+    def _tensor(self, alone: Sequence[Plan]) -> TensorParallel | None:
+        """Return the tensor groups of all replicas; each divides the same axes in the same way."""
+        tensor = alone[0].placement.tensor
+        if tensor is None:
+            return None
+        every = (
+            tuple(tuple(to[name] for name in own) for own in groups.groups)
+            for plan, group in zip(alone, self.groups, strict=True)
+            for to in [_names(plan, only(self.cluster, group))]
+            for groups in [plan.placement.tensor]
+            if groups is not None
+        )
+        return replace(tensor, groups=tuple(own for groups in every for own in groups))
 
 
 def _schedule(alone: Sequence[Plan], placement: Placement) -> str:
@@ -289,8 +321,13 @@ def _schedule(alone: Sequence[Plan], placement: Placement) -> str:
 
 def _renamed(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
     """Return a plan's placement on the devices of a cluster like its own."""
-    to = {a.name: b.name for a, b in zip(plan.cluster.devices, cluster.devices, strict=True)}
+    to = _names(plan, cluster)
     return {op: to[device] for op, device in plan.placement.device_of.items()}
+
+
+def _names(plan: Plan, cluster: Cluster) -> Mapping[str, str]:
+    """Return what the devices of a plan are called in a cluster like its own."""
+    return {a.name: b.name for a, b in zip(plan.cluster.devices, cluster.devices, strict=True)}
 
 
 def _in_flight(alone: Sequence[Plan], schedule: str) -> tuple[int, ...] | None:
@@ -301,8 +338,8 @@ def _in_flight(alone: Sequence[Plan], schedule: str) -> tuple[int, ...] | None:
 
 
 def _classic(plan: Plan) -> tuple[int, ...]:
-    """Return 1F1B's own choice: a device fewer for each that comes before."""
-    return tuple(range(len(plan.stages.devices), 0, -1))
+    """Return 1F1B's own choice: a device fewer for each that comes before; of groups, a group."""
+    return tuple(range(len(plan.stages.devices) // plan.stages.members, 0, -1))
 
 
 def _recompute(

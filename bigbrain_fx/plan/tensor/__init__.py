@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bigbrain_fx.plan.tensor.asked import (
     not_yet as not_yet,
+    require_grid as require_grid,
     require_no_groups as require_no_groups,
     tensor_is_open as tensor_is_open,
     wanted_axes as wanted_axes,

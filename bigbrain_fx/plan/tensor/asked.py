@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.replicas import divide
 from bigbrain_fx.plan.shard import axes, chosen_axes, priced_axes, without
 
 SCHEDULES = ("1f1b", "gpipe", "list")
@@ -91,10 +92,6 @@ def not_yet(
         yield "a loss scale", "leave grad_scaler out of the model file, or --tensor"
     if source.drop_last is False:
         yield "smaller last batches (drop_last = False)", "say drop_last = True in the model file"
-    if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
-        yield "replicas", "leave --replicas out, or --tensor"
-    if options.zero_stage or options.sum_order != "replica":
-        yield "--zero and --sum-order", "leave them out: they are for replicas"
     if options.schedule not in (None, *SCHEDULES):
         yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
     if options.recompute:
@@ -105,6 +102,22 @@ def not_yet(
         yield "--pin and --place", "leave them out: the partitioner places stages on groups"
     if any(device.kind != "cpu" for device in cluster.devices):
         yield "GPUs", "use CPU devices, or leave --tensor out"
+
+
+def require_grid(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
+    """Refuse what does not go with replicas of tensor groups, before anything is planned."""
+    for what, help_ in not_yet(graph, cluster, source, options):
+        raise InputError(f"--tensor does not go with {what} yet", help=help_)
+    replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
+    members = options.tensor or 1
+    for number, group in enumerate(divide(cluster, replicas)):
+        if len(group) % members:
+            raise InputError(
+                f"groups of {members} devices, and replica {number} of {replicas} has {len(group)}",
+                at="--tensor",
+                help=f"use a cluster of a multiple of {members * replicas} devices, or name each "
+                'replica\'s under "replicas" in the cluster file',
+            )
 
 
 def require_no_groups(plan: Plan, what: str, help_: str) -> None:

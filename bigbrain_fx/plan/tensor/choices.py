@@ -7,7 +7,7 @@ divided changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
@@ -79,15 +79,24 @@ def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
         plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
     )
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
-    placement = Placement(_homes(maker.graph, plan), breaks=plan.placement.breaks)
+    placement = _of_graph(maker.graph, plan.placement)
     given = replace(options, in_flight=plan.in_flight)
     made = maker.placed(given, plan.micro_batches, placement, maker.estimated(plan.rows))
     return made.forecast.step_s
 
 
-def _homes(graph: Graph, plan: Plan) -> dict[str, str]:
-    """Place the ops as the plan does; an exchange that it lacks goes where its value is made."""
-    known, any_home = plan.placement.device_of, next(iter(plan.placement.device_of.values()))
+def _of_graph(graph: Graph, placement: Placement) -> Placement:
+    """Return the placement of a graph that divides other axes."""
+    replicas = (
+        replace(each, device_of=_homes(graph, each.device_of)) for each in placement.replicas
+    )
+    homes = _homes(graph, placement.device_of)
+    return replace(placement, device_of=homes, replicas=tuple(replicas))
+
+
+def _homes(graph: Graph, known: Mapping[str, str]) -> dict[str, str]:
+    """Place the ops as before; an exchange that is new goes where its value is made."""
+    any_home = next(iter(known.values()))
     homes: dict[str, str] = {}
     for op in graph.ops:
         made = (homes[ref] for ref in op.refs if ref in homes)

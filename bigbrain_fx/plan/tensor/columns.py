@@ -4,6 +4,7 @@
                 |      |       what members send each other is inside the stages
     member 1   [2] -> [3]
 
+A column may have replicas: member m of a group sums with member m of the same group in the others.
 All members run one order of instructions: exchanges meet. This file knows stages and programs; it
 knows no costs.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from bigbrain_fx.core import (
+    Bucket,
     Compute,
     Edge,
     Graph,
@@ -23,8 +26,13 @@ from bigbrain_fx.core import (
     Recv,
     Send,
     Stages,
+    Statistics,
 )
-from bigbrain_fx.plan.cut import cut
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.replica_cut import cut_replicas
+from bigbrain_fx.weights import part_name
+
+_SUMMED = ("reduce", "gather", "statistics")  # edges that are named by what replicas share
 
 
 def cut_columns(
@@ -37,23 +45,47 @@ def cut_columns(
         groups: of devices; `placement` names the first of each.
         placement: of the first member's ops.
         rows: of a micro-batch.
+
+    Raises:
+        InputError: as `cut_replicas` does, or a member has nothing to sum where another has.
     """
-    first = cut(members[0], placement, rows, breaks=placement.breaks)
-    device_of = {name: s.device for s in first.stages for name in s.ops if name not in s.recomputed}
-    device_of = {**placement.device_of, **device_of}  # ops that were moved stay with the others
+    first = cut_replicas(members[0], placement, rows)
     columns = [first]
     for member, graph in enumerate(members[1:], start=1):
         to = {group[0]: group[member] for group in groups}
-        homes = {name: to[device] for name, device in device_of.items()}
-        columns.append(cut(graph, Placement(homes), rows, breaks=placement.breaks))
+        own = _placed_like(first, placement, to)
+        columns.append(cut_replicas(graph, own, rows, like=members[0]))
         _require_same(first, columns[-1])
     return tuple(columns)
 
 
+def _placed_like(first: Stages, placement: Placement, to: Mapping[str, str]) -> Placement:
+    """Return another member's placement; ops that were moved stay with the others."""
+
+    def homes(device_of: Mapping[str, str], replica: int) -> dict[str, str]:
+        own = first.of_replica(replica)
+        moved = {name: s.device for s in own for name in s.ops if name not in s.recomputed}
+        return {name: to[device] for name, device in {**device_of, **moved}.items()}
+
+    return replace(
+        placement,
+        device_of=homes(placement.device_of, 0),
+        replicas=tuple(
+            replace(each, device_of=homes(each.device_of, number))
+            for number, each in enumerate(placement.replicas)
+        ),
+    )
+
+
 def _require_same(first: Stages, other: Stages) -> None:
-    same = [stage.ops for stage in first.stages] == [stage.ops for stage in other.stages]
-    if not same or list(map(_way, first.edges)) != list(map(_way, other.edges)):
+    if [stage.ops for stage in first.stages] != [stage.ops for stage in other.stages]:
         raise AssertionError("members of a group have other stages: their graphs differ in numbers")
+    if list(map(_way, first.edges)) != list(map(_way, other.edges)):
+        raise InputError(
+            "members of a group have parts of so few numbers that some replicas sum none of them",
+            at="--tensor-shares",
+            help="leave --tensor-shares out, or use fewer --replicas",
+        )
 
 
 def _way(edge: Edge) -> tuple[object, ...]:
@@ -70,12 +102,45 @@ def joined_columns(columns: Sequence[Stages]) -> Stages:
             for stage in column.stages
         ),
         tuple(
-            replace(edge, source=edge.source + member * count, target=edge.target + member * count)
+            _edge_of(edge, member, count)
             for member, column in enumerate(columns)
             for edge in column.edges
         ),
         columns[0].moved,
+        columns[0].micros,
+        tuple(
+            _shared_by(bucket, member, count)
+            for member, column in enumerate(columns)
+            for bucket in column.buckets
+        ),
+        columns[0].zero_stage,
+        columns[0].sum_order,
+        tuple(
+            _shared_by(each, member, count)
+            for member, column in enumerate(columns)
+            for each in column.statistics
+        ),
     )
+
+
+def _edge_of(edge: Edge, member: int, count: int) -> Edge:
+    value = _name_of(edge.value, member) if edge.kind in _SUMMED else edge.value
+    source, target = edge.source + member * count, edge.target + member * count
+    return replace(edge, value=value, source=source, target=target)
+
+
+SharedT = TypeVar("SharedT", Bucket, Statistics)
+
+
+def _shared_by(each: SharedT, member: int, count: int) -> SharedT:
+    """Return what replicas share of the first member as it is among all."""
+    stages = tuple(stage + member * count for stage in each.stages)
+    return replace(each, name=_name_of(each.name, member), stages=stages)
+
+
+def _name_of(name: str, member: int) -> str:
+    """Name what replicas share of one member: bucket0, bucket0[1]."""
+    return part_name(name, member) if member else name
 
 
 def part_of(stages: Stages, member: int) -> Stages:
@@ -86,21 +151,33 @@ def part_of(stages: Stages, member: int) -> Stages:
     own = stages.of_member(member)
     held = {stage.index for stage in own}
     edges = (edge for edge in stages.edges if {edge.source, edge.target} <= held)
-    return Stages(own, tuple(edge for edge in edges if edge.kind != "norm"), stages.moved)
+    return replace(
+        stages,
+        stages=own,
+        edges=tuple(edge for edge in edges if edge.kind != "norm"),
+        buckets=tuple(each for each in stages.buckets if set(each.stages) <= held),
+        statistics=tuple(each for each in stages.statistics if set(each.stages) <= held),
+    )
 
 
 def column_of(stages: Stages, member: int) -> Stages:
     """Return one member's stages and edges, numbered from 0."""
     part = part_of(stages, member)
     first = part.stages[0].index
-    return Stages(
-        tuple(replace(stage, index=stage.index - first, member=0) for stage in part.stages),
-        tuple(
+    return replace(
+        part,
+        stages=tuple(replace(stage, index=stage.index - first, member=0) for stage in part.stages),
+        edges=tuple(
             replace(edge, source=edge.source - first, target=edge.target - first)
             for edge in part.edges
         ),
-        stages.moved,
+        buckets=tuple(_from_zero(each, first) for each in part.buckets),
+        statistics=tuple(_from_zero(each, first) for each in part.statistics),
     )
+
+
+def _from_zero(each: SharedT, first: int) -> SharedT:
+    return replace(each, stages=tuple(stage - first for stage in each.stages))
 
 
 def moved_programs(programs: Sequence[Program], stages: Stages, to: Stages) -> tuple[Program, ...]:

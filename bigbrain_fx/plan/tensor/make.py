@@ -170,8 +170,12 @@ class GroupMaker:
         return plan
 
 
+_BY_FIRST = "each group by its first device: "
+
+
 def _of_groups(reason: str) -> str:
-    return reason and f"each group by its first device: {reason}"
+    """Say it once: replicas have their reason from a plan of groups."""
+    return reason and (reason if _BY_FIRST in reason else _BY_FIRST + reason)
 
 
 def tensor_costs(plan: Plan) -> tuple[Costs, ...]:

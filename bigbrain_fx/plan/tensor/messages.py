@@ -55,7 +55,7 @@ def part_channels(plan: Plan) -> tuple[PartChannel, ...]:
             b,
             numel,
             dtype,
-            count * plan.micro_batches,
+            count * len(plan.stages.micros_of(plan.stages.of(a)[0].index, plan.micro_batches)),
         )
         for group in groups
         for member, a in enumerate(group)

@@ -68,7 +68,8 @@ def exchanges_s(plan: Plan, device: str) -> float:
     tensor = plan.placement.tensor
     assert tensor is not None
     group = next(group for group in tensor.groups if device in group)
-    return plan.micro_batches * sum(_exchanges(plan, device, group))
+    own = plan.stages.micros_of(plan.stages.of(device)[0].index, plan.micro_batches)
+    return len(own) * sum(_exchanges(plan, device, group))
 
 
 def _exchanges(plan: Plan, device: str, group: Sequence[str]) -> Iterator[float]:

@@ -2,7 +2,8 @@
 
     captured graph ≈ members' graphs = reference = bundle      the first link alone is not bitwise
 
-Sums over members are one autograd function, added in the members' order, as their messages are.
+Sums over members are one autograd function, added in the members' order, as their messages are;
+sums over replicas are the plan's, of each member by itself.
 Each member has an optimizer of its own, for the parts that it holds.
 """
 
@@ -23,12 +24,19 @@ from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members,
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import OwnWeights, Training, clipped, joined, norm, reseed
 from bigbrain_fx.verification.bundle.module import link
-from bigbrain_fx.verification.bundle.reference import Key, Trace
+from bigbrain_fx.verification.bundle.reference import (
+    Gradients,
+    Key,
+    Leaf,
+    ReplicaOrder,
+    Trace,
+    ascending,
+    by_place,
+    summed,
+)
 from bigbrain_fx.verification.sharding import agree
 from bigbrain_fx.weights import part_name
 
-Leaf = tuple[str, int]  # a parameter, and the stage that gives it a gradient
-Gradients = dict[Leaf, Tensor]
 CLOSE = ((False, 1e-5), (True, 1e-12))
 """Whether in float64, and how far a gradient may be from the graph's, of its largest number."""
 
@@ -89,14 +97,8 @@ class MembersReference:
         self.functions, self.leaves_per_stage = functions, leaves_per_stage
         self.places = draw_places(self.graphs[0])
         self.shards = {(s.param, s.member): s for s in plan.sharded.shards}
-        own = plan.stages.of_member(0)
-        self.order = list(dict.fromkeys(name for stage in own for name in stage.ops))
-        self.stage_of = {
-            name: place
-            for place, stage in reversed(list(enumerate(own)))
-            for name in stage.ops
-            if name not in stage.recomputed
-        }
+        own = replace(plan.stages, stages=plan.stages.of_member(0))
+        self.replicas = [ReplicaOrder.of(own, number) for number in range(own.replicas)]
         members = range(len(self.graphs))
         held = [{n: self._part(n, m, t) for n, t in tensors.items()} for m in members]
         self.parameters = [self._parameters(m, held[m]) for m in members]
@@ -129,28 +131,37 @@ class MembersReference:
         self, batches: Sequence[Mapping[str, Tensor]], seed: int, step: int
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Return the mean loss of a step's micro-batches, and each member's gradients."""
-        losses, sums = [], [Gradients() for _ in self.graphs]
-        for micro, inputs in enumerate(batches):
-            loss, found = self._micro_batch(inputs, (seed, step, micro), len(batches))
-            losses.append(loss)
-            for into, own in zip(sums, found, strict=True):
-                for leaf, gradient in own.items():
-                    into[leaf] = into[leaf] + gradient if leaf in into else gradient
-        return torch.stack(losses).mean(), [self._totals(m, own) for m, own in enumerate(sums)]
+        losses: dict[int, Tensor] = {}
+
+        def made(micro: int) -> Gradients:
+            key = seed, step, micro
+            losses[micro], found = self._micro_batch(batches[micro], key, len(batches))
+            return {
+                (part_name(name, member), place): gradient
+                for member, own in enumerate(found)
+                for (name, place), gradient in by_place(own).items()
+            }
+
+        sum_all = partial(summed, self.plan.stages) if self.leaves_per_stage else ascending
+        sums = sum_all(len(batches), made)
+        loss = torch.stack([losses[micro] for micro in sorted(losses)]).mean()
+        return loss, [self._totals(member, sums) for member in range(len(self.graphs))]
 
     def _totals(self, member: int, sums: Gradients) -> dict[str, Tensor]:
-        """Add the leaves of each parameter, the last stage's first."""
+        """Add the leaves of each of a member's parameters, the last stage's first."""
         totals: dict[str, Tensor] = {}
         for name, place in sorted(sums, key=lambda leaf: -leaf[1]):
             part = sums[name, place]
             totals[name] = totals[name] + part if name in totals else part
-        return {name: totals[name] for name in self.parameters[member] if name in totals}
+        named = {name: part_name(name, member) for name in self.parameters[member]}
+        return {name: totals[part] for name, part in named.items() if part in totals}
 
     def _micro_batch(
         self, inputs: Mapping[str, Tensor], key: Key, count: int
     ) -> tuple[Tensor, list[Gradients]]:
         leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
-        given = [partial(self._leaf, leaves[m], m) for m in range(len(self.graphs))]
+        own = next((each for each in self.replicas if key[2] in each.micros), self.replicas[0])
+        given = [partial(self._leaf, leaves[m], m, own) for m in range(len(self.graphs))]
         loss_name = self.graphs[0].loss
         assert loss_name is not None
         values = run_members(
@@ -160,7 +171,7 @@ class MembersReference:
             key=lambda op: self._keyed(op, key),
             values=[loss_name],
             functions=self.functions,
-            order=self.order,
+            order=own.order,
             leaves=given,
         )
         losses = [cast("Tensor", value[loss_name]) for value in values]
@@ -168,14 +179,16 @@ class MembersReference:
         seeds = [torch.full_like(loss, 1.0 / count) for loss in losses]
         made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
         found: Iterator[Tensor | None] = iter(made)
-        each = [{leaf: g for leaf in own if (g := next(found)) is not None} for own in leaves]
+        each = [{leaf: g for leaf in part if (g := next(found)) is not None} for part in leaves]
         return losses[0].detach(), each
 
-    def _leaf(self, leaves: dict[Leaf, Tensor], member: int, param: str, op: str) -> Tensor:
+    def _leaf(
+        self, leaves: dict[Leaf, Tensor], member: int, own: ReplicaOrder, param: str, op: str
+    ) -> Tensor:
         canonical = self.graphs[member].param[param].canonical
         if canonical not in self.parameters[member]:
             return self.buffers[member][param]
-        place = canonical, self.stage_of.get(op, 0) if self.leaves_per_stage else 0
+        place = canonical, own.stage_of.get(op, 0) if self.leaves_per_stage else 0
         if place not in leaves:
             leaves[place] = self.parameters[member][canonical].detach().requires_grad_()
         return leaves[place]

@@ -50,7 +50,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class ReplicaOrder:
     """How one replica runs the graph: its ops in order, and the stage of each."""
 
     order: list[str]
@@ -58,7 +58,8 @@ class _Cut:
     micros: tuple[int, ...]
 
     @staticmethod
-    def of(stages: Stages, replica: int) -> _Cut:
+    def of(stages: Stages, replica: int) -> ReplicaOrder:
+        """Return how a replica runs; of tensor groups, give the stages of one member."""
         own = stages.of_replica(replica)
         order = list(dict.fromkeys(name for stage in own for name in stage.ops))
         stage_of = {
@@ -67,10 +68,10 @@ class _Cut:
             for name in stage.ops
             if name not in stage.recomputed
         }
-        return _Cut(order, stage_of, stages.micros[replica] if stages.micros else ())
+        return ReplicaOrder(order, stage_of, stages.micros[replica] if stages.micros else ())
 
 
-def _by_place(given: Gradients) -> Gradients:
+def by_place(given: Gradients) -> Gradients:
     """Name leaves by their place among the parameter's: replicas number their stages otherwise."""
     stages: dict[str, list[int]] = {}
     for name, stage in sorted(given, key=lambda leaf: leaf[1]):
@@ -93,6 +94,21 @@ def _tree(first: int, size: int, made: Callable[[int], Gradients]) -> Gradients:
         return made(first)
     half = size // 2
     return _added((_tree(first, half, made), _tree(first + half, half, made)))
+
+
+def summed(stages: Stages, count: int, made: Callable[[int], Gradients]) -> Gradients:
+    """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
+    if stages.micros and stages.sum_order == "replica":
+        own = [[m for m in micros if m < count] for micros in stages.micros]
+        return _added(_added(map(made, micros)) for micros in own)
+    if stages.sum_order == "tree":
+        return _added(_tree(first, size, made) for first, size in _powers(count))
+    return ascending(count, made)
+
+
+def ascending(count: int, made: Callable[[int], Gradients]) -> Gradients:
+    """Add the gradients of micro-batches as plain accumulation does."""
+    return _added(map(made, range(count)))
 
 
 def _powers(count: int) -> Iterator[tuple[int, int]]:
@@ -120,7 +136,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         self.places = draw_places(self.graph)
-        self.cuts = [_Cut.of(self.stages, number) for number in range(self.stages.replicas)]
+        self.cuts = [ReplicaOrder.of(self.stages, number) for number in range(self.stages.replicas)]
         wants = {p.canonical for p in self.graph.params if p.spec.requires_grad}
         used = {
             self.graph.param[name].canonical
@@ -153,7 +169,8 @@ class Reference:
             losses[micro], found = self._micro_batch(micro_inputs[micro], key, share, scale)
             return found
 
-        sums = self._sums(len(micro_inputs), made)
+        sum_all = partial(summed, self.stages) if self.leaves_per_stage else ascending
+        sums = sum_all(len(micro_inputs), made)
         totals: dict[str, Tensor] = {}
         for name, place in sorted(sums, key=lambda key: -key[1]):
             part = sums[name, place]
@@ -170,15 +187,6 @@ class Reference:
         named = next((e.name for e in self.graph.inputs if e.batched), None)
         named = named if named in micro_inputs[0] else None
         return [1 if named is None else made[named].shape[0] for made in micro_inputs]
-
-    def _sums(self, count: int, made: Callable[[int], Gradients]) -> Gradients:
-        """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
-        if self.leaves_per_stage and self.stages.micros and self.stages.sum_order == "replica":
-            own = [[m for m in micros if m < count] for micros in self.stages.micros]
-            return _added(_added(map(made, micros)) for micros in own)
-        if self.leaves_per_stage and self.stages.sum_order == "tree":
-            return _added(_tree(first, size, made) for first, size in _powers(count))
-        return _added(map(made, range(count)))
 
     def _micro_batch(
         self,
@@ -218,7 +226,7 @@ class Reference:
         )
         pairs = zip(leaves, gradients, strict=True)
         given = {leaf: gradient for leaf, gradient in pairs if gradient is not None}
-        return loss.detach(), _by_place(given)
+        return loss.detach(), by_place(given)
 
     @contextmanager
     def _keyed(self, op: Op, key: Key) -> Iterator[None]:

@@ -110,7 +110,7 @@ def _run_elastic(
     at, left, seen = bundle, options, dict[int, StepLine]()
 
     def hear(line: StepLine) -> None:
-        if line.step not in seen:
+        if line.step not in seen or seen[line.step].loss != line.loss:  # it was taken back
             seen[line.step] = line
             if on_step is not None:
                 on_step(line)

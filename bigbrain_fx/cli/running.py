@@ -82,6 +82,13 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--snapshot-every", type=COUNT, help="Steps between snapshots in memory [default: measured]."
 )
 @click.option(
+    "--suspect",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="RATE",
+    help="Let a spare compute this share of all devices' steps again, and go back where it finds "
+    "another result.",
+)
+@click.option(
     "--log-mib",
     type=click.IntRange(min=0),
     help="Memory for sent messages on each device [default: a share of half of what is free].",

@@ -62,6 +62,23 @@ class Duty:
 
 
 @dataclass(frozen=True)
+class Check:
+    """A step of a device that a spare is to compute again; see `suspicion`.
+
+    Attributes:
+        rank: the device's number.
+        file: holds the tape, and is this process's to close.
+        start: of the tape's second part there.
+        number: of the tape.
+    """
+
+    rank: int
+    file: int
+    start: int
+    number: int
+
+
+@dataclass(frozen=True)
 class Meeting:
     """What all devices told each other before they formed a generation.
 
@@ -101,7 +118,7 @@ class Control:
         self.beat_s = beat_s
         self.changed = threading.Condition()
         self._speaking = threading.Lock()  # parts of what one thread says stay together
-        self.duties: deque[Duty] = deque()
+        self.duties: deque[Duty | Check] = deque()
         self.generation = -1  # the newest that was announced
         self.meeting: Meeting | None = None
         self.values: dict[str, bytes] = {}
@@ -117,6 +134,8 @@ class Control:
         self.fed = False  # the caller's process sends the batches, see `feeding`
         self.batch: FedBatch | None = None
         self.batch_bytes = 0  # of the newest
+        self.suspect = 0.0  # the share of steps that spares compute again
+        self.tapes: dict[int, int] = {}  # step -> the file for its tape
         self.state_at = -1  # the step at whose beginning a snapshot was asked for
         self.on_generation: Callable[[], None] = lambda: None
         self._parts: list[str] = []
@@ -175,7 +194,7 @@ class Control:
             self._waiting = None
             self._instruction += 1
 
-    def next_duty(self) -> Duty:
+    def next_duty(self) -> Duty | Check:
         """Wait for what to be."""
         with self.changed:
             self.changed.wait_for(lambda: self.duties)
@@ -298,6 +317,12 @@ class Control:
             self.changed.wait_for(lambda: self.every is not None or self.generation > generation)
             return self.every is not None
 
+    def wait_tape(self, step: int, generation: int) -> int | None:
+        """Wait for the file of a step's tape; None if all meet anew before."""
+        with self.waiting("", "a spare that checks its last tape"), self.changed:
+            self.changed.wait_for(lambda: step in self.tapes or self.generation > generation)
+            return self.tapes.pop(step, None)
+
     def wait_fed(self, step: int, generation: int) -> None:
         """Wait until the batch of `step` is here, or there is something else to do before it.
 
@@ -396,6 +421,7 @@ class Control:
         self.stop_at = rest.pop("stop_at", None)
         self.fed = rest.pop("fed", False)
         self.peers = rest.pop("peers", False)
+        self.suspect = rest.pop("suspect", 0.0)
         self.duties.append(Duty(device, files=files, **rest))
 
     def _do_generation(self, files: tuple[int, ...], number: int) -> None:
@@ -446,6 +472,12 @@ class Control:
 
     def _do_batch(self, files: tuple[int, ...], step: int, start: int, size: int) -> None:
         self.batch, self.batch_bytes = FedBatch(step, files[0], start, size), size
+
+    def _do_tape(self, files: tuple[int, ...], step: int) -> None:
+        self.tapes[step] = files[0]
+
+    def _do_check(self, files: tuple[int, ...], rank: int, start: int, number: int) -> None:
+        self.duties.append(Check(rank, files[0], start, number))
 
     def _do_state(self, files: tuple[int, ...], step: int) -> None:
         self.state_at = step

@@ -23,7 +23,7 @@ from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel, enclose
 from .commits import FencedError
 from .committing import CommitOptions
-from .control import Control, Duty, said
+from .control import Check, Control, Duty, said
 from .device import Device
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
@@ -36,6 +36,7 @@ from .saving import save_replayed
 from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
+from .suspicion import Checker, Recorder, require_repeatable
 
 
 def serve(
@@ -46,14 +47,19 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    knows = ["forget", "part", *(["peers"] if can_take_from_peers(bundle) else [])]
+    knows = ["forget", "part", "check", *(["peers"] if can_take_from_peers(bundle) else [])]
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows)
     try:
         duty = control.next_duty()
-        if duty.device is None:
+        if isinstance(duty, Duty) and duty.device is None:
             warm_up(bundle, seed, control)
             control.say("warm")
             duty = control.next_duty()
+        checker = Checker(bundle, seed, options.threads, options.on_nan)
+        while isinstance(duty, Check):
+            control.say("checked", number=duty.number, text=checker.check(duty))
+            duty = control.next_duty()
+        del checker  # it may hold a device
         _train(bundle, options, commits, seed, control, duty)
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
@@ -121,6 +127,8 @@ def _train(
 ) -> None:
     """Be a device: from the start or from a snapshot, to the last step, and then for the others."""
     assert duty.device is not None
+    if control.suspect:
+        require_repeatable(bundle)
     torch.set_num_threads(options.threads or bundle.threads[duty.rank])
     os.environ["LOCAL_RANK"] = str(duty.local_rank)
     require_gpu(bundle.kinds, duty.rank)
@@ -147,7 +155,8 @@ def _train(
     if transport.inner is None:
         transport.form()
     device.updates_together = control.peers
-    has_ended = _run(device, snapshots, committer, options, first)
+    recorder = Recorder(transport, control, control.suspect) if control.suspect else None
+    has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
     if has_ended and options.save:
@@ -181,6 +190,7 @@ def _run(
     committer: SupervisedCommitter | None,
     options: argparse.Namespace,
     first: int,
+    recorder: Recorder | None = None,
 ) -> bool:
     """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
     control = snapshots.control
@@ -191,12 +201,16 @@ def _run(
             rest(device, step, snapshots)
         if not control.begin(step, has_begun=not device.begins_empty):
             return False
+        if recorder is not None:
+            recorder.begin(device, step)
         start = time.perf_counter()
         if snapshots.transport.peers is not None:
             snapshots.transport.peers.began = start
         loss = device.run_step(step)
         value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
         step_s = time.perf_counter() - start
+        if recorder is not None:
+            recorder.end(step)
         if options.first_gradients:
             save_first_gradients(Path(options.first_gradients), device, step)
         control.say("step", step=step, loss=value, step_s=round(step_s, 6))

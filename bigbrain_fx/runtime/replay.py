@@ -32,6 +32,7 @@ from .peers import PeerLostError, SpoiledError
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates
+    from .suspicion import Tape
 
 Connect = Callable[[int], NetworkTransport]  # a generation's number -> its transport
 
@@ -108,6 +109,7 @@ class ReplayTransport:
         self.held_bytes = 0  # by the log
         self.asked: deque[tuple[str, str]] = deque()  # what the supervisor was told; not compared
         self.peers: PeerStates | None = None  # instead of snapshots
+        self.tape: Tape | None = None  # of this step, where it is computed again
         for channel in channels:
             per_step = channel.messages(micro_batches)
             if channel.is_local:
@@ -161,6 +163,8 @@ class ReplayTransport:
         sent.log.append(entry)
         sent.next += 1
         self.held_bytes += entry.nbytes
+        if self.tape is not None:
+            self.tape.tell(channel, entry.payload)
         if entry.number >= sent.peer_next:
             try:
                 self._send(self._living(), sent, entry)
@@ -182,6 +186,8 @@ class ReplayTransport:
         received.next += 1
         received.layout = received.layout or inner.layout(channel)
         self.step_bytes += tensor.untyped_storage().nbytes()
+        if self.tape is not None:
+            self.tape.hear(channel, tensor)
         return tensor
 
     def agree(self, what: str, digest: str, device: str) -> None:
@@ -202,11 +208,15 @@ class ReplayTransport:
         self.control.say("vote", step=step, yes=yes, **about)
         while (all_say := self.control.wait_vote(step, self.generation)) is None:
             self.form()
+        if self.tape is not None:
+            self.tape.votes.append(all_say)
         return all_say
 
     def finish(self) -> None:
         """Wait until everything sent has been received; see `agree` for what it raises."""
         self._compare()
+        if self.tape is not None:
+            self.tape.end()
         if self.control.peers:
             return  # all devices have voted, and so have all of it
         while True:

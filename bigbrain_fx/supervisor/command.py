@@ -80,6 +80,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         restarts=options.restarts,
         hang_s=options.hang,
         every=options.snapshot_every,
+        suspect=options.suspect,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if bridges else (),
         grace_s=options.grace,
@@ -95,6 +96,8 @@ def _require_hosts(
     parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: Sequence[str]
 ) -> None:
     """Refuse what no supervisor of another host could be found by."""
+    if options.suspect and (hosts or not options.spares):
+        parser.error("--suspect needs --spares 1 or more, and all devices on one host")
     if (options.listen or options.join) and not options.secret:
         how = how_to_make("secret")
         parser.error(f"several hosts need --secret FILE, the same on all of them: {how}")
@@ -292,6 +295,14 @@ def _parser(program: str) -> argparse.ArgumentParser:
         help="steps between snapshots in memory (default: measured)",
     )
     parser.add_argument(
+        "--suspect",
+        type=_share,
+        default=0.0,
+        metavar="RATE",
+        help="let a spare compute this share of all devices' steps again, and go back where it "
+        "finds another result (default 0)",
+    )
+    parser.add_argument(
         "--log-mib",
         type=_count,
         default=None,
@@ -322,6 +333,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, found {number}")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, found {text}")
     return number
 
 

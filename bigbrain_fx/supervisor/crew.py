@@ -75,7 +75,8 @@ class Crew:
 
     def spares(self, host: str) -> list[Member]:
         """Return those of a host that are no device yet, the oldest first."""
-        return [m for m in self.members if m.device is None and m.host == host]
+        alike = (m for m in self.members if m.device is None and m.host == host)
+        return [member for member in alike if not member.recalled]
 
     def all_are(self, generation_of: Callable[[Member], int]) -> bool:
         """Return whether all devices have come as far as the newest generation."""
@@ -244,9 +245,13 @@ class Crew:
     def recall(self) -> None:
         """End the processes of all devices, so that others begin as them."""
         for member in self.at_work():
-            if not member.recalled and member.process.poll() is None:
-                member.recalled = True
-                member.kill()
+            self.recall_one(member)
+
+    def recall_one(self, member: Member) -> None:
+        """End a process, whose end says nothing then."""
+        if not member.recalled and member.process.poll() is None:
+            member.recalled = True
+            member.kill()
 
     def close(self) -> None:
         """End every process and give back what was used to hear of it."""

@@ -42,6 +42,8 @@ class EventLog:
         at_risk                     step at which the run ended, missed, newest: what was committed
         rolled_back                 step from which all devices start again
         moved                       step, devices, bundle: goes on without a device
+        suspect                     device, step, text: what a spare computes otherwise
+        unchecked                   device, step, text: why no spare has computed it again
         log_lost, no_spare          text: what a process writes is not kept; there is no spare
         left                        device, pid: a process that could not be ended
         events_lost                 path, text: this file takes no more; each next one is tried
@@ -125,6 +127,8 @@ def status(entry: Event) -> str | None:
         "no_spare": "WARNING: there is no spare: {text}",
         "left": "WARNING: process {pid} of {device} could not be ended",
         "events_lost": "WARNING: events are lost, the run goes on: {path}: {text}",
+        "suspect": "SUSPECT: {device} in step {step}: a spare computes otherwise {text}",
+        "unchecked": "WARNING: step {step} of {device} was not computed again: {text}",
         "rolled_back": "all devices start again from step {step}",
         "missed": "WARNING: no commit at step {step}: {text}; training goes on, and {newest_kept}",
         "committed_again": "commits are written again: step {step}, after {missed} were missed",

@@ -29,6 +29,7 @@ from .rendezvous import Rendezvous
 from .snapshots import Snapshots
 from .spares import Spares
 from .stopping import Stopping
+from .suspicion import END, Suspicion, Taped
 from .votes import Votes
 from .watching import Watch
 
@@ -69,7 +70,9 @@ class Supervisor:
         self.catch_up = CatchUp()
         parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
         self.peering = Peering(*parts, self._tell_step)
+        self.suspicion = Suspicion(self.crew, self.spares, self._suspect)
         wants_snapshots = feed is not None or rescue is not None or job.every is not None
+        wants_snapshots = wants_snapshots or bool(job.suspect)
         self.rendezvous = Rendezvous(self.crew, None if wants_snapshots else self.peering)
         self.stopping = Stopping()
         self.judge = Judge(job.restarts, job.window_s)
@@ -103,6 +106,9 @@ class Supervisor:
             "at": self._hear_at,
             "failed": self._hear_failed,
             "finished": self._hear_finished,
+            "tape": self.suspicion.hear_tape,
+            "taped": self.suspicion.hear_taped,
+            "checked": self.suspicion.hear_checked,
         }
 
     # ------------------------------------------------------------------ the run
@@ -128,6 +134,7 @@ class Supervisor:
         finally:
             self.crew.close()
             self.snapshots.close()
+            self.suspicion.close()
         stopped_at = self.stopping.at
         name = "finished" if stopped_at is None else "stopped"
         self.crew.report(name, restarts=self.restarts)
@@ -149,6 +156,8 @@ class Supervisor:
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
         self.watch.look(now)
+        if not self.crew.ending:
+            self.suspicion.look()
         if self.feeding is not None:
             self.feeding.look(self.snapshots)
         if self.rendezvous.all_formed() and self.watch.is_locked(now):
@@ -228,6 +237,7 @@ class Supervisor:
             slots=slots.steps,
             files=slots.files,
             **({"fed": True} if self.feeding else {}),
+            **({"suspect": self.job.suspect} if self.job.suspect else {}),
             **self.peering.orders(),
         )
         self.crew.order(member, "generation", number=self.crew.generation)
@@ -239,6 +249,7 @@ class Supervisor:
 
     def _ended(self, member: Member, code: int) -> None:
         """Hear that a process has ended."""
+        self.suspicion.hear_end(member)
         if member.device is None:
             self.spares.hear_end(member, code)
         else:
@@ -294,6 +305,8 @@ class Supervisor:
     def _hear(self, member: Member, said: Said) -> None:
         member.pulse.heard = self.crew.clock.now()
         what = said.pop("say")
+        if member.recalled and self.job.suspect:  # what it computed may be wrong
+            return
         act = self.acts.get(what)
         if act is None:
             raise ValueError(f"it says {what!r}")
@@ -312,6 +325,8 @@ class Supervisor:
         member.greeted = True
         member.knows = frozenset(knows)
         member.orders.takes_parts = PARTS in member.knows
+        if self.job.suspect and "check" not in member.knows:
+            self.crew.refuse(member, "its bundle is older than --suspect: split again")
 
     def _hear_beat(
         self, member: Member, n: int, step: int, waiting: tuple[str, str] | None
@@ -332,6 +347,14 @@ class Supervisor:
         self.stopping.move(self.crew.clock.now())
         if member.recalled and self.peering.begins_again:  # of commits that are no more under way
             return
+        kind, _, rest = key.partition("/")
+        if kind in ("shard", "aside"):  # these count when all devices have said theirs
+            step = int(rest.partition("/")[0]) if kind == "shard" else END
+            self.suspicion.when_clean(step, lambda: self._post(member, key, text))
+        else:
+            self._post(member, key, text)
+
+    def _post(self, member: Member, key: str, text: str) -> None:
         dropped = self.votes.board.post(key, text)
         if key.startswith("event/"):
             self.crew.report(key.rpartition("-")[2], device=member.device, **json.loads(text))
@@ -384,6 +407,9 @@ class Supervisor:
             self.crew.tell("every", steps=self.snapshots.every)
 
     def _hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
+        self.suspicion.when_clean(step, lambda: self._take_snapshot(member, step, slot))
+
+    def _take_snapshot(self, member: Member, step: int, slot: int) -> None:
         assert member.device is not None
         if not self.snapshots.take(member.device, step, slot):
             return
@@ -412,7 +438,28 @@ class Supervisor:
         member.pulse.is_at_work = False
         done = {m.device for m in self.crew.at_work() if m.finished}
         if done == set(self.job.devices):
-            self.crew.end()
+            self.suspicion.when_clean(END, self.crew.end)
+
+    # ------------------------------------------------------------------ suspicion
+
+    def _suspect(self, tape: Taped, text: str) -> None:
+        """Hear that a spare has computed a step otherwise; one of the two is wrong: both end.
+
+        All others have computed with what the device sent: they go back with it.
+        """
+        found = next(m for m in self.crew.at_work() if m.device == tape.device)
+        self.crew.report("suspect", device=tape.device, step=tape.step, text=text)
+        death = Death(tape.device, tape.step, 1, text, str(found.log), True, was_suspect=True)
+        stop = self.judge.stop_for(death, self.crew.clock.now())
+        if stop is not None:
+            raise FailedError(death, stop.reason, moves=True)
+        if tape.checker is not None:
+            self.crew.recall_one(tape.checker)
+        self.suspicion.forget()
+        self.snapshots.take_back()
+        self.votes.take_back(self.snapshots.start)
+        self.reported = min(self.reported, self.snapshots.start - 1)
+        self._take_all_back()
 
 
 def _fits(act: Callable[..., object], member: Member, said: Said) -> bool:

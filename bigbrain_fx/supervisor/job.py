@@ -29,6 +29,7 @@ class Job:
         hang_s: a process without progress for so long is ended.
         start_s: longest time from a process's start to its first step.
         every: steps between snapshots in memory; None chooses after two steps.
+        suspect: the share of the devices' steps that spares compute again, and compare.
         log_bytes: of sent messages that a device keeps at most; beyond it forgets them, and a death
             takes all devices back. None: its share of half of the memory that is free.
         grace_s: longest time from a request to stop to the end of a step, and from there to the
@@ -49,6 +50,7 @@ class Job:
     hang_s: float = 60.0
     start_s: float = 300.0
     every: int | None = None
+    suspect: float = 0.0
     log_bytes: int | None = None
     grace_s: float | None = None
     hosts: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ class Death:
         log: the file that it wrote to.
         finished_one: whether it had finished a step, or taken one over.
         was_hung: it was ended here, for it made no progress.
+        was_suspect: it was ended here, for a spare found `text` otherwise.
     """
 
     device: str
@@ -34,6 +35,7 @@ class Death:
     log: str
     finished_one: bool
     was_hung: bool = False
+    was_suspect: bool = False
 
     @property
     def is_from_outside(self) -> bool:
@@ -43,6 +45,8 @@ class Death:
     @property
     def how(self) -> str:
         """Say how it ended in a few words."""
+        if self.was_suspect:
+            return f"computed in step {self.step} what a spare computes otherwise: {self.text}"
         if self.code < 0:
             return f"was killed by signal {-self.code}"
         return f"ended with exit code {self.code}"

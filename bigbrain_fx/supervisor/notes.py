@@ -35,3 +35,15 @@ class Notes:
         for old in dropped:
             del self.notes[old]
         return dropped
+
+    def forget_parts(self, after: int, names: int) -> None:
+        """Forget what was said of things that are not whole, of numbers `after` one or the end.
+
+        `names`: how many say something of a number before it is whole.
+        """
+        for numbers in self.numbers.values():
+            for number in [n for n, keys in numbers.items() if n > after and len(keys) < names]:
+                for key in numbers.pop(number):
+                    del self.notes[key]
+        for key in [key for key in self.notes if key.startswith("aside/")]:
+            del self.notes[key]

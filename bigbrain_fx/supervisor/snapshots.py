@@ -56,6 +56,11 @@ class Snapshots:
         self.epoch = newest
         return True
 
+    def take_back(self) -> None:
+        """Forget those of steps after the newest that all devices have."""
+        for slots in self.slots.values():
+            slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
+
     def keep_beginning(self, step: int) -> None:
         """Hear that all devices have the beginning of a step until all have all of it."""
         self.epoch = step

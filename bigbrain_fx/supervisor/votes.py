@@ -52,6 +52,11 @@ class Votes:
         """Forget all, for devices that begin again."""
         self.firsts, self.board, self.votes = {}, Notes(), {}
 
+    def take_back(self, step: int) -> None:
+        """Forget what was said of steps from `step` on, and commits of them that are not whole."""
+        self.votes = {number: votes for number, votes in self.votes.items() if number < step}
+        self.board.forget_parts(step, len(self.devices))
+
     def withdraw(self, device: str) -> None:
         """Forget the votes of a device that begins its step again."""
         for votes in self.votes.values():

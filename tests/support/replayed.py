@@ -56,6 +56,8 @@ def strike(device, place):
         os.write(taken, repr(time.time()).encode())
         os.close(taken)
         what = fault.get("what", "kill")
+        if what == "wrong":
+            return what
         if what == "raise":
             raise ZeroDivisionError("on purpose")
         if what == "sleep":
@@ -72,7 +74,9 @@ def counted(method, name):
         global count, forwards
         if type(self.transport).__name__ != "ReplayTransport":
             return method(self, *args, **kwargs)
-        strike(self, count)
+        if strike(self, count) == "wrong":  # finite, and in what is sent only
+            channel, micro, tensor = args
+            args = channel, micro, tensor * 1.5
         count += 1
         forwards += name == "forward"
         result = method(self, *args, **kwargs)
@@ -162,7 +166,7 @@ class Fault:
     `at` may also be "updated" (after the optimizer's step) or "end" (of the step); or, with the
     generation for the step, "ready" or "addressed" (before and after a device tells the others
     where to connect to) or "giving" (its state to another device).
-    `what` is kill, stop, raise, links or sleep.
+    `what` is kill, stop, raise, links, sleep, or wrong: a `send` sends 1.5 times what it has.
     """
 
     device: str

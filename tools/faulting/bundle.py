@@ -115,7 +115,8 @@ class Fault:
         at: an instruction (forward, backward, send, recv, ...), or "any" of them; or begin, end,
             in_update, updated, snapshot, commit, before_record, ready, addressed, giving.
         what: kill, stop, stop_others, kill_parent, end_run (SIGTERM to the supervisor), raise,
-            sleep, run, corrupt, nan, or mark (it is only noted).
+            sleep, run, corrupt, nan, wrong (a `send` sends 1.5 times what it has), or mark (it is
+            only noted).
         generation: not in an older one.
         after: the number of a fault that must have struck before.
         spares: so many spares must be warm before it strikes.

@@ -173,9 +173,12 @@ def counted(method, name):
     """Return a method of Device that strikes first."""
 
     def run(self, *args, **kwargs):
-        if place(self, name) == "nan":
+        struck = place(self, name)
+        if struck == "nan":
             for value in kwargs.values():
                 value.detach().fill_(float("nan"))
+        if struck == "wrong":  # finite; what is sent only
+            args = (*args[:-1], args[-1] * 1.5)
         if name == "forward":
             forwards[self.name] = forwards.get(self.name, 0) + 1
         if name == "optimizer_step" and is_real(self):

@@ -14,6 +14,7 @@ from tools.faulting import (
     rows_processes,
     rows_replicas,
     rows_runs,
+    rows_wrong,
 )
 from tools.faulting.verdicts import BROKEN, SKIPPED, Ground, Verdict
 
@@ -86,6 +87,8 @@ ROWS = (
     Row(31, "each call of a device fails", "start; whole run", "-", rows_calls.every_call),
     Row(32, "SIGKILL, in any replica", "whole step", "1 s", rows_replicas.of_any_replica),
     Row(33, "SIGKILL, and its only peer", "as it gives its state", "-", rows_replicas.while_giving),
+    Row(34, "wrong, finite: once", "forward; backward", "-", rows_wrong.once),
+    Row(35, "wrong, finite: again and again", "forward", "30 s", rows_wrong.for_ever),
 )
 
 

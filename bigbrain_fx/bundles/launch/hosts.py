@@ -9,6 +9,7 @@ from bigbrain_fx.bundles.launch.options import DEFAULT_STEPS, RunOptions
 from bigbrain_fx.bundles.launch.program import entry
 from bigbrain_fx.bundles.launch.supervised import require_not_nccl
 from bigbrain_fx.core import words
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.supervisor import how_to_make
 
@@ -29,8 +30,13 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
     host answers at the port, 29500 unless the options name one.
 
     Raises:
-        InputError: processes are to be replaced, and the messages go over nccl.
+        InputError: processes are to be replaced, and the messages go over nccl; or `suspect`.
     """
+    if options.suspect:
+        raise InputError(
+            "--suspect is for a run on one host, and this plan has several",
+            help="leave it out, or add --local to run all of it here",
+        )
     if options.spares is not None:
         require_not_nccl(plan)
         return _launches(plan, options)

@@ -26,6 +26,7 @@ from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
 from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import (
     event_log,
+    require_checkable,
     require_not_lean,
     require_supervised,
     run_supervised,
@@ -124,6 +125,7 @@ def _run(
     rescue: Rescue | None,
     feed: Feed | None,
 ) -> Run:
+    require_checkable(options, is_fed=feed is not None)
     if options.spares is None:
         return _run_plain(plan, bundle, options, logs, spawn, told)
     require_supervised(plan, spawn)

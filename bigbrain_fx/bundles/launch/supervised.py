@@ -73,6 +73,16 @@ def require_supervised(plan: Plan, spawn: Spawn | None) -> None:
         )
 
 
+def require_checkable(options: RunOptions, *, is_fed: bool) -> None:
+    """Refuse to compute steps again where no spare is there to do it."""
+    if options.suspect and (not options.spares or is_fed):
+        raise InputError(
+            "--suspect needs a spare process, in a training that reads its own batches: it "
+            "computes steps again",
+            help="give --spares 1 or more, without --no-replay; or leave --suspect out",
+        )
+
+
 def require_not_nccl(plan: Plan) -> None:
     """Refuse to replace processes of a plan whose devices are all GPUs.
 
@@ -107,6 +117,8 @@ def run_supervised(
     steps: list[StepLine] = []
 
     def hear(step: int, loss: float, step_s: float) -> None:
+        while steps and steps[-1].step >= step:  # it was taken back: somebody computed wrong
+            steps.pop()
         steps.append(StepLine(step, loss, step_s))
         if on_step is not None:
             on_step(steps[-1])
@@ -169,6 +181,7 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
         hang_s=options.hang_s,
         start_s=options.deadline_s,
         every=options.snapshot_every,
+        suspect=options.suspect or 0.0,
         grace_s=options.grace_s,
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
     )

@@ -1,0 +1,185 @@
+"""Steps that spares compute again: who tapes, who checks, and what waits for it.
+
+    a device   "tape" ──▶ has memory for it ──▶ "taped" ──▶ a spare checks ──▶ "checked"
+
+What would be kept of a step (a snapshot of all devices, a commit, the end) counts once all tapes of
+steps before it are checked: so there always is something older than a difference to go back to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .crew import Crew
+from .processes import Member
+from .snapshot_memory import nameless
+from .spares import Spares
+
+TRIES = 2  # processes that may end over one tape
+END = 1 << 62  # a step after all others
+
+Act = Callable[[], None]
+Differ = Callable[["Taped", str], None]
+
+
+@dataclass
+class Taped:
+    """A tape that is whole: of which step, and where its second part starts.
+
+    Attributes:
+        number: no other tape of the run has it.
+        checker: who computes it again now.
+        since: when that began; of the crew's clock.
+        tries: how many have ended over it.
+    """
+
+    device: str
+    step: int
+    start: int
+    number: int
+    checker: Member | None = None
+    since: float = 0.0
+    tries: int = 0
+
+
+class Suspicion:
+    """The tapes of all devices, one of each at a time.
+
+    Args:
+        crew: whose spares check.
+        spares: to be started where there are none.
+        differ: hears of a tape of which something else came out, and what.
+
+    Attributes:
+        checked: how many tapes came out the same.
+    """
+
+    def __init__(self, crew: Crew, spares: Spares, differ: Differ) -> None:
+        self.crew, self.spares, self.differ = crew, spares, differ
+        self.files: dict[str, int] = {}
+        self.granted: dict[str, Member] = {}  # devices that tape
+        self.wanted: dict[str, tuple[Member, int]] = {}  # that wait until they may
+        self.tapes: dict[str, Taped] = {}
+        self.held: list[tuple[int, Act]] = []
+        self.checked = self.number = 0
+
+    # ------------------------------------------------------------------ what processes say
+
+    def hear_tape(self, member: Member, step: int) -> None:
+        """Hear that a device wants to tape its step."""
+        device = str(member.device)
+        self.wanted[device] = member, step
+        if device not in self.tapes:
+            self._grant(device)
+
+    def _grant(self, device: str) -> None:
+        if device not in self.wanted:
+            return
+        member, step = self.wanted.pop(device)
+        if device not in self.files:
+            self.files[device] = nameless()
+        self.granted[device] = member
+        self.crew.order(member, "tape", files=[self.files[device]], step=step)
+
+    def hear_taped(self, member: Member, step: int, start: int) -> None:
+        """Hear that a tape is whole."""
+        device = str(member.device)
+        if self.granted.pop(device, None) is not member:
+            raise ValueError(f"{device} has taped step {step}, and nobody asked for it")
+        self.number += 1
+        self.tapes[device] = Taped(device, step, start, self.number)
+        self.look()
+
+    def hear_checked(self, member: Member, number: int, text: str) -> None:
+        """Hear what came out otherwise; of a tape that was given up, nothing follows."""
+        found = next((t for t in self.tapes.values() if t.number == number), None)
+        if found is None:
+            return
+        if text:
+            self.differ(found, text)
+            return
+        self.checked += 1
+        self._forget_tape(found)
+
+    def hear_end(self, gone: Member) -> None:
+        """Hear that a process has ended: as a device, or over a tape."""
+        device = str(gone.device)
+        if self.granted.get(device) is gone:
+            del self.granted[device]
+        if device in self.wanted and self.wanted[device][0] is gone:
+            del self.wanted[device]
+        for tape in [t for t in self.tapes.values() if t.checker is gone]:
+            tape.checker, tape.tries = None, tape.tries + 1
+            if tape.tries >= TRIES:
+                self._give_up(tape, f"{tape.tries} processes ended over it")
+
+    # ------------------------------------------------------------------ who checks
+
+    def look(self) -> None:
+        """Give tapes to spares that are free, and end those that have one for too long."""
+        now = self.crew.clock.now()
+        for tape in [t for t in self.tapes.values() if t.checker is None]:
+            if tape.checker is None and self.tapes.get(tape.device) is tape:
+                self._give(tape, now)
+        for tape in self.tapes.values():
+            if tape.checker is not None and now - tape.since > self.crew.job.start_s:
+                tape.checker.kill()
+
+    def _give(self, tape: Taped, now: float) -> None:
+        busy = [t.checker for t in self.tapes.values()]
+        spares = [m for m in self.crew.spares("") if m not in busy]
+        if not spares and not self.crew.spares(""):
+            self.spares.fill()
+            if not self.crew.spares(""):
+                self._give_up(tape, "there is no spare")
+            return
+        free = next((m for m in spares if m.is_warm), None)
+        if free is None:
+            return
+        tape.checker, tape.since = free, now
+        rank = self.crew.job.devices.index(tape.device)
+        files = [self.files[tape.device]]
+        where = {"rank": rank, "start": tape.start, "number": tape.number}
+        self.crew.order(free, "check", files=files, **where)
+
+    def _give_up(self, tape: Taped, why: str) -> None:
+        self.crew.report("unchecked", device=tape.device, step=tape.step, text=why)
+        self._forget_tape(tape)
+
+    def _forget_tape(self, tape: Taped) -> None:
+        del self.tapes[tape.device]
+        self._grant(tape.device)
+        self.look()
+        self._release()
+
+    # ------------------------------------------------------------------ what waits
+
+    def when_clean(self, step: int, act: Act) -> None:
+        """Do something that keeps what came of the steps before `step`, once they are checked."""
+        if self._is_clean(step):
+            act()
+        else:
+            self.held.append((step, act))
+
+    def _is_clean(self, step: int) -> bool:
+        return all(tape.step >= step for tape in self.tapes.values())
+
+    def _release(self) -> None:
+        due = [(step, act) for step, act in self.held if self._is_clean(step)]
+        self.held = [one for one in self.held if one not in due]
+        for _, act in due:
+            act()
+
+    # ------------------------------------------------------------------ the end
+
+    def forget(self) -> None:
+        """Forget all tapes, and what waits for them: all devices start again."""
+        self.tapes, self.granted, self.wanted, self.held = {}, {}, {}, []
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for file in self.files.values():
+            os.close(file)
+        self.files.clear()

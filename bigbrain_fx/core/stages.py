@@ -319,8 +319,8 @@ class Stages:
 
     @property
     def have_peers(self) -> bool:
-        """Whether each device has what a replica does: all of its tensors, and of their state."""
-        return bool(self.micros) and not self.zero_stage and self.members == 1
+        """Whether each replica has all of every parameter, and of what the optimizer keeps."""
+        return self.replicas > 1 and not self.zero_stage
 
     @property
     def gathers(self) -> bool:

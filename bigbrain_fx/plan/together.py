@@ -1,29 +1,38 @@
 """Pipelines, replicas and tensor groups -> the fastest plan of any that can be emitted.
 
-    one pipeline ──────────┐
-    replicas, each number ─┼──▶ each planned by the partitioner ──▶ the fastest; of equals the
-    tensor groups ─────────┘    groups that a bound rules out       simplest
-                                are not planned
+    one pipeline ───────────┐
+    replicas, each number ──┼──▶ each planned by the partitioner ──▶ the fastest; of equals the
+    tensor groups ──────────┤    groups that a bound rules out       simplest
+    replicas of such groups ┘    are not planned
 
-A group's exchanges are between pipelines' stages today: groups do not go with replicas, ZeRO or
-recompute (`tensor.not_yet` says with what), so these are compared, and not multiplied.
+`tensor.not_yet` says with what groups do not go. Replicas of groups are compared where one of the
+two was left open by name, and all replicas' devices are alike: one is planned, and replicated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import simplest
+from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.replicas import numbers, require_sensible, wants_replicas
+from bigbrain_fx.plan.replicas import (
+    divide,
+    likeness,
+    numbers,
+    only,
+    replicate,
+    require_sensible,
+    wants_replicas,
+)
 from bigbrain_fx.plan.search import Compared
-from bigbrain_fx.plan.tensor import not_yet, tensor_is_open, tensor_tries
+from bigbrain_fx.plan.tensor import GroupMaker, GroupTry, not_yet, tensor_is_open, tensor_tries
 
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan as asked, with nothing left open but what a partitioner chooses."""
@@ -61,7 +70,7 @@ def plan_together(
             divided = replace(one, zero_stage=1)
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
     if tensor_is_open(options) and not found.stopped:
-        _groups(found, graph, cluster, source, _for_groups(options))
+        _groups(found, graph, cluster, source, options)
     return found.best(apart(cluster))
 
 
@@ -85,10 +94,13 @@ def _of_one_replica(options: Options) -> Options:
 
 def _said(options: Options) -> str:
     """Name what is planned."""
-    count, zero = options.replicas or 1, options.zero_stage
+    count, zero, members = options.replicas or 1, options.zero_stage, options.tensor or 1
+    groups = f"tensor groups of {members} devices" if members > 1 else ""
     if count == 1:
-        return "one pipeline"
-    return f"{count} replicas" + (f", ZeRO {zero}" if zero else "")
+        return groups or "one pipeline"
+    return " of ".join(filter(None, (f"{count} replicas", groups))) + (
+        f", ZeRO {zero}" if zero else ""
+    )
 
 
 def _for_groups(options: Options) -> Options:
@@ -105,22 +117,75 @@ def _for_groups(options: Options) -> Options:
 def _groups(
     found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options
 ) -> None:
-    """Plan the most promising groups, while one may be faster than the best."""
-    refused = [what for what, _ in not_yet(graph, cluster, source, options)]
-    if wants_replicas(graph, cluster, options):
-        refused.append("replicas whose number is given")
+    """Plan the most promising groups, and replicas of some."""
+    one = _for_groups(options)
+    refused = [what for what, _ in not_yet(graph, cluster, source, one)]
     if options.objective == "memory":
         refused.append("the objective memory")
+    counts = () if refused else _replica_counts(cluster, options)
+    if not counts and wants_replicas(graph, cluster, one):
+        by_hand = options.tensor == 0
+        refused.append(
+            "shares or devices of replicas" if by_hand else "replicas but by --tensor auto"
+        )
+    elif not counts and one.sum_order != "replica":
+        refused.append("--sum-order of one replica")
     if refused:
         found.leave("tensor groups", f"they do not go with {' and '.join(refused)} yet")
         return
-    planned = 0
-    for each in tensor_tries(graph, cluster, source, options, fits=bool(found.plans)):
-        if SURE * each.least_s >= found.best_s:
-            found.leave(str(each.grouping), f"takes about {each.least_s:.4g} s at the least")
-        elif planned < MOST and not found.stopped:
-            planned += 1
-            found.add(str(each.grouping), each.plan)
+    if options.replicas in (None, 0, 1) and one.sum_order == "replica":
+        found.try_all(("", t) for t in tensor_tries(graph, cluster, source, one, fits=found.fits))
+    ways = [w for n in counts for w in _replicated(found, n, graph, cluster, source, options)]
+    found.try_all(sorted(ways, key=lambda way: way[1].least_s))
+
+
+def _replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:
+    """Return how many replicas of groups to compare: every number, or the one that is asked for."""
+    if _replicas_are_open(cluster, options):
+        return tuple(count for count in numbers(cluster) if count > 1)
+    given = options.replicas or 1
+    is_plain = not options.replica_shares and not cluster.replicas
+    return (given,) if given > 1 and is_plain and options.tensor == 0 else ()
+
+
+def _replicated(
+    found: _SoFar, count: int, graph: Graph, cluster: Cluster, source: Source, options: Options
+) -> Iterator[tuple[str, GroupTry]]:
+    """Yield groups of one of so many replicas, each of which makes a plan of all of them."""
+    divided = divide(cluster, count)
+    if max(map(len, divided)) == 1:
+        return
+    own = [only(cluster, group) for group in divided]
+    micro = options.micro_batches or count
+    step = count * (graph.static_batch or 1)
+    if len({likeness(each) for each in own}) > 1 or graph.batch % step or micro % count:
+        what = f"{count} replicas of tensor groups"
+        found.leave(what, "their devices are unlike, or their shares of the batch")
+        return
+    part = replace(graph, batch=graph.batch // count)
+    asked = options.micro_batches and options.micro_batches // count
+    one = replace(_of_one_replica(_for_groups(options)), replicas=None, micro_batches=asked)
+    for each in tensor_tries(part, own[0], source, one, fits=found.fits):
+        all_of_them = replace(options, replicas=count, tensor=each.grouping.members)
+        make = partial(_all_alike, each, graph, cluster, source, all_of_them, divided)
+        yield f"{count} replicas of ", replace(each, make=make)
+
+
+def _all_alike(
+    one: GroupTry,
+    graph: Graph,
+    cluster: Cluster,
+    source: Source,
+    options: Options,
+    divided: Sequence[tuple[str, ...]],
+) -> Plan:
+    """Plan one replica, and all of them as it is."""
+
+    def join(tensor: TensorParallel | None) -> Maker:
+        assert tensor is not None
+        return GroupMaker(graph, cluster, source, options, tensor)
+
+    return replicate(one.plan(), graph, cluster, options, divided, join)
 
 
 @dataclass
@@ -138,6 +203,21 @@ class _SoFar:
     failure: BigBrainError | None = None
     lacks_memory: bool = False
     stopped: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything has a plan."""
+        return bool(self.plans)
+
+    def try_all(self, ways: Iterable[tuple[str, GroupTry]]) -> None:
+        """Plan the first of these, while one may be faster than the best."""
+        planned = 0
+        for of, each in ways:
+            if SURE * each.least_s >= self.best_s:
+                self.leave(f"{of}{each.grouping}", f"takes about {each.least_s:.4g} s at the least")
+            elif planned < MOST and not self.stopped:
+                planned += 1
+                self.add(f"{of}{each.grouping}", each.plan)
 
     @property
     def best_s(self) -> float:

@@ -41,8 +41,7 @@ def can_take_from_peers(bundle: Bundle) -> bool:
     the step is not what it began with then.
     """
     whole = all(len(cls.micros) > 1 and not cls.zero_stage for cls in bundle.devices)
-    alone = not any(cls.members for cls in bundle.devices)
-    return whole and alone and not bundle.hooks.on_step_begin
+    return whole and not bundle.hooks.on_step_begin
 
 
 def givers_of(
@@ -54,7 +53,8 @@ def givers_of(
 
     Args:
         taker: the device.
-        held: what the states of all devices have, by device, in the order of their ranks.
+        held: what the states of all devices have that may hold the same, by device, in the order
+            of their ranks.
         lacking: who has no state now.
     """
     left, found = held[taker], dict[str, Names]()
@@ -89,9 +89,16 @@ class PeerStates:
         self.began = time.perf_counter()  # this step
 
     @cached_property
-    def held(self) -> Mapping[str, Names]:
-        """What the states of all devices have, by device."""
-        return {cls.name: held_names(cls) for cls in self.classes}
+    def _held(self) -> Mapping[int, Mapping[str, Names]]:
+        """What states have, by the device's place in its group: others hold other parts."""
+        found: dict[int, dict[str, Names]] = {}
+        for cls in self.classes:
+            found.setdefault(_place(cls), {})[cls.name] = held_names(cls)
+        return found
+
+    def like(self, taker: str) -> Mapping[str, Names]:
+        """Return what the states of devices have that hold the same parts as one, by device."""
+        return next(held for held in self._held.values() if taker in held)
 
     @property
     def must_end_step(self) -> bool:
@@ -117,7 +124,7 @@ class PeerStates:
             PeerLostError: another device died; all meet again.
         """
         for taker, step in sorted(lacking.items()):
-            givers = givers_of(taker, self.held, lacking)
+            givers = givers_of(taker, self.like(taker), lacking)
             if taker == self.device.name:
                 self._take(inner, givers, step)
             elif not isinstance(givers, str) and self.device.name in givers:
@@ -175,6 +182,11 @@ class PeerStates:
             Channel(tag, "state", *ends, (2,), torch.int64),
             Channel(tag + 1, "state", *ends, (piece,), torch.uint8),
         )
+
+
+def _place(cls: type[Device]) -> int:
+    """Return a device's place in its tensor group; 0 where it is in none."""
+    return cls.members.index(cls.name) if cls.members else 0
 
 
 def _total(images: Iterable[bytearray]) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from bigbrain_fx.runtime.peer_states import givers_of
+from bigbrain_fx.runtime import peer_states
+from bigbrain_fx.runtime.peer_states import PeerStates, givers_of
 from bigbrain_fx.runtime.state import State, StateError, restore, state_before_update, state_of
 from tests.runtime.test_state import OPTIMIZERS, One, device, everything, run
 from tests.runtime.test_statistics import MICROS, Norm, Wires, replica
@@ -44,6 +47,20 @@ def test_a_name_that_only_the_dead_held_is_missed() -> None:
 def test_a_device_without_tensors_still_asks_one() -> None:
     assert found("d5", d5="") == {"d0": ""}
     assert found("d5", *HELD, d5="") == "anything"
+
+
+def test_a_members_parts_come_from_the_same_place_of_another_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All members have the same names, and other parts of what they divide."""
+    monkeypatch.setattr(peer_states, "held_names", lambda _: frozenset("ab"))
+    groups = (("d0", "d1"), ("d2", "d3"), ("d4", "d5"))
+    made = [type(d, (), {"name": d, "members": group}) for group in groups for d in group]
+    bundle, control = SimpleNamespace(devices=made), SimpleNamespace(peers=True)
+    states = PeerStates(bundle, device(OPTIMIZERS["sgd"]), control, None)  # type: ignore[arg-type]
+    assert list(states.like("d3")) == ["d1", "d3", "d5"]
+    assert givers_of("d3", states.like("d3"), ("d3", "d1")) == {"d5": frozenset("ab")}
+    assert givers_of("d3", states.like("d3"), ("d1", "d3", "d5")) == "a"
 
 
 def image_of(state: State) -> State:

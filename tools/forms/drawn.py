@@ -39,6 +39,9 @@ CHOICES = (
     "--recompute 0 --schedule zb-h1",
     "--tensor 2",
     "--tensor 2 --tensor-shares 3:1",
+    "--tensor 2 --replicas 2",
+    "--tensor 2 --replicas 2 --sum-order tree --zero 1",
+    "--tensor 2 --replicas 2 --sum-order micro --zero 3 --tensor-shares 3:1",
     "--offload state",
     "--offload state --schedule zb-h1",
     "--offload state --replicas 2 --zero 1",
@@ -58,7 +61,7 @@ def drawn(seed: int, count: int) -> Iterator[Form]:
         words = choice.split()
         options = tuple(zip((w[2:] for w in words[::2]), words[1::2], strict=True))
         stages = 1 if dice.random() < 0.3 else 2
-        shared = 2 if {"replicas", "tensor"} & dict(options).keys() else 1
+        shared = 2 ** len({"replicas", "tensor"} & dict(options).keys())
         yield replace(
             form,
             title=f"{stages * shared} devices {choice}",

@@ -13,6 +13,7 @@ from bigbrain_fx.plan.replicas.divide import (
 )
 from bigbrain_fx.plan.replicas.make import (
     plan_replicas as plan_replicas,
+    replicate as replicate,
     require_sensible as require_sensible,
     wants_replicas as wants_replicas,
 )

@@ -134,6 +134,39 @@ def _planned(
     return best
 
 
+def replicate(
+    alone: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    groups: Sequence[Group],
+    join: Join,
+) -> Plan:
+    """Plan replicas that are all as one is, on devices alike.
+
+    Args:
+        alone: the plan of one, whose batch is its part of the step's.
+        graph: with the whole batch.
+        cluster: all devices.
+        options: of all replicas together.
+        groups: the devices of each, in the order of those of `alone`.
+        join: makes plans of all.
+
+    Raises:
+        NoPlanError: it does not fit in memory.
+        InputError: replicas cannot be made as asked.
+    """
+
+    def make(*_: object) -> Plan:
+        return alone
+
+    require_sensible(graph, options)
+    work = _Work(graph, cluster, alone.source, options, make, join, tuple(groups))
+    each = sums_each(options.sum_order, options.zero_stage)
+    micros = numbered([alone.micro_batches] * len(groups), in_turn=each)
+    return work.joined(alone.micro_batches * len(groups), [alone] * len(groups), micros)
+
+
 def _of_one(options: Options) -> Options:
     """Return what was chosen without what only replicas have."""
     alone = replace(options, replicas=None, replica_shares=(), zero_stage=0, sum_order="replica")
@@ -204,7 +237,7 @@ class _Work:
         micros = numbered(shares, in_turn=each)
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
-        return self._joined(micro_batches, alone, micros)
+        return self.joined(micro_batches, alone, micros)
 
     def _shares(self, micro_batches: int) -> tuple[int, ...]:
         if self.options.replica_shares:
@@ -252,9 +285,10 @@ class _Work:
         state = self.source.optimizer_state / parts
         return replace(self.source, optimizer_state=state, optimizer_states=states)
 
-    def _joined(
+    def joined(
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
     ) -> Plan:
+        """Plan all replicas together: each as it is alone, with these micro-batches."""
         tensor = self._tensor(alone)
         maker = self.join(tensor)
         replicas = tuple(

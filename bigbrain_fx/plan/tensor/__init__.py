@@ -29,4 +29,4 @@ from bigbrain_fx.plan.tensor.messages import (
 )
 from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
 from bigbrain_fx.plan.tensor.text import tensor_text as tensor_text
-from bigbrain_fx.plan.tensor.tries import tensor_tries as tensor_tries
+from bigbrain_fx.plan.tensor.tries import GroupTry as GroupTry, tensor_tries as tensor_tries

@@ -168,6 +168,32 @@ def test_groups_are_what_auto_takes_where_one_micro_batch_has_much_work() -> Non
         assert planned(work(graph()), cluster(1, 1), **without).stages.members == 1
 
 
+def test_replicas_of_groups_are_compared_where_both_are_open() -> None:
+    four, found = cluster(1, 1, 1, 1), work(graph())
+    plan = planned(found, four, micro_batches=2, tensor=0, replicas=0, sum_order="tree")
+    assert (plan.stages.replicas, plan.stages.members, plan.stages.sum_order) == (2, 2, "tree")
+    assert plan.placement.tensor is not None
+    assert sorted(map(sorted, plan.placement.tensor.groups)) == [["d0", "d1"], ["d2", "d3"]]
+    said = {each.what: each.why for each in plan.compared}
+    assert said["2 replicas of 1 tensor group of 2 devices"] == "chosen"
+    assert "1 tensor group of 2 devices" not in said  # one replica of groups has no tree
+    asked = planned(found, four, micro_batches=2, tensor=2, replicas=2, partitioner="naive")
+    assert plan.forecast.step_s <= asked.forecast.step_s
+    for alone in ({"tensor": 1, "replicas": 0}, {}):  # what was not said is not looked at
+        others = planned(found, four, micro_batches=2, **alone).compared
+        assert not any("replicas of" in each.what for each in others)
+
+
+def test_a_number_of_replicas_goes_with_any_groups() -> None:
+    four, found = cluster(1, 1, 1, 1), work(graph())
+    given = {"micro_batches": 2, "tensor": 0, "replicas": 2, "partitioner": "naive"}
+    assert planned(found, four, **given).stages.members == 2
+    with pytest.raises(InputError, match="keeps no replica's own sum"):
+        planned(found, four, zero_stage=2, **given)
+    left = planned(found, replace(four, replicas=(("d0",), ("d1", "d2"))), **given).compared
+    assert "shares or devices of replicas" in left[-1].why
+
+
 def test_an_op_whose_rule_fails_stays_whole() -> None:
     found = FoundModel(work(graph()), SOURCE, None, (), 0)  # type: ignore[arg-type]  # no weights
     tried = []

@@ -32,7 +32,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_replicas_may_be_cut_unlike",
         "test_batch_norms_and_weights",
     ),
-    "tests/bundles/test_replicas.py": ("test_weights_that_are_divided",),
+    "tests/bundles/test_replicas.py": ("test_weights_that_are_divided", "test_three_processes_sum"),
     "tests/supervisor/test_replay_overlap.py": ("test_devices_that_die_while_steps_overlap",),
     "tests/supervisor/test_peer_states.py": (
         "test_states_come",

@@ -323,6 +323,11 @@ def require_session(devices: Sequence[Device], options: Options | None = None) -
             "a session's devices compute by themselves, not in groups",
             help="leave tensor out of the options, or split a model file, and run the bundle",
         )
+    if options is not None and options.sum_order == "backend":
+        raise InputError(
+            "a session replaces processes, which torch's collectives do not allow",
+            help="use another sum_order, or split a model file, and run the bundle",
+        )
     if all(device.kind == "cuda" for device in devices):
         raise InputError(
             "all its devices are GPUs, whose messages go over nccl, and a session "

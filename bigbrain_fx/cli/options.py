@@ -167,10 +167,11 @@ _OF_PLANNING = (
     ),
     _option(
         "--sum-order",
-        type=click.Choice(["replica", "micro", "tree"]),
+        type=click.Choice(["replica", "micro", "tree", "backend"]),
         default="replica",
         help="How replicas add gradients. replica: each its own first. micro: by number, the bits "
-        "of one process. tree: the same bits for any replicas, with less sent than micro.",
+        "of one process. tree: the same bits for any replicas, with less sent than micro. backend: "
+        "by torch.distributed's own collectives, to rounding; no process is replaced then.",
     ),
     _option(
         "--tensor",

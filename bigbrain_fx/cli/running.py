@@ -29,6 +29,10 @@ _OF_COMMITS = {
     "keep": ": whose commits to keep",
     "rescue": ", which it stands in for",
 }
+_COLLECTIVE = (
+    "torch's collectives sum the gradients: no process that dies is replaced, and the run ends; "
+    "--commits FOLDER keeps the training's state, and --resume goes on from there"
+)
 _SECRET = "with a file `secret` in it, the same on all hosts and only yours to read: "
 
 
@@ -196,6 +200,8 @@ def run(
         choices["spares"] = 1 if choices["spares"] is None else choices["spares"]
     if mtbf is not None:
         choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})
+    if plan.stages.by_backend:
+        click.echo(_COLLECTIVE, err=True)
     options = RunOptions(**choices | ({"spares": None} if no_replay else {}))
     if len(hosts(plan)) > 1 and not local:
         beside = {

@@ -73,12 +73,13 @@ class Costs:
         return self.cluster.link(a, b).transfer_s(nbytes)
 
 
-SumOrder: TypeAlias = Literal["replica", "micro", "tree"]
+SumOrder: TypeAlias = Literal["replica", "micro", "tree", "backend"]
 """How gradients of micro-batches are added over replicas.
 
 - "replica": each replica adds its own, ascending; then the replicas' sums, ascending.
 - "micro": all ascending by number, whoever computed them, as plain accumulation in one process.
 - "tree": by the binary tree of their numbers: the same for any replicas and any shares.
+- "backend": each its own, then as the collectives of torch.distributed add: equal to rounding only.
 """
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
@@ -359,6 +360,19 @@ class Stages:
     def sums_each(self) -> bool:
         """Whether replicas sum each micro-batch's gradients by themselves, not all at last."""
         return sums_each(self.sum_order, self.zero_stage)
+
+    @property
+    def by_backend(self) -> bool:
+        """Whether torch.distributed's collectives add: processes find no two runs' bits alike."""
+        return self.sum_order == "backend" and bool(self.buckets)
+
+    def piece_elements(self, bucket: Bucket, place: int) -> int:
+        """Return how many elements of a bucket travel to or from one replica.
+
+        Collectives want equal pieces: with ZeRO, smaller ones are filled up to the largest.
+        """
+        is_filled = self.by_backend and self.zero_stage
+        return max(bucket.pieces) if is_filled else bucket.pieces[place]
 
     def waits_for(self, summed: str, stage: int) -> bool:
         """Whether a stage's part of a sum is complete only after its BackwardWeight.

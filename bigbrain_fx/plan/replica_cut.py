@@ -181,7 +181,8 @@ def _buckets(graph: Graph, stages: Stages, like: Graph) -> Iterator[Bucket]:
         loads = known.setdefault(on, [0] * stages.replicas)
         for some in _chunks(like, names):
             whole = bool(stages.zero_stage) or is_unsure
-            ordered, pieces = _divided(graph, like, some, whole, updates, loads)
+            evenly = whole and stages.sum_order == "backend"
+            ordered, pieces = _divided(graph, like, some, whole, updates, loads, evenly=evenly)
             marks = len(some) if is_unsure else 0
             yield Bucket(f"bucket{number}", ends, ordered, pieces, dtype, marks)
             number += 1
@@ -300,12 +301,14 @@ def _divided(
     whole: bool,
     updates: dict[str, int],
     loads: list[int],
+    *,
+    evenly: bool,
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the order of a bucket's parameters, and how many elements each replica sums.
 
     With ZeRO a parameter is `whole` in one piece, the same in all its buckets: the largest first,
-    to whom has least of these stages, by the sizes in `like`. Without it, equal pieces wherever
-    they end.
+    to whom has least of these stages, `evenly`: of this bucket, by the sizes in `like`. Without
+    it, equal pieces wherever they end.
     """
     sizes = {name: graph.param[name].spec.numel for name in names}
     if not whole:
@@ -315,7 +318,9 @@ def _divided(
     pieces = [0] * len(loads)
     weights = {name: like.param[name].spec.numel for name in names}
     for name in sorted(names, key=lambda name: -weights[name]):
-        mine = updates.setdefault(name, min(range(len(loads)), key=loads.__getitem__))
+        mine = updates.setdefault(
+            name, min(range(len(loads)), key=lambda r: (evenly and pieces[r], loads[r]))
+        )
         loads[mine] += weights[name]
         pieces[mine] += sizes[name]
     return tuple(sorted(names, key=updates.__getitem__)), tuple(pieces)
@@ -331,7 +336,7 @@ def _pieces(graph: Graph, stages: Stages) -> Iterator[Edge]:
         for kind, counts in (("reduce", "target"), ("gather", "source")):
             for a, source in enumerate(bucket.stages):
                 for b, target in enumerate(bucket.stages):
-                    piece = bucket.pieces[b if counts == "target" else a]
+                    piece = stages.piece_elements(bucket, b if counts == "target" else a)
                     marks = 0 if kind == "gather" and stages.gathers else bucket.marks
                     nbytes = size * (piece + marks)
                     if a != b and nbytes:

@@ -222,9 +222,17 @@ class Device:
 
         sums = {name: entry for name, entry in listed.items() if "params" in entry}
         found = [*buckets_of(sums, self.name, tuple(self.stages), self.channels)]
-        each = self.sum_order == "micro" or self.zero_stage >= 2
-        about = self.sum_order, self.micros, self.replica, self.parameters, self.transport
-        self.replicas = Replicas(found, *about, each)
+        about = self.micros, self.replica, self.parameters, self.transport
+        make = getattr(self.transport, "groups", None)  # one process has none: it sends messages
+        if self.sum_order == "backend" and make is not None:
+            from .collectives import CollectiveReplicas, process_groups  # only such bundles have it
+
+            meeting = process_groups(sums, make)
+            self.replicas = CollectiveReplicas(found, *about, meeting, self.zero_stage)
+        else:
+            order = "replica" if self.sum_order == "backend" else self.sum_order
+            each = self.sum_order == "micro" or self.zero_stage >= 2
+            self.replicas = Replicas(found, order, *about, each)
         written = {name: entry for name, entry in listed.items() if name not in sums}
         groups = [*groups_of(written, self.name, self.modules, self.channels)]
         self.statistics = Statistics(groups, self.micros, self.replica, self.transport)
@@ -330,7 +338,7 @@ class Device:
         if self.statistics is not None:
             self.statistics.begin()
         self.stream.advance(step)
-        incoming = [c for c in self.channels if c.receiver == self.name and not c.is_local]
+        incoming = [c for c in self.messaging() if c.receiver == self.name]
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         if self.unsharded is not None:
             self.unsharded.begin()
@@ -358,6 +366,12 @@ class Device:
 
     def _messages(self, channel: Channel) -> int:
         return channel.messages(self.own_micro_batches())
+
+    @classmethod
+    def messaging(cls) -> tuple[Channel, ...]:
+        """Return the channels between processes: those of sums carry nothing where torch adds."""
+        summed = ("reduce", "gather") if cls.sum_order == "backend" else ()
+        return tuple(c for c in cls.channels if not c.is_local and c.kind not in summed)
 
     @classmethod
     def own_micro_batches(cls) -> int:

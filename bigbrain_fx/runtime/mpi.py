@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,19 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 20e-6, 2e-3
 
 class MpiError(ValueError):
     """Report processes that cannot send over MPI, and what to do; for the user to act on."""
+
+
+def require_messages(sum_orders: Iterable[str]) -> None:
+    """Refuse what does not travel as messages.
+
+    Raises:
+        MpiError: collectives of torch.distributed sum the gradients of replicas.
+    """
+    if "backend" in sum_orders:
+        raise MpiError(
+            "--transport mpi carries messages, and this bundle's replicas sum by torch's own "
+            "collectives: leave it out, or split with another --sum-order"
+        )
 
 
 class MpiWires:

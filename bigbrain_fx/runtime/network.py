@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -161,6 +161,17 @@ class NetworkTransport:
         self.store.set(f"vote/{step}/{device}", "yes" if yes else "no")
         self.store.delete_key(f"vote/{step - 2}/{device}")  # all have voted on the next one
         return all([self.store.get(f"vote/{step}/{name}") == b"yes" for name in names])
+
+    def groups(self, devices: Sequence[Sequence[str]]) -> list[dist.ProcessGroup | None]:
+        """Make a process group of each of these, of which this device may be none.
+
+        torch numbers groups, so all devices must ask for the same ones in one order.
+        """
+        assert self.wires is None, "collectives are of the default group's backend"
+        return [
+            dist.new_group([self.ranks[name] for name in names], timeout=self.deadline)
+            for names in devices
+        ]
 
     def finish(self) -> None:
         """Wait until everything sent has been received."""

@@ -39,6 +39,7 @@ class Bucket:
         waits: whether its gradients are made by `backward_weight` here, and not by the backward.
         parts, pieces_in: channels of "reduce" to and from the others.
         sums, sums_in: channels of "gather" to and from the others.
+        filled: whether all pieces lie in as much room, as collectives want it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Bucket:
     parts_in: Ways
     sums: Ways
     sums_in: Ways
+    filled: bool = False
 
     def piece(self, flat: Tensor, place: int) -> Tensor:
         """Return the piece that a replica sums, and its marks."""
@@ -60,7 +62,13 @@ class Bucket:
 
     def start(self, place: int) -> int:
         """Return where a replica's piece begins."""
-        return sum(self.pieces[:place]) + place * self.marks
+        before = place * max(self.pieces) if self.filled else sum(self.pieces[:place])
+        return before + place * self.marks
+
+    @property
+    def room(self) -> int:
+        """How many elements the largest piece has, with its marks."""
+        return max(self.pieces) + self.marks
 
     @property
     def elements(self) -> int:
@@ -151,7 +159,7 @@ def _of_kind(kind: str, channels: Mapping[tuple[str, int], Channel]) -> Ways:
 
 
 @dataclass
-class _Running:
+class BucketSum:
     """One bucket in one step.
 
     Attributes:
@@ -202,15 +210,15 @@ class Replicas:
         self.parameters, self.transport = parameters, transport
         self._of = {(name, b.stage): b for b in buckets for name in b.params}
         self._at = {b.name: _offsets(b, parameters) for b in buckets}
-        self._now: dict[str, _Running] = {}
+        self._now: dict[str, BucketSum] = {}
 
     def begin(self) -> None:
         """Forget the step before."""
         self._now = {bucket.name: self._fresh() for bucket in self.buckets}
 
-    def _fresh(self) -> _Running:
+    def _fresh(self) -> BucketSum:
         is_tree = self.order == "tree"
-        return _Running(Sum(is_tree), Sum(is_tree))
+        return BucketSum(Sum(is_tree), Sum(is_tree))
 
     def updated_here(self, name: str) -> bool:
         """Whether this replica sums all of a parameter's gradient, and so with ZeRO updates it."""
@@ -251,14 +259,14 @@ class Replicas:
             self._send_early(bucket, running, micro)
         return True
 
-    def _mark(self, bucket: Bucket, running: _Running, name: str) -> None:
+    def _mark(self, bucket: Bucket, running: BucketSum, name: str) -> None:
         """Say, after every piece, that a parameter has a gradient."""
         if bucket.marks and running.flat is not None:
             at = bucket.params.index(name)
             for place, piece in enumerate(bucket.pieces):
                 running.flat[bucket.start(place) + piece + at] = 1
 
-    def _leaves_now(self, bucket: Bucket, running: _Running, micro: int) -> bool:
+    def _leaves_now(self, bucket: Bucket, running: BucketSum, micro: int) -> bool:
         """Whether a bucket is complete while the backward still runs.
 
         Not on a GPU: other threads call there, and what they have queued is not done.
@@ -269,12 +277,12 @@ class Replicas:
         on_cpu = self.parameters[bucket.params[0]].device.type == "cpu"
         return is_last and on_cpu and len(running.now) == len(bucket.params)
 
-    def _send_early(self, bucket: Bucket, running: _Running, micro: int) -> None:
+    def _send_early(self, bucket: Bucket, running: BucketSum, micro: int) -> None:
         assert running.flat is not None
         running.sent = micro
         self._send_part(bucket, running.flat)
 
-    def _flat(self, bucket: Bucket, running: _Running) -> Tensor:
+    def _flat(self, bucket: Bucket, running: BucketSum) -> Tensor:
         """Return the flat tensor to add to; of zeros where nothing was added yet."""
         if running.flat is None:
             like, running.filled = self.parameters[bucket.params[0]], set()
@@ -290,7 +298,7 @@ class Replicas:
             if bucket.stage == stage and bucket.waits == waited:
                 self._after(bucket, self._now[bucket.name], micro)
 
-    def _after(self, bucket: Bucket, running: _Running, micro: int) -> None:
+    def _after(self, bucket: Bucket, running: BucketSum, micro: int) -> None:
         flat = self._flat(bucket, running)
         running.now = set()
         has_left = running.sent == micro
@@ -308,7 +316,7 @@ class Replicas:
             for _, _, part in self._own_parts(running):
                 self._send_part(bucket, part)
 
-    def _own_parts(self, running: _Running) -> list[tuple[int, int, Tensor]]:
+    def _own_parts(self, running: BucketSum) -> list[tuple[int, int, Tensor]]:
         """Return what this replica adds, where that is sent when all of it is there."""
         if self.order == "replica":
             assert running.flat is not None
@@ -338,7 +346,7 @@ class Replicas:
             else:
                 self._take_all(bucket, running)
 
-    def _take(self, bucket: Bucket, running: _Running, before: int) -> None:
+    def _take(self, bucket: Bucket, running: BucketSum, before: int) -> None:
         """Add the parts of single micro-batches that come before a number, ascending."""
         others = self._others(bucket)
         for first, size, place in others[running.taken :]:
@@ -347,7 +355,7 @@ class Replicas:
             running.total.add(first, size, self.transport.recv(bucket.parts_in[place]))
             running.taken += 1
 
-    def _take_all(self, bucket: Bucket, running: _Running) -> None:
+    def _take_all(self, bucket: Bucket, running: BucketSum) -> None:
         """Add the parts of all, this replica's own among them."""
         mine = [
             (first, size, bucket.piece(flat, bucket.place).clone())
@@ -401,7 +409,7 @@ class Replicas:
                 strides = running.made.get(name, tuple(found.stride()))
                 yield (name, bucket.stage), _with_strides(found, strides)
 
-    def _made(self, bucket: Bucket, running: _Running, flat: Tensor, skip: int) -> list[str]:
+    def _made(self, bucket: Bucket, running: BucketSum, flat: Tensor, skip: int) -> list[str]:
         """Return the parameters with a gradient in any replica; without marks all make the same."""
         if not bucket.marks:
             return list(running.made)
@@ -428,10 +436,12 @@ class Replicas:
         """Take the weights that others have updated."""
         for bucket in self.buckets:
             for place, channel in bucket.sums_in.items():
-                piece = self.transport.recv(channel)
-                for name, (start, end) in self.names_in(bucket, place).items():
-                    held = self.parameters[name]
-                    held.detach().copy_(piece[start:end].view(held.shape))
+                self._take_weights(bucket, place, self.transport.recv(channel))
+
+    def _take_weights(self, bucket: Bucket, place: int, piece: Tensor) -> None:
+        for name, (start, end) in self.names_in(bucket, place).items():
+            held = self.parameters[name]
+            held.detach().copy_(piece[start:end].view(held.shape))
 
 
 def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
@@ -442,7 +452,8 @@ def _offsets(bucket: Bucket, parameters: Mapping[str, nn.Parameter]) -> dict[str
     for name in bucket.params:
         if name not in parameters:
             raise WeightsError(f"buckets.json: {bucket.name} has {name!r}, not held here: {AGAIN}")
-        skip = bucket.marks * sum(end <= start for end in ends)  # the marks of pieces before it
+        place = sum(end <= start for end in ends)
+        skip = bucket.start(place) - sum(bucket.pieces[:place])  # what else lies before its piece
         found[name] = start + skip, start + skip + parameters[name].numel()
         start += parameters[name].numel()
     if start != sum(bucket.pieces):

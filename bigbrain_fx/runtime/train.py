@@ -41,7 +41,7 @@ from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
-from .mpi import MpiWires
+from .mpi import MpiWires, require_messages
 from .network import NetworkTransport
 from .peers import blaming_peers
 from .process import BAD_INPUT, CONTROL, INPUT_ERRORS, TAKEN_OVER
@@ -229,9 +229,10 @@ def _run(
 ) -> None:
     where = own_device(bundle.kinds, rank)
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}
-    remote = [c for cls in bundle.devices for c in cls.channels if not c.is_local]
+    remote = [channel for cls in bundle.devices for channel in cls.messaging()]
     wires = None
     if options.transport == "mpi":
+        require_messages(cls.sum_order for cls in bundle.devices)
         wires = MpiWires(rank, bundle.kinds, 1 + 2 * max((c.tag for c in remote), default=0))
     transport = NetworkTransport(ranks, where, options.deadline, store, remote, wires=wires)
     device = make_device(bundle, rank, transport, seed, where)

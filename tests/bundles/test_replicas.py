@@ -20,8 +20,10 @@ from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, gathered_parts, read_plan
 from bigbrain_fx.supervisor import Event
+from bigbrain_fx.verification import verify
 from tests.bundles.resplitting.test_resplit import train
 from tests.support.bundles import MODEL, cluster, split_small
+from tests.support.command_line import call
 
 TREE = Options("naive", micro_batches=8, replicas=2, zero_stage=2, sum_order="tree")
 
@@ -160,3 +162,33 @@ def test_shares_are_numbers_with_colons() -> None:
     for text in ("3,1", "3:0", ":", "a:b"):
         with pytest.raises(InputError, match="expected positive numbers with colons"):
             read_shares(text)
+
+
+@pytest.fixture(scope="module")
+def collective(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose gradients torch's collectives sum."""
+    options = replace(TREE, sum_order="backend", zero_stage=1)
+    return split_small(
+        tmp_path_factory.mktemp("collective"), cluster(3), replace(options, replicas=3)
+    )
+
+
+def test_sums_by_collectives_replace_no_process_and_say_so(collective: Path) -> None:
+    assert not {"launch.py", "supervisor"} & {path.name for path in collective.iterdir()}
+    assert (collective / "runtime" / "collectives.py").is_file()
+    assert "no process is replaced" in (collective / "README.md").read_text()
+    assert 'sum_order = "backend"' in (collective / "device_d0.py").read_text()
+    done = call("run", collective, "--steps", "2", "--spares", "1")
+    assert done.code == 2
+    assert "or with --sum-order backend, whose sums are no messages" in done.err
+
+
+def test_three_processes_sum_by_collectives_to_rounding(collective: Path, tmp_path: Path) -> None:
+    """They go on from a commit; the plain way to run is the only one."""
+    found = verify(collective, steps=3, processes=True)
+    assert found.passed
+    assert [check.detail.count("to rounding") for check in found.checks[-3:]] == [1, 1, 1]
+    whole = train(collective, 3)
+    parts = train(collective, 2, "--commits", str(tmp_path), "--commit-every", "1")
+    parts += train(collective, 3, "--commits", str(tmp_path), "--resume")
+    assert parts == pytest.approx(whole, rel=1e-6)

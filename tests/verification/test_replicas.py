@@ -109,6 +109,8 @@ def trained(bench: Bench, plan: Plan) -> tuple[Trace, str]:
         (4, 2, 2, "micro"),
         (3, 3, 2, "tree"),
         (1, 1, 0, "tree"),
+        (3, 3, 1, "backend"),
+        (4, 2, 2, "backend"),
     ],
 )
 def test_a_bundle_has_the_bits_of_one_process(
@@ -197,6 +199,26 @@ def test_zero_divides_the_state_of_the_optimizer(bench: Bench) -> None:
     [
         ({"zero_stage": 1}, "--zero 1 shares among replicas, and this plan has one", "--replicas"),
         ({"replicas": 2, "zero_stage": 2}, "--zero 2 keeps no replica's own sum", "micro"),
+        (
+            {"replicas": 2, "zero_stage": 3, "sum_order": "backend"},
+            "--zero 3 gathers weights when the plan says",
+            "--zero 2",
+        ),
+        (
+            {
+                "replicas": 2,
+                "zero_stage": 2,
+                "sum_order": "backend",
+                "replica_shares": (3, 1),
+            },
+            "sums micro-batches one of each replica together, and they have 6, 2",
+            "--replica-shares 1:1",
+        ),
+        (
+            {"replicas": 2, "zero_stage": 2, "sum_order": "backend", "schedule": "zb-h1"},
+            "and here some come later",
+            "--schedule 1f1b",
+        ),
         ({"replicas": 3}, "3 replicas need as many devices at least", "--replicas 2"),
         (
             {"replicas": 2, "replica_shares": (2, 1)},
@@ -220,6 +242,25 @@ def test_replicas_that_are_cut_unlike_make_a_tied_weights_gradients_apart(bench:
     plan = planned(bench, where, sum_order="micro", replica_shares=(5, 3))
     assert [stage.device for stage in plan.stages.stages] == ["d0", "d0", "d1", "d2"]
     assert trained(bench, plan)[1] == ""
+    with pytest.raises(InputError, match="and these replicas are cut unlike"):
+        planned(bench, where, sum_order="backend", replica_shares=(5, 3))
+
+
+def test_pieces_for_collectives_are_equal_and_their_room_is_forecast(bench: Bench) -> None:
+    args = bench, cluster(1, 1)
+    even = planned(*args, replicas=2, zero_stage=1, sum_order="backend")
+    own = planned(*args, replicas=2, zero_stage=1)
+    sent = {edge.value: set[int]() for edge in even.stages.edges if edge.kind == "reduce"}
+    for edge in even.stages.edges:
+        if edge.kind in ("reduce", "gather"):
+            sent[edge.value].add(edge.nbytes)
+    buckets = even.stages.bucket
+    assert sent == {name: {4 * max(buckets[name].pieces)} for name in sent}
+    filled = sum(2 * max(b.pieces) for b in buckets.values())
+    whole = sum(sum(b.pieces) for b in buckets.values())
+    assert whole < filled < 1.5 * whole
+    held = [plan.forecast.devices[0].gradients_bytes for plan in (own, even)]
+    assert held[1] == pytest.approx(held[0] * filled / whole, rel=0.02)
 
 
 MAYBE = """class Maybe(nn.Module):
@@ -255,6 +296,8 @@ def test_a_cpu_and_a_gpu_do_not_update_alike(bench: Bench) -> None:
     with pytest.raises(InputError, match="do not update them to the same bits"):
         planned(bench, where, replicas=2)
     assert planned(bench, where, replicas=2, zero_stage=1).stages.replicas == 2
+    with pytest.raises(InputError, match="for devices of one kind, and these are cpu and cuda"):
+        planned(bench, where, replicas=2, zero_stage=1, sum_order="backend")
 
 
 def test_recompute_numbers_are_the_whole_plans(bench: Bench) -> None:

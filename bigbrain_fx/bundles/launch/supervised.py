@@ -45,7 +45,11 @@ def can_supervise(plan: Plan) -> bool:
 
 
 def is_lean(bundle: Path) -> bool:
-    """Whether a bundle for training was made by `split --lean`, to replace no process."""
+    """Whether a bundle for training has nothing to replace a process with.
+
+    It was made by `split --lean`; or torch's collectives sum there, and what they had added when a
+    process died is logged nowhere.
+    """
     return (bundle / "train.py").is_file() and not (bundle / "runtime" / "member.py").is_file()
 
 
@@ -53,8 +57,10 @@ def require_not_lean(bundle: Path) -> None:
     """Refuse to replace processes of a bundle that has nothing for it."""
     if is_lean(bundle):
         raise InputError(
-            f"no process of {bundle} can be replaced: it was made by `split --lean`",
-            help="split again without --lean, or leave --spares and --elastic out",
+            f"no process of {bundle} can be replaced: it was made by `split --lean`, or with "
+            "--sum-order backend, whose sums are no messages",
+            help="split again without --lean and --sum-order backend, or leave --spares and "
+            "--elastic out: --commits FOLDER keeps the training's state, and --resume goes on",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
+    COLLECTIVE,
     GROUPED,
     OFFLOADED,
     OVERLAPPING,
@@ -72,14 +73,15 @@ def write_bundle(
     """Write the bundle beside its place and move it there in one step; return its path.
 
     With `like`, a bundle of the same graph, what is the user's comes from there, and the model file
-    is not read; it is as lean as that. A `lean` bundle has nothing that replaces processes.
+    is not read; it is as lean as that. A `lean` bundle has nothing that replaces processes; nor has
+    one whose gradients torch's collectives sum.
 
     Raises:
         InputError: `out` exists and `force` is off, or cannot be written.
     """
     check_out(out, force=force)
     _check_devices(plan)
-    texts = bundle_texts(plan, like, lean=lean)
+    texts = bundle_texts(plan, like, lean=lean or plan.stages.by_backend)
     shipped = _shipped(plan) if like is None else shipped_like(like)
     _check_names(shipped, texts)
     with os_error_as(f"cannot write in {out.parent}", help="give another --out"):
@@ -146,6 +148,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     asked = ("pipelining",) if supervised and is_chain else ()
     without = [*(() if supervised else SUPERVISED)]
     without += () if plan.stages.micros else REPLICATED  # sums of a tree, for one replica, too
+    without += () if plan.stages.by_backend else COLLECTIVE
     without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
     without += () if plan.stages.offload else OFFLOADED

@@ -143,6 +143,7 @@ def buckets_json(plan: Plan) -> str:
                 "stages": each.stages,
                 "dtype": each.dtype,
                 **_said(stages, each),
+                **({"devices": _devices(stages, each)} if stages.by_backend else {}),
                 **gathers.get(each.name, {}),
                 "channels": channels[each.name],
             }
@@ -150,6 +151,11 @@ def buckets_json(plan: Plan) -> str:
         for each in both
     )
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _devices(stages: Stages, each: Bucket | Statistics) -> list[str]:
+    """Return the devices of a process group, by replica."""
+    return [stages.stages[stage].device for stage in each.stages]
 
 
 def _gathers(plan: Plan) -> dict[str, dict[str, dict[int, object]]]:

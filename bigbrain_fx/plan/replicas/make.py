@@ -18,6 +18,7 @@ from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
+from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import SPLIT
@@ -107,6 +108,11 @@ def _require_zero(options: Options) -> None:
             f"{zero} keeps no replica's own sum of gradients, which --sum-order replica adds up",
             help="--sum-order micro, or tree",
         )
+    if options.zero_stage == 3 and options.sum_order == "backend":
+        raise InputError(
+            f"{zero} gathers weights when the plan says, and --sum-order backend has no such plan",
+            help="use --zero 2, or --sum-order micro",
+        )
     if options.zero_stage == 3 and (options.schedule in SPLIT or options.defer):
         raise InputError(
             f"{zero} lets go of a stage's weights after its backward, and a split backward has "
@@ -131,6 +137,8 @@ def _planned(
     tries = _micro_batches(graph, cluster, options, count)
     best = fastest([partial(work.plan, n) for n in tries], but=(NoPlanError, InputError))
     _require_one_kind(best)
+    if best.stages.by_backend:
+        require_collectives(best)
     return best
 
 

@@ -254,9 +254,11 @@ class _Ledger:
             self._backwards[which, stage] += 1
             return self._now(working_bytes[min(before, 2)] + nbytes)
         if before == 0:
-            self.gradients += int(self._sums(stage) * nbytes)
+            self.gradients += int(self._sums(stage) * nbytes * self._filled(stage))
         self._backwards[which, stage] += 1
-        return self._now(working_bytes[min(before, 2)] + int(self._flat(stage) * nbytes))
+        return self._now(
+            working_bytes[min(before, 2)] + int(self._flat(stage) * nbytes * self._filled(stage))
+        )
 
     def _parts_bytes(self, edge: Edge) -> int:
         """Return what is held while a part leaves: with ZeRO 3 all of its bucket.
@@ -300,6 +302,15 @@ class _Ledger:
             return 0.0
         here = sum(b.pieces[b.stages.index(stage)] for b in buckets)
         return 1 - here / max(1, sum(sum(b.pieces) for b in buckets))
+
+    def _filled(self, stage: int) -> float:
+        """Return how much larger buckets are than their gradients: pieces may be filled up."""
+        if not self.stages.by_backend:
+            return 1.0
+        buckets = [bucket for bucket in self.stages.buckets if stage in bucket.stages]
+        own = sum(sum(bucket.pieces) for bucket in buckets)
+        filled = (self.stages.piece_elements(b, r) for b in buckets for r in range(len(b.pieces)))
+        return sum(filled) / own if own else 1.0
 
     def _ahead(self) -> int:
         """Return how many receives are posted ahead on a channel: see `runtime.network`."""

@@ -24,7 +24,7 @@ def parts(stages: Stages, replica: int) -> tuple[int | None, ...]:
     micros = stages.micros[replica]
     if stages.sums_each:
         return micros
-    if stages.sum_order == "replica":
+    if stages.sum_order in ("replica", "backend"):
         return (None,)
     return tuple(start for start, _ in nodes(micros))
 

@@ -94,6 +94,8 @@ def not_yet(
         yield "smaller last batches (drop_last = False)", "say drop_last = True in the model file"
     if options.schedule not in (None, *SCHEDULES):
         yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
+    if options.sum_order == "backend":
+        yield "--sum-order backend", "use another, or leave --tensor out"
     if options.recompute:
         yield "--recompute", "leave it out, or --tensor"
     if options.defer:

@@ -98,7 +98,8 @@ def _tree(first: int, size: int, made: Callable[[int], Gradients]) -> Gradients:
 
 def summed(stages: Stages, count: int, made: Callable[[int], Gradients]) -> Gradients:
     """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
-    if stages.micros and stages.sum_order == "replica":
+    own_first = stages.sum_order in ("replica", "backend") and not stages.sums_each
+    if stages.micros and own_first:
         own = [[m for m in micros if m < count] for micros in stages.micros]
         return _added(_added(map(made, micros)) for micros in own)
     if stages.sum_order == "tree":

@@ -1,0 +1,97 @@
+"""Two training runs whose gradients were added in unlike orders: the same but for rounding?
+
+Losses and first gradients are compared by their largest entries. Weights drift: Adam turns the sign
+of a tiny gradient into a whole step. So a tensor's distance is held against the way that it has
+come, in the norm, and one whose gradient is what rounding leaves of a zero is only counted. A
+replica left out, or counted twice, is more than that in each of the three. Knows numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bigbrain_fx.frontend import allowed
+from bigbrain_fx.verification.bundle.module import link
+from bigbrain_fx.verification.bundle.reference import Trace
+
+_FLOAT32 = 1.2e-7
+_LOSS, _HALF_LOSS = 1e-3, 5e-2  # relative; the latter where 16 bits are in the model
+_ZERO = 1e-6  # of the largest entry of all gradients: a gradient below it may be rounding alone
+_DRIFT = 0.05  # of the way that a tensor has come since it was split
+
+
+def same_to_rounding(
+    before: Mapping[str, Tensor], expected: Trace, actual: Trace, unit: float
+) -> list[dict[str, object]]:
+    """Compare losses, gradients of step 0 and tensors at the end; three checks.
+
+    Args:
+        before: the tensors that both began with.
+        expected: of the reference.
+        actual: of processes whose sums torch's collectives made.
+        unit: of rounding, of the coarsest type in the model.
+    """
+    return [
+        _losses(expected, actual, unit),
+        _gradients(expected, actual, unit),
+        _weights(before, expected, actual),
+    ]
+
+
+def _losses(expected: Trace, actual: Trace, unit: float) -> dict[str, object]:
+    limit = _HALF_LOSS if unit > _FLOAT32 else _LOSS
+    pairs = zip(expected.losses, actual.losses, strict=True)
+    apart = [float((a - b).abs() / max(a.abs(), b.abs(), a.new_tensor(1e-30))) for a, b in pairs]
+    found = [f"step {n}: {share:.1e} apart" for n, share in enumerate(apart) if not share <= limit]
+    said = f"{len(apart)} steps to rounding, at most {max(apart, default=0.0):.1e} apart"
+    return link("reference = bundle, losses", found, f"{said} (allowed {limit:g})")
+
+
+def _gradients(expected: Trace, actual: Trace, unit: float) -> dict[str, object]:
+    largest = max(map(_size, expected.gradients.values()), default=0.0)
+    limit, worst, found = allowed(unit), 0.0, []
+    for name, want in expected.gradients.items():
+        if name not in actual.gradients:
+            found.append(f"gradient of {name} is missing")
+            continue
+        distance = _size(actual.gradients[name].double() - want.double())
+        scale = max(_size(want), _ZERO * largest) or 1.0
+        worst = max(worst, distance / scale)
+        if not distance <= limit * scale:
+            found.append(f"gradient of {name} differs by {distance / scale:.1e} of its largest")
+    said = f"{len(expected.gradients)} tensors of step 0 to rounding, at most {worst:.1e} apart"
+    return link("reference = bundle, gradients", found, f"{said} (allowed {limit:g})")
+
+
+def _weights(before: Mapping[str, Tensor], expected: Trace, actual: Trace) -> dict[str, object]:
+    found = [f"{name} differs between the devices that hold it" for name in sorted(actual.unlike)]
+    noise = _ZERO * max(map(_size, expected.gradients.values()), default=0.0)
+    worst, left_out = 0.0, 0
+    for name, want in expected.tensors.items():
+        if name not in actual.tensors:
+            found.append(f"{name} is missing")
+        elif not want.is_floating_point():
+            found += [] if want.equal(actual.tensors[name]) else [f"{name} differs"]
+        elif name in expected.gradients and _size(expected.gradients[name]) <= noise:
+            left_out += 1
+        else:
+            share = _drift(before[name], want, actual.tensors[name])
+            worst = max(worst, share)
+            found += [] if share <= _DRIFT else [f"{name} is {share:.0%} of its way apart"]
+    said = f"to rounding: {len(expected.tensors) - left_out} tensors at most {worst:.1e} of their "
+    said += f"way apart (allowed {_DRIFT:g})"
+    said += f", {left_out} whose gradient may be rounding alone not compared" if left_out else ""
+    return link("reference = bundle, weights", found, said)
+
+
+def _drift(before: Tensor, want: Tensor, have: Tensor) -> float:
+    """Return the distance of two tensors as a share of the way that one has come."""
+    way = float((want.double() - before.double()).norm())
+    distance = float((have.double() - want.double()).norm())
+    return distance / way if way else float(distance > 0)
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

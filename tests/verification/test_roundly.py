@@ -1,0 +1,56 @@
+"""Runs that add gradients in unlike orders are the same to rounding; a lost replica is more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.bundle.roundly import same_to_rounding
+
+BEFORE = {"a": torch.ones(4, 4), "b": torch.zeros(8), "count": torch.tensor(0)}
+EPS = torch.finfo(torch.float32).eps
+LIMITS = ("allowed 0.001", "allowed 1e-06", "allowed 0.05")
+
+
+def trained(part: float = 1.0, off: float = 0.0) -> Trace:
+    """Return a run whose gradients are so much of what they should be, rounded so far off."""
+    dice = torch.Generator().manual_seed(1)
+    gradients = {"a": torch.randn(4, 4, generator=dice), "b": torch.full((8,), 1e-9)}
+    made = {name: part * g * (1 + off) for name, g in gradients.items()}
+    tensors: Mapping[str, Tensor] = {
+        "a": BEFORE["a"] - 0.1 * made["a"],
+        "b": BEFORE["b"] - 0.1 * torch.sign(torch.randn(8, generator=dice) + off),  # Adam's way
+        "count": torch.tensor(3),
+    }
+    return Trace([torch.tensor(2.0 * (1 + off), dtype=torch.float64)], made, dict(tensors))
+
+
+def passed(actual: Trace, unit: float = EPS) -> list[object]:
+    return [check["passed"] for check in same_to_rounding(BEFORE, trained(), actual, unit)]
+
+
+def test_what_rounding_leaves_passes_and_says_how_far_it_is() -> None:
+    checks = same_to_rounding(BEFORE, trained(), trained(off=3e-7), EPS)
+    assert [check["passed"] for check in checks] == [True] * 3
+    assert all(limit in str(check["detail"]) for limit, check in zip(LIMITS, checks, strict=True))
+    assert "1 whose gradient may be rounding alone not compared" in str(checks[2]["detail"])
+
+
+@pytest.mark.parametrize("part", [0.5, 2.0, -1.0, float("nan")])
+def test_a_replica_that_is_left_out_or_counted_twice_is_no_rounding(part: float) -> None:
+    assert passed(trained(part)) == [True, False, False]
+    assert passed(trained(part), unit=7.8e-3) == [True, False, False]  # nor in 16 bits
+
+
+def test_losses_weights_and_what_is_missing_count_by_themselves() -> None:
+    other = trained()
+    assert passed(replace(other, losses=[other.losses[0] * 1.01])) == [False, True, True]
+    wrong = {**other.tensors, "count": torch.tensor(4)}
+    assert passed(replace(other, tensors=wrong)) == [True, True, False]
+    assert passed(replace(other, unlike={"a"})) == [True, True, False]
+    assert passed(replace(other, tensors={}, gradients={})) == [True, False, False]

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bigbrain_fx
-from bigbrain_fx.emit import GROUPED, OFFLOADED, REPLICATED, SUPERVISED, runtime_files
+from bigbrain_fx.emit import (
+    COLLECTIVE,
+    GROUPED,
+    OFFLOADED,
+    REPLICATED,
+    SUPERVISED,
+    UNSHARDED,
+    runtime_files,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ROOT / "bigbrain_fx"
@@ -101,7 +109,8 @@ def _first(named: object) -> str:
 def files_page() -> str:
     """Return docs/bundle_files.md."""
     runtime = ROOMS / "runtime"
-    plain = (*REPLICATED, *GROUPED, *OFFLOADED)  # with replicas, tensor groups, stores
+    copies = (*REPLICATED, *UNSHARDED, *COLLECTIVE)
+    plain = (*copies, *GROUPED, *OFFLOADED)  # with replicas, tensor groups, stores
     train = runtime_files(runtime, [TRAIN], without=plain)
     lean = runtime_files(runtime, [TRAIN], without=(*SUPERVISED, *plain))
     infer = runtime_files(runtime, [INFER], without=plain)

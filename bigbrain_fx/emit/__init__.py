@@ -9,10 +9,12 @@ from bigbrain_fx.emit.files.bundle import (
     write_bundle as write_bundle,
 )
 from bigbrain_fx.emit.files.copied import (
+    COLLECTIVE as COLLECTIVE,
     GROUPED as GROUPED,
     OFFLOADED as OFFLOADED,
     REPLICATED as REPLICATED,
     SUPERVISED as SUPERVISED,
+    UNSHARDED as UNSHARDED,
     runtime_files as runtime_files,
 )
 from bigbrain_fx.emit.files.model_file import batch_specs as batch_specs

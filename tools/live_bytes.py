@@ -98,6 +98,7 @@ def _track(path: Path) -> None:
     _leave_out_own_data(live)
     _count_resizing(live)
     _leave_out_stores(live)
+    _count_visits(live)
     _Meter(live.reset_peak, lambda: live.peak, path).install()
 
 
@@ -142,6 +143,22 @@ def _leave_out_stores(live: LiveBytes) -> None:
         return found
 
     room.take = taking
+
+
+def _count_visits(live: LiveBytes) -> None:
+    """Count a stage's weights from a store while it runs: pages of a file, but in memory."""
+    if not Path("runtime/stored_weights.py").exists():  # a bundle has it that offloads them
+        return
+    stored = importlib.import_module("runtime.stored_weights").StoredWeights
+    visit = stored.visit
+
+    def visiting(this: Any, stage: int | None, sums: Any) -> None:  # noqa: ANN401
+        before = 0 if this.here is None else sum(t.nbytes for t in this.weights_of(this.here))
+        visit(this, stage, sums)
+        after = 0 if stage is None else sum(t.nbytes for t in this.weights_of(stage))
+        live.taken(after - before)
+
+    stored.visit = visiting
 
 
 def _uncounted(

@@ -136,10 +136,10 @@ _OF_PLANNING = (
     ),
     _option(
         "--offload",
-        metavar="activations,state",
+        metavar="activations,state|weights",
         help="What lies in each device's store (`stores` in the cluster file) and not in its "
-        "memory: activations, what forwards save for backwards; state, what the optimizer keeps "
-        "[default: nothing].",
+        "memory: activations, what forwards save for backwards; state, what the optimizer keeps; "
+        "weights, and with them all the rest: layer by layer [default: nothing].",
     ),
     _option(
         "--asynchronous",

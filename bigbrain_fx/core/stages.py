@@ -86,11 +86,12 @@ ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 """What replicas divide among them: nothing, optimizer state, gradients too, weights too."""
 
 
-Offloaded: TypeAlias = Literal["activations", "state"]
+Offloaded: TypeAlias = Literal["activations", "state", "weights"]
 """What a device may keep in its store instead of its memory.
 
 - "activations": what a forward saves for its backward.
 - "state": what the optimizer keeps.
+- "weights": those of stages that do not run now, and gradients until the update.
 """
 
 Asynchronous: TypeAlias = Literal["2bw", "stash"]

@@ -46,6 +46,11 @@ def with_parts(graph: Graph, placement: Placement, rows: int) -> Placement:
     return replace(placement, replicas=replicas)
 
 
+def breaks_at_layers(graph: Graph, rows: int) -> tuple[str, ...]:
+    """Return the first op of each layer, small ones together: weights come as they are needed."""
+    return tuple(_breaks([*_layers(graph, rows)], _sizes(graph), LEAST_PART))
+
+
 def _breaks(layers: list[_ModelLayer], sizes: dict[str, int], most_bytes: int) -> Iterator[str]:
     held: frozenset[str] = frozenset()
     for layer in layers:

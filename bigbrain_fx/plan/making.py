@@ -27,6 +27,7 @@ from bigbrain_fx.plan.by_hand import (
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
+from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import require_stores
@@ -74,6 +75,7 @@ def make_plan(
         groups=wants_tensor(options),
         zero_stage=options.zero_stage,
     )
+    options = layer_by_layer(options, cluster, source)
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if wants_tensor(options):
@@ -186,6 +188,7 @@ def plan_placed(
         NoPlanError: it does not fit in memory.
         InputError: the batch cannot be split as asked, or the cluster lacks a device.
     """
+    options = layer_by_layer(options, cluster, source)
     homes = [placement.device_of, *(replica.device_of for replica in placement.replicas)]
     lacking = sorted({d for home in homes for d in home.values()} - set(cluster.device))
     if lacking:

@@ -24,9 +24,14 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError, NoPlanError
 
-WORDS: tuple[Offloaded, ...] = ("activations", "state")
+WORDS: tuple[Offloaded, ...] = ("activations", "state", "weights")
 NO_STORE = '{"name": "disk", "device": "NAME", "folder": "/scratch", "capacity": "64GiB", "bandwidth": "1GB/s"}'  # noqa: E501  # as it is pasted
-_SAID = {"activations": "what forwards save", "state": "what the optimizer keeps"}
+_ROOMY_BYTES = 1 << 60
+_SAID: Mapping[Offloaded, str] = {
+    "activations": "what forwards save",
+    "state": "what the optimizer keeps",
+    "weights": "weights and gradients of stages that do not run",
+}
 
 
 def read_offload(text: str | None) -> tuple[Offloaded, ...]:
@@ -92,9 +97,13 @@ def offloading(stages: Stages, wanted: tuple[Offloaded, ...]) -> Stages:
 def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
     """Return costs without what will lie in stores: of that one parameter's share is here at once.
 
+    Where weights lie there, most of what planners count does, and they need not count.
+
     What moving it takes is in the seconds of ops and of the optimizer.
     """
-    if "activations" in wanted:
+    if "weights" in wanted:
+        costs = replace(costs, cluster=_roomy(costs.cluster))
+    elif "activations" in wanted:
         ops = {d: _without_saved(found, costs.cluster, d) for d, found in costs.ops.items()}
         alone = None if costs.alone is None else as_planners_see(costs.alone, ("activations",))
         costs = replace(costs, ops=ops, alone=alone)
@@ -109,6 +118,12 @@ def as_planners_see(costs: Costs, wanted: tuple[Offloaded, ...]) -> Costs:
         optimizer_temporaries=costs.optimizer_temporaries + state,
         alone=None if costs.alone is None else as_planners_see(costs.alone, ("state",)),
     )
+
+
+def _roomy(cluster: Cluster) -> Cluster:
+    """Return a cluster whose memory is of no concern: of a layer at a time, the ledger tells."""
+    devices = (replace(device, memory_bytes=_ROOMY_BYTES) for device in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
 
 
 def _without_saved(
@@ -129,7 +144,7 @@ def _without_saved(
 
 def as_planners_read(graph: Graph, wanted: tuple[Offloaded, ...]) -> Graph:
     """Return a concrete graph whose ops keep nothing, where that lies in stores."""
-    if "activations" not in wanted:
+    if "activations" not in wanted or "weights" in wanted:
         return graph
     ops = (op if op.saves is None else replace(op, saves=_gone(op.saves)) for op in graph.ops)
     return replace(graph, ops=tuple(ops))
@@ -179,7 +194,10 @@ def offload_text(stages: Stages, forecast: Forecast, cluster: Cluster) -> str:
         for e in forecast.devices
         if e.stored_bytes
     ]
-    what = " and ".join(_SAID[word] for word in stages.offload)
+    said = dict(_SAID)
+    if stages.recompute:
+        said["activations"] = "what stages received"
+    what = " and ".join(", ".join(said[word] for word in stages.offload).rsplit(", ", 1))
     lies = f"{what} lies in stores: {', '.join(each)}" if each else "nothing lies in stores"
     return "; ".join((f"offload: {lies}", *_kept_here(stages)))
 
@@ -196,7 +214,7 @@ def _kept_here(stages: Stages) -> Iterator[str]:
                 f"{each.compute_s:.4f} s"
             )
     able = {each.stage for each in stages.saves}
-    marked = (*stages.recompute, *stages.again, *stages.deferring)
+    marked = (*stages.again, *stages.deferring)
     for number in sorted(set(marked) - able):
         yield f"stage {number} keeps its activations: its backward is split, or makes them again"
 

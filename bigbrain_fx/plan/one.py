@@ -28,6 +28,7 @@ from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
+from bigbrain_fx.plan.layer_by_layer import in_layers
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
 from bigbrain_fx.plan.nouns import Options, Plan, Source
@@ -81,8 +82,8 @@ def placement_of(
     if micro_batches == 1 and costs.alone is not None:
         costs = costs.alone
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
-    smaller = for_tensors(costs.cluster, concrete, micro_batches)
     seen = as_planners_see(costs, options.offload)
+    smaller = for_tensors(seen.cluster, concrete, micro_batches)
     seen = with_versions(seen, options, micro_batches)
     told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
     concrete = as_planners_read(concrete, options.offload)
@@ -184,6 +185,8 @@ def placed(
     if keep_schedule:
         placement = _in_pieces(graph, placement, options, micro_batches, costs)
     rows, clip = graph.batch // micro_batches, source.clip_norm is not None
+    if "weights" in options.offload:
+        placement = in_layers(graph, placement, rows)
     concrete = graph.at(rows)
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
@@ -245,5 +248,7 @@ def _schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule:
     """Return the schedule that was asked for where it goes with the stages; else one that does."""
     chain = "1f1b" if graph.training else "forward"
     schedule = options.schedule or (chain if stages.is_chain else "list")
+    if "weights" in stages.offload:
+        return schedule
     fits = keep_schedule or stages.is_chain or is_folded(stages, schedule)
     return schedule if fits else "list"

@@ -132,11 +132,13 @@ def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _
         ("state",),
         ("activations",),
         ("activations", "state"),
+        ("activations", "state", "weights"),
     )
     for offload in tried:
         if set(offload) > set(options.offload):
             asked = replace(case, options=replace(options, offload=offload, tensor=1))
-            yield _in_stores(asked, ",".join(offload), has_stores=has_stores)
+            words = "weights" if "weights" in offload else ",".join(offload)
+            yield _in_stores(asked, words, has_stores=has_stores)
 
 
 def _in_stores(asked: _Case, words: str, *, has_stores: bool) -> tuple[str, _Case]:

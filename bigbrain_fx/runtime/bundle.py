@@ -55,6 +55,8 @@ def make_device(
     stream = Stream(bundle.batches, seed, bundle.inputs, bundle.whole, *how)
     device = cls(transport, stream, seed, where)
     device.hooks = bundle.hooks
+    if device.offload and offloads:
+        device.open_store(bundle.store)
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
         if device.micros:

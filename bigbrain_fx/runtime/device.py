@@ -36,8 +36,9 @@ if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .group import Group
     from .replicas import Listed, Replicas
     from .statistics import Statistics
-    from .stored_activations import ActivationStore
-    from .stores import StoredState
+    from .stored_activations import ActivationStore, StoredRead
+    from .stored_weights import StoredWeights
+    from .stores import StoredState, StoreRoom
     from .unsharded import Unsharded
 
 Optimizer = torch.optim.Optimizer
@@ -141,6 +142,8 @@ class Device:
             self.modules[number] = stage.empty(device).train()
             if self.zero_stage == 3:  # others keep most of them: see `join`
                 release(p for p in self.modules[number].parameters() if p.requires_grad)
+            if "weights" in self.offload:  # the store has them: see `load`
+                release(self.modules[number].parameters())
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -148,7 +151,7 @@ class Device:
         self.step = 0
         self.finished = 0  # steps
         self._compared = False  # this step's batch with the others'
-        self._saved: dict[tuple[int, int], _Saved | Read] = {}
+        self._saved: dict[tuple[int, int], _Saved | Read | StoredRead] = {}
         self._twice = {number: Twice(self.modules[number]) for number in self.recompute}
         self._kept: dict[int, deque[Tensor]] = {}
         self._now = _Step()
@@ -160,6 +163,8 @@ class Device:
         self.updated: dict[str, nn.Parameter] = {}  # those that this device's optimizer has
         self.first_gradients: dict[str, Tensor] | None = None
         self.loss_scale: LossScale | None = None
+        self.room: StoreRoom | None = None
+        self.weights: StoredWeights | None = None
         self.stored: StoredState | None = None
         self.saved: ActivationStore | None = None
         self.versions: Versions | None = None
@@ -187,6 +192,12 @@ class Device:
             if alias in self.divided:
                 self.divided[name] = name + self.divided[alias].removeprefix(alias)
         for number, module in self.modules.items():
+            if self.weights is not None:
+                self._share(number, module)
+                self.weights.adopt(number, module)
+                fill(module, tensors)
+                self.weights.let_go(number)
+                continue
             fill(module, tensors, self._left_out(module, owner))
             self._share(number, module)
         self._require_owners(owner)
@@ -284,26 +295,45 @@ class Device:
         """Return what the optimizer updates, by name."""
         return self.parameters
 
-    def offload_to(self, folder: str | None) -> None:
-        """Let what is offloaded lie in the device's store; None: the planned one.
+    def open_store(self, folder: str | None) -> None:
+        """Open the store, before weights are loaded, which may lie there; None: the planned one.
 
         Raises:
             StoreError: it cannot be used, or lacks the room.
         """
-        from .stores import StoredState, room_of  # only bundles that offload have it
+        from .stores import room_of  # only bundles that offload have it
 
         where = None if self.store is None else folder or self.store
-        room = room_of(where, self.name, self.store_bytes)
+        self.room = room_of(where, self.name, self.store_bytes)
+        if "weights" in self.offload:
+            from .stored_weights import StoredWeights  # only bundles that offload them
+
+            self.weights = StoredWeights(self.room)
+
+    def offload_to(self, folder: str | None) -> None:
+        """Let what else is offloaded lie in the device's store, which is opened if need be.
+
+        Raises:
+            StoreError: it cannot be used, or lacks the room.
+        """
+        from .stores import StoredState  # only bundles that offload have it
+
+        if self.room is None:
+            self.open_store(folder)
+        assert self.room is not None
         if self.optimizer is not None and "state" in self.offload:
-            self.stored = StoredState(self.optimizer, room)
+            leave = None if self.weights is None else self.weights.leave
+            self.stored = StoredState(self.optimizer, self.room, leave)
         if self.saving:
             from .stored_activations import ActivationStore  # only bundles that offload them
 
-            self.saved = ActivationStore(room)
+            self.saved = ActivationStore(self.room)
 
     def room_for_state(self, nbytes: int) -> Any:  # noqa: ANN401  # what has bytes
         """Return room for a copy of the state: where the state is kept, so is its copy."""
-        return bytearray(nbytes) if self.stored is None else self.stored.room.buffer(nbytes)
+        if self.room is None or (self.stored is None and self.weights is None):
+            return bytearray(nbytes)
+        return self.room.buffer(nbytes)
 
     def _updates(self, name: str) -> bool:
         """Whether this device's optimizer updates a parameter: with ZeRO one replica's does."""
@@ -342,6 +372,8 @@ class Device:
         self.transport.begin_step(tuple((channel, self._messages(channel)) for channel in incoming))
         if self.unsharded is not None:
             self.unsharded.begin()
+        if self.weights is not None:
+            self.weights.let_go_of_all()  # who copied the state has read them all
         self.step_once()
         self.transport.finish()
         self.finished = step + 1
@@ -432,7 +464,8 @@ class Device:
         """Run a stage forward; remember what its backward needs."""
         with self._weights(stage), self._drawing(micro), self._noting(stage, micro):
             if stage in self._twice:
-                result, self._saved[stage, micro] = self._twice[stage].first(values)
+                result, read = self._twice[stage].first(values)
+                self._saved[stage, micro] = self._reading(stage, read)
             else:
                 with self._storing(stage, values):
                     result = self.modules[stage](**values)
@@ -452,8 +485,16 @@ class Device:
         stops = self.on_nan == "stop" and self.loss_scale is None
         return stops and self.device.type == "cpu"  # a GPU would be waited for
 
+    def _reading(self, stage: int, read: Read) -> Read | StoredRead:
+        """Return what a stage runs again with; what it received may lie in the store."""
+        if self.saved is None or stage not in self.saving:
+            return read
+        return self.saved.put(read, [part for each in self.stream.parts.values() for part in each])
+
     def _weights(self, stage: int) -> AbstractContextManager[None]:
-        """Have a stage's weights meanwhile, where other replicas keep some of them."""
+        """Have a stage's weights meanwhile, where other replicas, or the store, keep some."""
+        if self.weights is not None:
+            self.weights.visit(stage, self._now.gradients)
         return nullcontext() if self.unsharded is None else self.unsharded.whole(stage)
 
     def _storing(self, stage: int, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -507,7 +548,8 @@ class Device:
 
     def _backward(self, stage: int, micro: int, sent: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         saved = self._saved.pop((stage, micro))
-        if isinstance(saved, Read):
+        if not isinstance(saved, _Saved):
+            saved = saved if isinstance(saved, Read) else saved.back()
             saved = self._run_again(stage, micro, saved)
         roots, seeds = [], []
         if self.loss is not None and self.loss[0] == stage:
@@ -645,6 +687,8 @@ class Device:
         Raises:
             NotFiniteError: a loss or a gradient is not finite, and the policy is to stop.
         """
+        if self.weights is not None:
+            self.weights.visit(None, self._now.gradients)
         if self._may_update() and self.optimizer is not None:
             self._update(self.optimizer)
         if self.statistics is not None:
@@ -659,8 +703,11 @@ class Device:
 
     def _update(self, optimizer: Optimizer) -> None:
         found = self._summed()
-        if self.training.clip_norm is not None:
-            found = clipped(found, self._norms(), self.training.clip_norm)
+        limit = self.training.clip_norm
+        if limit is not None and self.weights is not None:
+            self.weights.clip(found, self._norms(), limit)
+        elif limit is not None:
+            found = clipped(found, self._norms(), limit)
         if self.step == 0:
             self.first_gradients = {self.divided.get(n, n): g for n, g in found.items()}
         for name, parameter in self.updated.items():
@@ -701,7 +748,13 @@ class Device:
 
     def _not_finite(self, parts: Parts) -> str | None:
         stage = self.loss[0] if self.loss else None
-        return not_finite(self.step, stage, self._now.losses, parts)
+        if self.weights is None:
+            return not_finite(self.step, stage, self._now.losses, parts)
+        found = not_finite(self.step, stage, self._now.losses, _NOTHING)
+        for key, gradient in parts.items():
+            found = found or not_finite(self.step, stage, {}, {key: gradient})
+            self.weights.leave(gradient)
+        return found
 
     def _summed(self) -> dict[str, Tensor]:
         """Return this device's gradients; tied ones with what other devices have sent."""
@@ -725,7 +778,11 @@ class Device:
         found = self._summed()
         owned = [name for name, owner in self.owner.items() if owner == self.name]
         names = [self._parameter_of(name) for name in owned]
-        norms = [norm(found.get(name), self.parameters[name]) for name in names]
+        norms = []
+        for gradient, parameter in ((found.get(name), self.parameters[name]) for name in names):
+            norms.append(norm(gradient, parameter))
+            if self.weights is not None and gradient is not None:
+                self.weights.leave(gradient)
         self._now.norms.update(zip(owned, norms, strict=True))
         return torch.stack(norms)
 

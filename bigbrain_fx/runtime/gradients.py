@@ -69,6 +69,11 @@ def clipped(
         norms: of all devices' gradients, in the order of the model.
         limit: of all of them together.
     """
-    whole = torch.linalg.vector_norm(torch.stack(list(norms)))
-    factor = torch.clamp(limit / (whole + 1e-6), max=1.0)
+    factor = clip_factor(norms, limit)
     return {name: gradient * factor for name, gradient in found.items()}
+
+
+def clip_factor(norms: Sequence[Tensor], limit: float) -> Tensor:
+    """Return what gradients are multiplied with, where all of them have these norms."""
+    whole = torch.linalg.vector_norm(torch.stack(list(norms)))
+    return torch.clamp(limit / (whole + 1e-6), max=1.0)

@@ -85,6 +85,8 @@ def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
     for rank in range(len(bundle.devices)):
         if control.duties:
             return
+        if "weights" in bundle.devices[rank].offload:
+            continue  # its memory does not hold them, and its store is its own
         torch.set_num_threads(bundle.threads[rank])
         device = make_device(bundle, rank, _Nothing(), seed, torch.device("cpu"), offloads=False)
         device.hooks = type(device.hooks)()

@@ -222,6 +222,8 @@ def restore(device: Device, state: State) -> None:
     with torch.no_grad():
         for name, tensor in _held(device):
             tensor.copy_(state.tensors[name])
+            if device.weights is not None:
+                device.weights.leave(tensor)
     kept = dict(state.tensors)
     older = {name: kept.pop(name) for name in state.tensors if name.startswith(OLDER)}
     if device.versions is not None:

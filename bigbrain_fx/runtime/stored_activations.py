@@ -8,12 +8,14 @@ are. A storage is known by its address, which is given out again after a free: a
 is looked up here, a weak reference keeps it from being given out. What lies in the store is what
 the tensor was when it was saved, so what is written into it later does no harm.
 
+Of a stage that runs again it is what it received, which comes back before it does.
+
 Copied into bundles that offload activations. It knows no schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .malloc import give_freed_memory_back
+from .recompute import Read
 from .stores import STORED_FROM_BYTES, StoreRoom
 
 
@@ -59,6 +62,16 @@ class ActivationStore:
         stay.clear()
         give_freed_memory_back()
 
+    def put(self, read: Read, held: Iterable[Tensor]) -> StoredRead:
+        """Put what a stage runs again with into the store, but for what others hold."""
+        stay = frozenset(s._cdata for tensor in held if (s := _storage(tensor)) is not None)
+        known: dict[tuple[int, int], tuple[StorageWeakRef, _InStore]] = {}
+        leaves = {
+            name: (self._pack(stay, known, value.detach()), value.requires_grad)
+            for name, value in read.values.items()
+        }
+        return StoredRead(leaves, read.copies)
+
     def _pack(
         self,
         stay: frozenset[int],
@@ -73,6 +86,19 @@ class ActivationStore:
             known[place] = StorageWeakRef(storage), _InStore(self, storage)
         shape = tensor.size(), tensor.stride()
         return _ViewInStore(known[place][1], tensor.dtype, int(tensor.storage_offset()), *shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRead:
+    """A `Read` whose values lie in the store: each with whether it wants a gradient."""
+
+    values: Mapping[str, tuple[_Tensor, bool]]
+    copies: Mapping[str, Tensor]
+
+    def back(self) -> Read:
+        """Return it with its values here, leaves as they were."""
+        found = {name: each.tensor().requires_grad_(w) for name, (each, w) in self.values.items()}
+        return Read(found, self.copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,8 +219,14 @@ def _mib(count: int) -> str:
 class StoredState:
     """An optimizer whose state lies in a store but for the piece that is being updated."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, room: StoreRoom) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        room: StoreRoom,
+        leave: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self.optimizer, self.room = optimizer, room
+        self._leave = leave  # weights and gradients, where these lie in the store, too
         self.rooms: dict[tuple[int, str], Tensor] = {}  # parameter and key -> its bytes
         self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
 
@@ -233,17 +239,18 @@ class StoredState:
                 self.optimizer.step()
             for parameter in piece:
                 self._put(parameter)
+            self._let_go(piece)
 
     def keep(self, parameter: nn.Parameter, key: str, value: Tensor) -> Tensor:
         """Return what is to be kept of a tensor of the state: itself, or its place in the store."""
-        if parameter.nbytes < STORED_FROM_BYTES or not _is_dense(value):
+        if parameter.nbytes < STORED_FROM_BYTES or not is_dense(value):
             return value
         place = id(parameter), key
         room = self.rooms.get(place)
-        if room is None or room.numel() < _span_bytes(value):
-            room = self.rooms[place] = self.room.take(_span_bytes(value))
+        if room is None or room.numel() < span_bytes(value):
+            room = self.rooms[place] = self.room.take(span_bytes(value))
         self.homes[place] = value.device
-        stored = _like(room, value)
+        stored = like_in(room, value)
         stored.copy_(value)
         self.room.leave(room)
         return stored
@@ -260,6 +267,15 @@ class StoredState:
             if (id(parameter), key) in self.homes
         }
         facts["on_cpu"] = [name for name in facts["on_cpu"] if not stored.get(name, False)]
+
+    def _let_go(self, piece: Sequence[nn.Parameter]) -> None:
+        """Let go of the memory of weights and gradients that lie in the store, too."""
+        if self._leave is None:
+            return
+        for parameter in piece:
+            self._leave(parameter.detach())
+            if parameter.grad is not None:
+                self._leave(parameter.grad)
 
     def _fetch(self, parameter: nn.Parameter) -> None:
         state: State = self.optimizer.state.get(parameter, {})
@@ -307,21 +323,29 @@ def only(optimizer: torch.optim.Optimizer, piece: Sequence[nn.Parameter]) -> Ite
             group["params"] = params
 
 
-def _is_dense(value: Tensor) -> bool:
+def is_dense(value: Tensor) -> bool:
     """Whether a tensor's elements fill its bytes, each once."""
     has_some = value.dim() > 0 and value.numel() > 0 and value.layout is torch.strided
-    return has_some and _span_bytes(value) == value.numel() * value.element_size()
+    return has_some and span_bytes(value) == value.numel() * value.element_size()
 
 
-def _span_bytes(value: Tensor) -> int:
+def span_bytes(value: Tensor) -> int:
     """Return the bytes from a tensor's first element to its last."""
     steps = zip(value.shape, value.stride(), strict=True)
     return value.element_size() * (1 + sum((size - 1) * step for size, step in steps))
 
 
-def _like(room: Tensor, value: Tensor) -> Tensor:
+def bytes_of(value: Tensor) -> Tensor:
+    """Return the bytes of a dense tensor, in the order in which they lie."""
+    whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+    start = value.storage_offset() * value.element_size()
+    found: Tensor = whole.set_(value.untyped_storage(), start, (span_bytes(value),), (1,))
+    return found
+
+
+def like_in(room: Tensor, value: Tensor) -> Tensor:
     """Return a tensor of another's kind, shape and strides over some bytes."""
-    flat = room[: _span_bytes(value)].view(value.dtype)
+    flat = room[: span_bytes(value)].view(value.dtype)
     return flat.as_strided(value.shape, value.stride())
 
 

@@ -136,9 +136,20 @@ def test_where_the_store_is_slower_than_computing_they_stay_and_that_is_said() -
     assert f"stage 0 keeps its activations: moving them {said}" in explain(stored).offload
 
 
-def test_what_makes_all_of_it_again_for_its_backward_is_refused() -> None:
+def test_what_keeps_all_for_its_weights_is_refused() -> None:
     with pytest.raises(InputError, match="no stage's activations can lie in a store"):
-        kept(with_stores(PAIR), offload=SAVING, recompute="all")
+        kept(with_stores(PAIR), offload=SAVING, defer="all")
+
+
+def test_of_stages_that_run_again_what_they_received_lies_there() -> None:
+    wide = with_stores(PAIR, rate=1e12)
+    again = {"schedule": "gpipe", "recompute": "all"}
+    plain, stored = kept(wide, **again), kept(wide, **again, offload=SAVING)
+    assert [(each.stage, each.nbytes) for each in stored.stages.saves] == [(1, 16 * MIB)]
+    before, after = plain.forecast.of("d1"), stored.forecast.of("d1")
+    assert after.stored_bytes == 2 * 16 * MIB
+    assert before.peak_bytes - after.peak_bytes == 16 * MIB  # of two, one is back for its backward
+    assert stored.forecast.of("d0").peak_bytes == plain.forecast.of("d0").peak_bytes
 
 
 def test_a_plan_without_stores_is_written_as_it_always_was() -> None:

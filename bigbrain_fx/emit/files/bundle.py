@@ -13,6 +13,7 @@ from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
     COLLECTIVE,
     GROUPED,
+    LAYERED,
     OFFLOADED,
     OVERLAPPING,
     REPLICATED,
@@ -152,6 +153,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
     without += () if plan.stages.offload else OFFLOADED
+    without += () if "weights" in plan.stages.offload else LAYERED
     without += () if plan.stages.asynchronous else OVERLAPPING
     without += () if plan.stages.saving else SAVED
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)

@@ -19,6 +19,7 @@ COLLECTIVE = ("collectives",)  # of those, what only sums by torch's own collect
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run
 OFFLOADED = ("stores",)  # what only devices with stores run
+LAYERED = ("stored_weights",)  # of those, what only stages run whose weights lie there
 OVERLAPPING = ("asynchronous",)  # what only steps that overlap run
 SAVED = ("stored_activations",)  # of those, what only forwards run that save into them
 

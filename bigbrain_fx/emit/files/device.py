@@ -232,8 +232,12 @@ def _store_rows(file: DeviceFile) -> list[str]:
     own = {stage.index for stage in file.stages.of(file.program.device)}
     saving = tuple(sorted(own & file.stages.saving.keys()))
     said = {"state": "what the optimizer keeps, but while it updates"}
-    said |= {"activations": "what forwards save, until their backward"} if saving else {}
+    again = bool(own & set(file.stages.recompute))
+    saved = "what stages received" if again else "what forwards save"
+    said |= {"activations": f"{saved}, until their backward"} if saving else {}
     what = "; ".join(said[word] for word in file.stages.offload if word in said)
+    if "weights" in file.stages.offload:
+        what = "all of the stages that do not run: weights, gradients, state, what they received"
     return [
         f"# {_quiet(store.name)} has {what}",
         f"offload = {file.stages.offload!r}",

@@ -54,8 +54,12 @@ class LiveBytes(TorchDispatchMode):
         """Count that a storage has become larger or smaller: no call of aten says so."""
         if storage in self._sizes:
             self._sizes[storage][0] += by_bytes
-            self.now += by_bytes
-            self.peak = max(self.peak, self.now)
+            self.taken(by_bytes)
+
+    def taken(self, nbytes: int) -> None:
+        """Count memory that no storage of torch has; less than 0: it is given back."""
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
 
     def reset_peak(self) -> int:
         """Begin a new peak at what is alive now, and return that."""

@@ -32,7 +32,9 @@ from bigbrain_fx.plan.schedule.update_costs import (
     resident_bytes,
     stored_bytes,
     stored_s,
+    stored_weights_bytes,
     trainable,
+    visiting_bytes,
 )
 from bigbrain_fx.plan.schedule.walk import Working, walk
 
@@ -73,7 +75,8 @@ class StageCosts:
     `library_bytes` are there all the time. `early_s`: by edge, how long before the end of its
     stage's backward a bucket is complete and leaves. `host_forward_s` and `host_backward_s` are
     what a GPU's process takes to start it all; 0.0 on a CPU. `stored_bytes` lie in stores all the
-    time, activations not counted; `stored_s` is what moving them takes of a step.
+    time, activations not counted; `stored_s` is what moving them takes of a step. `visiting_bytes`
+    are weights that are here from when their stage runs until another one does.
     Bytes are as the device's allocator takes them, except `gappy_bytes`, whose edges have two ends.
     """
 
@@ -98,10 +101,12 @@ class StageCosts:
     host_backward_s: tuple[float, ...] = ()
     stored_bytes: Mapping[str, int] = field(default_factory=dict)
     stored_s: Mapping[str, float] = field(default_factory=dict)
+    visiting_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.forward_s)
         object.__setattr__(self, "weight_s", self.weight_s or (0.0,) * count)
+        object.__setattr__(self, "visiting_bytes", self.visiting_bytes or (0,) * count)
         object.__setattr__(self, "deferred_bytes", self.deferred_bytes or (0,) * count)
         object.__setattr__(self, "workspace_bytes", self.workspace_bytes or (0,) * count)
         object.__setattr__(self, "gradient_bytes", self.gradient_bytes or (0,) * count)
@@ -123,6 +128,7 @@ class StageCosts:
             working=self.working[cut],
             weight_s=self.weight_s[cut],
             deferred_bytes=self.deferred_bytes[cut],
+            visiting_bytes=self.visiting_bytes[cut],
             alone=self.alone
             and replace(
                 self.alone,
@@ -192,8 +198,13 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         # Adam's `step` is no part of it: a CPU tensor, unless `capturable` or `fused` (torch/optim/
         # adam.py, "special device hosting for step").
         optimizer_bytes={d: resident_bytes(graph, stages, costs, d) for d in stages.devices},
-        stored_bytes={d: sum(stored_bytes(graph, stages, costs, d)) for d in stages.devices},
+        stored_bytes={
+            d: sum(stored_bytes(graph, stages, costs, d))
+            + sum(stored_weights_bytes(graph, stages, d))
+            for d in stages.devices
+        },
         stored_s={d: stored_s(graph, stages, costs, d) for d in stages.devices},
+        visiting_bytes=tuple(visiting_bytes(graph, stages, stage) for stage in stages.stages),
         working=tuple(map(walk, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),

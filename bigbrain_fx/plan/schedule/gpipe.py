@@ -3,6 +3,9 @@
     stage 0  F0 F1 F2 F3 .  .  .  .  .  .  B0 B1 B2 B3      step = (m + p - 1)(tf + tb)
     stage 1  .  F0 F1 F2 F3 .  .  .  .  B0 B1 B2 B3 .       in flight: m everywhere
 
+Where weights lie in stores, devices have several stages and run them one after another, so that the
+weights of each come once for all forwards, and once for all backwards.
+
 Source: Huang et al., GPipe, NeurIPS 2019; here backwards go in ascending micro-batch order too,
 which costs the same and fixes the order in which gradients are summed.
 """
@@ -20,7 +23,7 @@ from bigbrain_fx.plan.schedule.messages import Orders
 
 @dataclass(frozen=True)
 class GPipe:
-    """Run all micro-batches forward, then all backward; needs one stage per device."""
+    """Run all micro-batches forward, then all backward; needs one stage per device, or stores."""
 
     name: str = "gpipe"
     in_flight: tuple[int, ...] | None = None
@@ -33,7 +36,8 @@ class GPipe:
         Raises:
             InputError: a device has several stages, or `in_flight` is given.
         """
-        require_chain(self.name, stages)
+        if "weights" not in stages.offload:
+            require_chain(self.name, stages)
         if self.in_flight is not None:
             raise InputError(
                 "schedule 'gpipe' keeps every micro-batch in flight and takes no in_flight",
@@ -41,8 +45,9 @@ class GPipe:
             )
         micros = range(micro_batches)
         orders: Orders = {}
-        for stage in stages.stages:
-            forwards = tuple(Forward(stage.index, m) for m in micros)
-            backwards = tuple(Backward(stage.index, m) for m in micros if stage.index in trained)
-            orders[stage.device] = forwards + backwards
+        for device in stages.devices:
+            own = [stage.index for stage in stages.of(device)]
+            forwards = (Forward(stage, m) for stage in own for m in micros)
+            backwards = (Backward(s, m) for s in reversed(own) for m in micros if s in trained)
+            orders[device] = (*forwards, *backwards)
         return orders

@@ -15,10 +15,11 @@ to when:
     made gradients          Backward .. they have left, after the last of its Sends (on the same
                             device: the reader)
     parameter gradients     first Backward of the stage, deferred ones its first BackwardWeight, ..
-                            OptimizerStep
+                            OptimizerStep; where weights lie in a store, another stage's Backward
     tied, norm, loss        Recv .. OptimizerStep
     gathered weights        with ZeRO 3: Recv .. end of the Forward or Backward that they are for,
                             each with its message at first; copies of the own ones, Send .. left
+    weights in a store      a stage's first Forward or Backward .. another's, or OptimizerStep
     parts of buckets        Recv only: they are added at once; Send .. left, where they are sums of
                             their own ("micro", "tree") and not the bucket
     receives posted ahead   the next AHEAD messages of each channel from another device; over nccl,
@@ -43,6 +44,7 @@ from bigbrain_fx.core import (
     Backward,
     BackwardWeight,
     Bucket,
+    Compute,
     Edge,
     EdgeKind,
     Forward,
@@ -120,6 +122,7 @@ class _Ledger:
         self.stages, self.costs, self._left = stages, costs, left
         self.trained = frozenset(i.stage for i in program.instructions if isinstance(i, Backward))
         self.gradients = self.activations = self.messages = self.gathered = self.stored = 0
+        self._here: int | None = None  # the stage that ran last
         self._bytes: dict[_Key, int] = {}
         self._uses: Counter[_Key] = Counter()
         self._once: list[Edge] = []
@@ -165,6 +168,7 @@ class _Ledger:
         self._sent = waiting
 
     def _compute(self, instruction: Instruction) -> Held:
+        self._visit(instruction.stage if isinstance(instruction, Compute) else None)
         match instruction:
             case Forward(stage, micro):
                 return self._forward(stage, micro)
@@ -179,6 +183,12 @@ class _Ledger:
         self._backwards.clear()
         self._added_micros.clear()
         return now
+
+    def _visit(self, stage: int | None) -> None:
+        """Let another stage's gradients go, where they lie in a store with the weights."""
+        if "weights" in self.stages.offload and stage != self._here:
+            self.gradients = 0
+        self._here = stage
 
     def _recv(self, edge: Edge, micro: int | None) -> Held:
         """Take a message; where its strides leave gaps, it is copied into a tensor with gaps."""
@@ -206,32 +216,43 @@ class _Ledger:
     def _forward(self, stage: int, micro: int) -> Held:
         made = self.stages.out_of(stage, "activation")
         self._hold(made, micro)  # for each Send and each reader on this device
+        received = self.stages.into(stage, "activation")
         if stage not in self.trained:
             now = self._now(self.costs.workspace_bytes[stage])
-            self._drop(self.stages.into(stage, "activation"), micro)
+            self._drop(received, micro)
             return now
         working = self.costs.working_of(stage)
         if not self.stages.stages[stage].runs_again:
             self._hold(made, micro)  # for the stage's own Backward
         self.activations += working.saved_bytes
         self.stored += self._stored_bytes(stage)
-        return self._now(working.forward_bytes - working.saved_bytes)
+        now = self._now(working.forward_bytes - working.saved_bytes)
+        if self._puts_away(stage):
+            self._drop(received, micro)
+        return now
 
     def _backward(self, stage: int, micro: int) -> Held:
         self._hold(self.stages.out_of(stage, "gradient"), micro)
+        back_bytes = self._stored_bytes(stage) if self._puts_away(stage) else 0
+        self.activations += back_bytes
         working = self.costs.working_of(stage)
         own_bytes = self.costs.gradient_bytes[stage] - self.costs.deferred_bytes[stage]
         now = self._added("backward", stage, own_bytes, working.backward_bytes)
         for bucket in self.stages.buckets:
             if stage in bucket.stages:
                 self._add_part(bucket, stage, micro)
-        self.activations += working.waiting_bytes - working.saved_bytes
+        self.activations += working.waiting_bytes - working.saved_bytes - back_bytes
         self.stored -= self._stored_bytes(stage)
-        self._drop(self.stages.into(stage, "activation"), micro)
+        if not self._puts_away(stage):
+            self._drop(self.stages.into(stage, "activation"), micro)
         if not self.stages.stages[stage].runs_again:
             self._drop(self.stages.out_of(stage, "activation"), micro)
         self._drop(self.stages.into(stage, "gradient"), micro)
         return now
+
+    def _puts_away(self, stage: int) -> bool:
+        """Whether what a stage received lies in the store, from its forward until its backward."""
+        return stage in self.stages.saving and self.stages.stages[stage].runs_again
 
     def _stored_bytes(self, stage: int) -> int:
         """Return what one micro-batch of a stage has in the store."""
@@ -341,7 +362,8 @@ class _Ledger:
                 del self._uses[key]
 
     def _now(self, workspace: int = 0) -> Held:
-        activations = self.activations + self.gathered + workspace + self._libraries
+        visiting = 0 if self._here is None else self.costs.visiting_bytes[self._here]
+        activations = self.activations + self.gathered + visiting + workspace + self._libraries
         return Held(self.gradients, activations, self.messages, self.stored)
 
 

@@ -55,7 +55,7 @@ class Part:
     @property
     def stores(self) -> bool:
         """Whether what its forward saves lies in its device's store."""
-        return self.stage.index in self.stages.saving
+        return self.stage.index in self.stages.saving and not self.stage.runs_again
 
     def stored(self, op: Op) -> Mapping[str, int]:
         """Return the bytes that an op's backward asks of the store, by the storage's value.

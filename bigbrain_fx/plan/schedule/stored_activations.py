@@ -1,9 +1,10 @@
 """Stages -> the same with what of their activations lies in stores: which, how much, how long.
 
 A stage's activations leave it where moving them takes no longer than computing the stage: forward
-and backward. Stages that keep something else for their backward (what waits for weights' gradients,
-what is made again) keep all here, and so do those that run code of the user's own, which may write
-into what it has saved without telling autograd.
+and backward; of one that runs again that is what it received. Stages that keep something else for
+their backward (what waits for weights' gradients, ops that are made again) keep all here, and so do
+those that run code of the user's own, which may write into what it has saved without telling
+autograd.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from bigbrain_fx.core import Costs, Graph, SavedInStore, Stage, Stages
+from bigbrain_fx.core import Costs, Edge, Graph, SavedInStore, Stage, Stages
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.schedule.stage_part import Part
+from bigbrain_fx.plan.schedule.stage_part import STORED_FROM_BYTES, Part
 
 _USERS_OWN = ("leaf.", "opaque.")
 
@@ -38,21 +39,26 @@ def with_saved_in_stores(
     if not able:
         raise InputError(
             "no stage's activations can lie in a store: all stages split their backward, make "
-            "something again for it, or run code of your own",
+            "ops again for it, or run code of your own",
             at="--offload",
-            help="leave activations out of --offload, or --recompute (--defer, zb-h1, zb-v) out",
+            help="leave activations out of --offload, or --defer (zb-h1, zb-v, --recompute ops) "
+            "out",
         )
     saves = (_saved(Part(graph, stages, stage, costs)) for stage in able)
     return replace(stages, saves=tuple(each for each in saves if each.nbytes))
 
 
 def _is_able(graph: Graph, stage: Stage) -> bool:
+    if stage.runs_again:
+        return not stage.deferred
     own = any(graph.op[name].target.startswith(_USERS_OWN) for name in stage.ops)
-    return not (own or stage.deferred or stage.runs_again or stage.again)
+    return not (own or stage.deferred or stage.again)
 
 
 def _saved(part: Part) -> SavedInStore:
     device, each = part.stage.device, [*_asked(part)]
+    if part.stage.runs_again:
+        each = [{edge.value: part.rounded(edge.nbytes) for edge in _received(part)}]
     rate = part.costs.cluster.store[device].bytes_per_s
     written = {name: nbytes for found in each for name, nbytes in found.items()}
     read_bytes = sum(sum(found.values()) for found in each)
@@ -62,8 +68,14 @@ def _saved(part: Part) -> SavedInStore:
         sum(written.values()),
         sum(written.values()) / rate,
         read_bytes / rate,
-        sum(cost.forward_s + cost.backward_s for cost in ops),
+        sum(cost.forward_s * (1 + part.stage.runs_again) + cost.backward_s for cost in ops),
     )
+
+
+def _received(part: Part) -> Iterator[Edge]:
+    """Yield what comes to the stage and is worth moving."""
+    edges = part.stages.into(part.stage.index, "activation")
+    return (edge for edge in edges if edge.nbytes >= STORED_FROM_BYTES)
 
 
 def _asked(part: Part) -> Iterator[Mapping[str, int]]:

@@ -29,8 +29,13 @@ def trainable(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
 
 
 def kept_params(graph: Graph, stages: Stages, device: str) -> tuple[Param, ...]:
-    """Return what a device holds all the time: with ZeRO 3, of what is trained its share."""
+    """Return what a device holds all the time: with ZeRO 3, of what is trained its share.
+
+    Where weights lie in its store, buffers alone.
+    """
     found = params_of(graph, stages.of(device))
+    if "weights" in stages.offload:
+        return tuple(param for param in found if param.kind != "parameter")
     if not stages.gathers:
         return found
     own = {param.canonical for param in _updated(graph, stages, device)}
@@ -80,6 +85,8 @@ def optimizer_workspace(graph: Graph, stages: Stages, costs: Costs) -> Mapping[s
         here_bytes = _piece_bytes(graph, stages, costs, device)
         sizes = [rounded(param.spec.nbytes, kind) for param in params]
         copies = sum(sizes) if clips else 0
+        if "weights" in stages.offload:  # a piece of them, with gradients, as large as the largest
+            copies = (3 if clips else 2) * max(map(pages_bytes, sizes), default=0)
         copies += bytes_of((graph.param[name] for name, where in tied if where == device), kind)
         at_once = [max(sizes)] if here_bytes and kind == "cuda" else sizes
         temporary = optimizer_temporary_bytes(
@@ -128,6 +135,33 @@ def _state_bytes(param: Param, costs: Costs, device: str) -> float:
     return per_byte * rounded(param.spec.nbytes, kind)
 
 
+def visiting_bytes(graph: Graph, stages: Stages, stage: Stage) -> int:
+    """Return what of a stage's weights is here while it runs alone: those that lie in the store."""
+    if "weights" not in stages.offload:
+        return 0
+    return sum(pages_bytes(p.spec.nbytes) for p in _weights(graph, (stage,)))
+
+
+def stored_weights_bytes(graph: Graph, stages: Stages, device: str) -> tuple[int, int]:
+    """Return the bytes of weights in a device's store, and of their gradients before the update."""
+    if "weights" not in stages.offload:
+        return 0, 0
+    own = stages.of(device)
+    leaves = [param for stage in own for param in trainable(graph, (stage,))]
+    each = (_weights(graph, own), leaves)
+    weights, gradients = (sum(pages_bytes(p.spec.nbytes) for p in found) for found in each)
+    return weights, gradients
+
+
+def _weights(graph: Graph, stages: Iterable[Stage]) -> tuple[Param, ...]:
+    return tuple(param for param in params_of(graph, stages) if param.kind == "parameter")
+
+
+def pages_bytes(nbytes: int) -> int:
+    """Return the bytes of the pages that a tensor in a store takes."""
+    return -(-max(1, nbytes) // STORED_FROM_BYTES) * STORED_FROM_BYTES
+
+
 def optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
     """Return what an update takes; what lies in a store is read and written meanwhile."""
     trained = _updated(graph, stages, device)
@@ -136,6 +170,12 @@ def optimizer_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> floa
 
 
 def stored_s(graph: Graph, stages: Stages, costs: Costs, device: str) -> float:
-    """Return what moving a device's part of the optimizer's state takes of a step."""
+    """Return what moving a device's part of the optimizer's state takes of a step.
+
+    Weights are read for all forwards, for all backwards and for the update, which writes them back;
+    gradients are written and read once. All of it is charged here, though it comes in between.
+    """
     moved = sum(stored_bytes(graph, stages, costs, device))
+    moved += 2 * sum(stored_weights_bytes(graph, stages, device)[:1])
+    moved += sum(stored_weights_bytes(graph, stages, device)[1:])
     return both_ways_s(costs.cluster, device, moved) if moved else 0.0

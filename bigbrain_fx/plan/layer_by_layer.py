@@ -67,7 +67,7 @@ def _unfit(options: Options, cluster: Cluster, source: Source) -> tuple[tuple[bo
             "write --replicas 1, and no --zero and no --sum-order",
         ),
         (
-            bool(source.grad_scaler),
+            source.grad_scaler is not None,
             "grad_scaler divides all gradients at once, in memory",
             "train in bfloat16 without grad_scaler, or use --offload activations,state",
         ),

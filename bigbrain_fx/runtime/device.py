@@ -763,6 +763,8 @@ class Device:
             return now.unscaled
         stages_of = {name: self._stages_of(name) for name in self.parameters}
         found = summed(now.gradients, stages_of)
+        if self.weights is not None:
+            self.weights.leave_all(now.gradients)  # those of tied ones were read
         if self.loss_scale is not None:
             now.finite = are_finite(found.values())
             now.gradients.clear()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .gradients import clip_factor
+from .malloc import give_freed_memory_back
 from .modules import is_released
 from .stores import StoreRoom, bytes_of, is_dense, like_in, span_bytes
 
@@ -65,6 +66,7 @@ class StoredWeights:
         for key in [key for key in sums if key[1] == self.here]:
             sums[key] = self._put(key, sums[key])
         self.here = stage
+        give_freed_memory_back()  # else what small tensors lie between would be kept
 
     def weights_of(self, stage: int) -> Sequence[Tensor]:
         """Return the weights of a stage that lie in the store."""
@@ -85,6 +87,11 @@ class StoredWeights:
         room = self._rooms.get(tensor.data_ptr())
         if room is not None:
             self.room.leave(room)
+
+    def leave_all(self, sums: Sums) -> None:
+        """Let go of the memory of sums of gradients that were read."""
+        for total in sums.values():
+            self.leave(total)
 
     def clip(self, found: Mapping[str, Tensor], norms: Sequence[Tensor], limit: float) -> None:
         """Scale gradients where they are, one after another, as `clipped` does all at once."""

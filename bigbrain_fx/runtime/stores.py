@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from .image import Buffer
+from .malloc import give_freed_memory_back
 from .optimizer_state import StateError
 
 STORED_FROM_BYTES = 4096  # what is kept of a smaller parameter stays with the device: it is a page
@@ -227,6 +228,7 @@ class StoredState:
     ) -> None:
         self.optimizer, self.room = optimizer, room
         self._leave = leave  # weights and gradients, where these lie in the store, too
+        self.least_bytes = 0 if leave else STORED_FROM_BYTES  # what stays must not grow with depth
         self.rooms: dict[tuple[int, str], Tensor] = {}  # parameter and key -> its bytes
         self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
 
@@ -243,7 +245,7 @@ class StoredState:
 
     def keep(self, parameter: nn.Parameter, key: str, value: Tensor) -> Tensor:
         """Return what is to be kept of a tensor of the state: itself, or its place in the store."""
-        if parameter.nbytes < STORED_FROM_BYTES or not is_dense(value):
+        if parameter.nbytes < self.least_bytes or not is_dense(value):
             return value
         place = id(parameter), key
         room = self.rooms.get(place)
@@ -276,6 +278,7 @@ class StoredState:
             self._leave(parameter.detach())
             if parameter.grad is not None:
                 self._leave(parameter.grad)
+        give_freed_memory_back()
 
     def _fetch(self, parameter: nn.Parameter) -> None:
         state: State = self.optimizer.state.get(parameter, {})

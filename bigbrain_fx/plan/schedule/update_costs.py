@@ -126,7 +126,8 @@ def stored_bytes(graph: Graph, stages: Stages, costs: Costs, device: str) -> lis
 
 
 def _is_stored(stages: Stages, param: Param) -> bool:
-    return "state" in stages.offload and param.spec.nbytes >= STORED_FROM_BYTES
+    is_large = param.spec.nbytes >= STORED_FROM_BYTES or "weights" in stages.offload
+    return "state" in stages.offload and is_large
 
 
 def _state_bytes(param: Param, costs: Costs, device: str) -> float:

@@ -25,6 +25,7 @@ from .finite import NotFiniteError, not_finite
 from .gradients import Parts, clipped, gradients, norm, or_zeros, summed
 from .hooks import Hooks
 from .loss_scale import LEAST, LossScale, are_finite, unscaled
+from .malloc import apart
 from .modules import Stage, active, is_released, refill, release, set_parameter
 from .rates import LearningRates, LrScale, MakeScheduler
 from .recompute import Read, Twice
@@ -138,12 +139,13 @@ class Device:
         self.on_nan = "stop"  # or another of `finite.POLICIES`
         self.updates_together = False  # not before all have all of a step's messages
         self.modules: dict[int, Stage] = {}
-        for number, stage in self.stages.items():
-            self.modules[number] = stage.empty(device).train()
-            if self.zero_stage == 3:  # others keep most of them: see `join`
-                release(p for p in self.modules[number].parameters() if p.requires_grad)
-            if "weights" in self.offload:  # the store has them: see `load`
-                release(self.modules[number].parameters())
+        is_stored = "weights" in self.offload  # see `load`
+        with apart() if is_stored else nullcontext():
+            for number, stage in self.stages.items():
+                self.modules[number] = stage.empty(device).train()
+                if self.zero_stage == 3 or is_stored:  # others keep most of them: see `join`
+                    named = self.modules[number].parameters()
+                    release(p for p in named if p.requires_grad or is_stored)
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -194,9 +196,7 @@ class Device:
         for number, module in self.modules.items():
             if self.weights is not None:
                 self._share(number, module)
-                self.weights.adopt(number, module)
-                fill(module, tensors)
-                self.weights.let_go(number)
+                self.weights.fill(number, module, tensors)
                 continue
             fill(module, tensors, self._left_out(module, owner))
             self._share(number, module)
@@ -322,8 +322,7 @@ class Device:
             self.open_store(folder)
         assert self.room is not None
         if self.optimizer is not None and "state" in self.offload:
-            leave = None if self.weights is None else self.weights.leave
-            self.stored = StoredState(self.optimizer, self.room, leave)
+            self.stored = StoredState(self.optimizer, self.room, self.weights)
         if self.saving:
             from .stored_activations import ActivationStore  # only bundles that offload them
 

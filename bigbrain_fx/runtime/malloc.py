@@ -9,24 +9,40 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30  # glibc takes an int
+APART_BYTES = 1 << 14
 
 
 def keep_freed_memory() -> bool:
     """Raise malloc's trim and mmap thresholds; return whether that worked."""
+    return _mallopt(M_MMAP_THRESHOLD, KEEP_BYTES) and _mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Map what is large by itself meanwhile: it leaves no hole in the heap when it goes.
+
+    Holes of one size are used in turn, so that a process holds as many of them as there are.
+    """
+    _mallopt(M_MMAP_THRESHOLD, APART_BYTES)
+    try:
+        yield
+    finally:
+        _mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
+
+
+def _mallopt(what: int, value: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        return bool(ctypes.CDLL(None).mallopt(what, value))
     except (AttributeError, OSError):  # musl has none
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)) and bool(
-        mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
-    )
 
 
 def give_freed_memory_back() -> None:

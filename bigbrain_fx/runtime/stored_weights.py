@@ -17,16 +17,19 @@ Algorithm" (2020): all micro-batches of a layer, then the next; here the update 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from .gradients import clip_factor
-from .malloc import give_freed_memory_back
+from .malloc import apart, give_freed_memory_back
 from .modules import is_released
-from .stores import StoreRoom, bytes_of, is_dense, like_in, span_bytes
+from .stores import StoreRoom, fetched, is_dense, put, span_bytes
+from .weights import fill
 
+TRIMS_EVERY = 8
+"""Visits after which freed memory goes back to the system."""
 Sums = MutableMapping[tuple[str, int], Tensor]  # (parameter, stage) -> sum over micro-batches
 
 
@@ -40,15 +43,25 @@ class StoredWeights:
     def __init__(self, room: StoreRoom) -> None:
         self.room = room
         self.here: int | None = None  # the stage whose weights may be in memory
+        self._has_updated, self._visits = False, 0
         self._of: dict[int, list[Tensor]] = {}  # stage -> where its weights lie
         self._sums: dict[tuple[str, int], Tensor] = {}  # where sums of gradients lie
         self._rooms: dict[int, Tensor] = {}  # by address
 
-    def adopt(self, stage: int, module: nn.Module) -> None:
-        """Give those of a stage's weights that have no memory their place in the store.
+    def fill(self, stage: int, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Give a stage's weights that have no memory their place in the store, and fill it.
 
-        A weight of two stages has one.
+        A weight of two stages has one place.
+
+        Raises:
+            WeightsError: one is missing, or has another shape.
         """
+        with apart():
+            self._adopt(stage, module)
+            fill(module, tensors)
+        self.let_go(stage)
+
+    def _adopt(self, stage: int, module: nn.Module) -> None:
         named = dict.fromkeys(module.parameters())
         for parameter in named:
             if is_released(parameter):
@@ -66,7 +79,10 @@ class StoredWeights:
         for key in [key for key in sums if key[1] == self.here]:
             sums[key] = self._put(key, sums[key])
         self.here = stage
-        give_freed_memory_back()  # else what small tensors lie between would be kept
+        self._visits += 1
+        if self._visits % TRIMS_EVERY == 0 or not self._has_updated:
+            give_freed_memory_back()  # what is made once lies between what has gone
+        self._has_updated |= stage is None
 
     def weights_of(self, stage: int) -> Sequence[Tensor]:
         """Return the weights of a stage that lie in the store."""
@@ -100,6 +116,30 @@ class StoredWeights:
             gradient.copy_(gradient * factor)
             self.leave(gradient)
 
+    @contextmanager
+    def here_for(self, piece: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Have weights in memory of their own while they are updated; then they lie there again."""
+        homes = {p: room for p in piece if (room := self._rooms.get(p.data_ptr())) is not None}
+        places = {parameter: parameter.data for parameter in homes}
+        for parameter, room in homes.items():
+            parameter.data = fetched(self.room, room, parameter.data, parameter.device)
+        try:
+            yield
+        finally:
+            for parameter, room in homes.items():
+                self._write(room, places[parameter], parameter.data)
+                parameter.data = places[parameter]
+        for parameter in piece:
+            if parameter.grad is not None:
+                self.leave(parameter.grad)
+
+    def _write(self, room: Tensor, place: Tensor, value: Tensor) -> None:
+        if value.stride() == place.stride() and value.dtype == place.dtype:
+            put(self.room, room, value)
+            return
+        place.copy_(value)
+        self.room.leave(room)
+
     def _take(self, nbytes: int) -> Tensor:
         room = self.room.take(nbytes)
         self._rooms[room.data_ptr()] = room
@@ -109,11 +149,10 @@ class StoredWeights:
         """Return a sum's place in the store, which has its numbers; one with gaps stays here."""
         if not is_dense(total):
             return total
-        room = self._sums.get(key)
-        if room is None:
-            room = self._sums[key] = self._take(span_bytes(total))
-        if total.data_ptr() != room.data_ptr():
-            with torch.no_grad():
-                self.room.write(room, bytes_of(total))
-        self.room.leave(room)
-        return like_in(room, total)
+        place = self._sums.get(key)
+        if place is total:
+            self.leave(total)
+            return total
+        room = self._take(span_bytes(total)) if place is None else self._rooms[place.data_ptr()]
+        self._sums[key] = put(self.room, room, total, place)
+        return self._sums[key]

@@ -20,16 +20,19 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .image import Buffer
-from .malloc import give_freed_memory_back
+from .malloc import apart, give_freed_memory_back
 from .optimizer_state import StateError
+
+if TYPE_CHECKING:  # only bundles that offload weights have it
+    from .stored_weights import StoredWeights
 
 STORED_FROM_BYTES = 4096  # what is kept of a smaller parameter stays with the device: it is a page
 State = dict[str, Any]  # what an optimizer keeps for a parameter
@@ -224,24 +227,30 @@ class StoredState:
         self,
         optimizer: torch.optim.Optimizer,
         room: StoreRoom,
-        leave: Callable[[Tensor], None] | None = None,
+        weights: StoredWeights | None = None,
     ) -> None:
-        self.optimizer, self.room = optimizer, room
-        self._leave = leave  # weights and gradients, where these lie in the store, too
-        self.least_bytes = 0 if leave else STORED_FROM_BYTES  # what stays must not grow with depth
+        self.optimizer, self.room, self.weights = optimizer, room, weights
+        self.least_bytes = STORED_FROM_BYTES if weights is None else 0  # the rest grows with depth
         self.rooms: dict[tuple[int, str], Tensor] = {}  # parameter and key -> its bytes
+        self.places: dict[tuple[int, str], Tensor] = {}  # the tensors over them
         self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
 
     def step(self) -> None:
         """Update all parameters, the state of a piece of them at a time."""
-        for piece in pieces(self.optimizer):
-            for parameter in piece:
-                self._fetch(parameter)
-            with only(self.optimizer, piece):
-                self.optimizer.step()
-            for parameter in piece:
-                self._put(parameter)
-            self._let_go(piece)
+        with nullcontext() if self.weights is None else apart():
+            for piece in pieces(self.optimizer):
+                self._step_piece(self.optimizer, piece)
+
+    def _step_piece(self, optimizer: torch.optim.Optimizer, piece: Sequence[nn.Parameter]) -> None:
+        known = len(self.rooms)
+        for parameter in piece:
+            self._fetch(parameter)
+        with self._here(piece), only(optimizer, piece):
+            optimizer.step()
+        for parameter in piece:
+            self._put(parameter)
+        if self.weights is not None and len(self.rooms) > known:
+            give_freed_memory_back()  # a first state: what is small lies between what has gone
 
     def keep(self, parameter: nn.Parameter, key: str, value: Tensor) -> Tensor:
         """Return what is to be kept of a tensor of the state: itself, or its place in the store."""
@@ -251,11 +260,10 @@ class StoredState:
         room = self.rooms.get(place)
         if room is None or room.numel() < span_bytes(value):
             room = self.rooms[place] = self.room.take(span_bytes(value))
+            self.places.pop(place, None)
         self.homes[place] = value.device
-        stored = like_in(room, value)
-        stored.copy_(value)
-        self.room.leave(room)
-        return stored
+        self.places[place] = put(self.room, room, value, self.places.get(place))
+        return self.places[place]
 
     def put_home(self, facts: dict[str, Any], parameters: Mapping[str, nn.Parameter]) -> None:
         """Say in the facts of a state where the optimizer has its tensors, and not where they lie.
@@ -270,23 +278,16 @@ class StoredState:
         }
         facts["on_cpu"] = [name for name in facts["on_cpu"] if not stored.get(name, False)]
 
-    def _let_go(self, piece: Sequence[nn.Parameter]) -> None:
-        """Let go of the memory of weights and gradients that lie in the store, too."""
-        if self._leave is None:
-            return
-        for parameter in piece:
-            self._leave(parameter.detach())
-            if parameter.grad is not None:
-                self._leave(parameter.grad)
-        give_freed_memory_back()
+    def _here(self, piece: Sequence[nn.Parameter]) -> AbstractContextManager[None]:
+        """Have the weights of a piece in memory meanwhile, where they lie in the store, too."""
+        return nullcontext() if self.weights is None else self.weights.here_for(piece)
 
     def _fetch(self, parameter: nn.Parameter) -> None:
         state: State = self.optimizer.state.get(parameter, {})
         for key in state:
             place = id(parameter), key
             if place in self.homes:
-                state[key] = _copy(state[key], self.homes[place])
-                self.room.leave(self.rooms[place])
+                state[key] = fetched(self.room, self.rooms[place], state[key], self.homes[place])
 
     def _put(self, parameter: nn.Parameter) -> None:
         state: State = self.optimizer.state.get(parameter, {})
@@ -352,9 +353,35 @@ def like_in(room: Tensor, value: Tensor) -> Tensor:
     return flat.as_strided(value.shape, value.stride())
 
 
-def _copy(stored: Tensor, where: torch.device) -> Tensor:
+def put(store: StoreRoom, room: Tensor, value: Tensor, place: Tensor | None = None) -> Tensor:
+    """Put a dense tensor into a room; return its place there: the one from before, if it is alike.
+
+    Past the mapping, if it can be: to write a page that is mapped costs more than the copy. No
+    place is made anew each time: what is small and stays would lie between what goes.
+    """
+    if place is None or not _is_like(place, value):
+        place = like_in(room, value)
+    if value.device.type == "cpu":
+        store.write(room, bytes_of(value))
+    else:
+        place.copy_(value)
+    store.leave(room)
+    return place
+
+
+def _is_like(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+def fetched(store: StoreRoom, room: Tensor, stored: Tensor, where: torch.device) -> Tensor:
+    """Return a copy of a dense tensor that lies in a room; of one that does not, as well."""
     made = torch.empty_strided(stored.shape, stored.stride(), dtype=stored.dtype, device=where)
-    return made.copy_(stored)
+    if where.type == "cpu" and stored.data_ptr() == room.data_ptr():
+        store.read(room, bytes_of(made))
+    else:
+        made.copy_(stored)
+    store.leave(room)
+    return made
 
 
 def room_of(folder: str | None, device: str, nbytes: int) -> StoreRoom:

@@ -23,14 +23,14 @@ from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Options, Plan, Source, explain, from_json, make_plan, replan, to_json
 from bigbrain_fx.plan.offloading import WORDS, require_stores
 from bigbrain_fx.plan.remedy import plan_or_remedy
-from tests.support.synthetic import cluster_of, device, graph_of, op, weight
+from tests.support.synthetic import cluster_of, device, graph_of, op, tensor, weight
 
 MIB = 2**20
 WEIGHTS: tuple[Offloaded, ...] = ("weights",)
 SOURCE = Source("model.py")
 
 
-def layers(count: int, numbers: int = MIB // 4) -> Graph:
+def layers(count: int, numbers: int = MIB // 4, out: int = 4) -> Graph:
     """Return products in a row, each a layer of its own that keeps what it read."""
     ops = [
         op(
@@ -38,6 +38,7 @@ def layers(count: int, numbers: int = MIB // 4) -> Graph:
             "aten.linear.default",
             Ref(f"v{i - 1}" if i else "x"),
             ParamRef(f"w{i}"),
+            out=tensor(out),
             modules=(ModuleCall("", "Net"), ModuleCall(f"blocks.{i}", "Block")),
             saves=Saves((0,), 0, 4096, 4096),
         )
@@ -72,8 +73,16 @@ def test_each_layer_is_a_stage_and_comes_once_for_forwards_and_once_for_backward
 
 
 def test_memory_is_that_of_a_layer_and_the_store_has_all() -> None:
-    few, many = (planned(layers(count)).forecast.of("d0") for count in (8, 64))
-    assert many.peak_bytes == few.peak_bytes
+    fast = with_stores(device("d0"), rate=1e12)
+    both = (planned(layers(count, out=MIB // 4), fast) for count in (8, 64))
+    few, many = (plan.forecast.of("d0") for plan in both)
+    received = 63 * 2 * MIB  # of two micro-batches
+    assert many.stored_bytes == 4 * 64 * MIB + received
+    assert many.peak_bytes == few.peak_bytes < 20 * MIB
+
+
+def test_the_store_has_all_and_its_seconds_are_forecast() -> None:
+    many = planned(layers(64)).forecast.of("d0")
     weights = 64 * MIB  # and as much in gradients, twice as much in AdamW's state
     assert 4 * weights <= many.stored_bytes < 4.01 * weights
     kept = planned(layers(64), offload=()).forecast.of("d0")

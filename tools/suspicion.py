@@ -34,8 +34,8 @@ DEVICES = ("d0", "d1", "d2", "d3")
 RATES = (0.05, 0.1, 0.25, 0.5, 1.0)
 STEPS = 12  # of a run with one wrong result
 COSTED = Size(width=128, blocks=4, words=512, length=64)
-MOST = 60  # steps of a device that is wrong from its first step on
-COST_STEPS, LAUNCHED_STEPS, LAUNCHED_RATE = 8, 60, 0.25
+MOST = 30  # steps of a device that is wrong from its first step on
+COST_STEPS, LAUNCHED_STEPS, LAUNCHED_RATE = 8, 40, 0.25
 
 
 def drawn_wrong(dice: random.Random, kind: str, steps: int) -> Wrong:

@@ -26,6 +26,11 @@ from bigbrain_fx.errors import InputError
 )
 @click.option("-o", "--out", type=PATH, required=True, help="Folder of the new bundle.")
 @click.option("--partitioner", help="Another one than the plan's.")
+@click.option(
+    "--freeze",
+    metavar="MODULES",
+    help="Train these no more, as embed,blocks.0-5: no gradients, no optimizer's state, cut anew.",
+)
 @force_bundle_option
 @json_option
 def resplit(
@@ -35,6 +40,7 @@ def resplit(
     from_dcp: Path | None,
     out: Path,
     partitioner: str | None,
+    freeze: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -48,7 +54,9 @@ def resplit(
 
     if commits is not None and from_dcp is not None:
         raise InputError("expected one of --commits and --from-dcp", help="leave one out")
+    names = tuple(name.strip() for name in freeze.split(",")) if freeze is not None else ()
     how: dict[str, Any] = {"partitioner": partitioner, "force": force, "from_dcp": from_dcp}
+    how |= {"freeze": names}
     with working(f"moving {bundle}"):
         done = resplit_bundle(bundle, devices, out, commits, **how)
     for warning in done.warnings:

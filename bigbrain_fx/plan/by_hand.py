@@ -80,7 +80,7 @@ def homes_of(graph: Graph, cluster: Cluster, pins: Pins, at: str = "--pin") -> d
     said: dict[str, str] = {}
     for modules, device in pins:
         _require_device(device, cluster, at)
-        for path in _paths(modules, known, at):
+        for path in named_paths(modules, known, at):
             if said.setdefault(path, device) != device:
                 raise InputError(
                     f"{path} is to be on {said[path]} and on {device}",
@@ -261,8 +261,12 @@ def _modules(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p for op in graph.ops for p in reversed(_upwards(op.module_path))))
 
 
-def _paths(modules: str, known: Sequence[str], at: str) -> list[str]:
-    """Return the paths that "blocks.0-5" stands for; a module of that very name comes first."""
+def named_paths(modules: str, known: Sequence[str], at: str) -> list[str]:
+    """Return the paths that "blocks.0-5" stands for; a module of that very name comes first.
+
+    Raises:
+        InputError: one of them is not known; says which are near.
+    """
     head, dot, last = modules.rpartition(".")
     first, dash, end = last.partition("-")
     if modules in known or not (dash and first.isdecimal() and end.isdecimal()):

@@ -11,6 +11,7 @@ work is compared bit by bit, and no worker is outvoted.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import mmap
@@ -274,12 +275,15 @@ class Checker:
         except DifferentError as error:
             self.device = None  # it is within a step
             return str(error)
+        finally:
+            transport.tape = None  # gives its memory back, whoever still has the transport
         return ""
 
     def _device(self, rank: int) -> Device:
         torch.set_num_threads(self.threads or self.bundle.threads[rank])
         if self.device is None or rank != self.rank:
-            self.device = None  # before there is another: they may be large
+            self.device = None
+            gc.collect()  # before there is another: they may be large, and refer to themselves
             here = torch.device("cpu")
             self.device = make_device(self.bundle, rank, Again(), self.seed, here)
             self.device.hooks, self.device.on_nan = Hooks(), self.on_nan

@@ -27,6 +27,7 @@ from bigbrain_fx.plan import (
     require_no_overlap,
     to_json,
     updating,
+    with_frozen,
 )
 from bigbrain_fx.runtime import (
     FORMAT,
@@ -65,6 +66,7 @@ def resplit(
     *,
     from_dcp: str | Path | None = None,
     partitioner: str | None = None,
+    freeze: Sequence[str] = (),
     force: bool = False,
 ) -> Resplit:
     """Move a training run to other devices: fewer, more, or others.
@@ -81,6 +83,8 @@ def resplit(
         from_dcp: go on from what torch.distributed.checkpoint saved of this model and optimizer
             instead of from a commit.
         partitioner: another one than the plan's.
+        freeze: modules ("blocks.0-5") that train no more from here on: they have no gradients and
+            no optimizer's state then, and may lie on other devices.
         force: replace a bundle that is there.
 
     Raises:
@@ -94,6 +98,8 @@ def resplit(
     require_no_overlap(plan, "resplit", "export the weights, and split the model with them anew")
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
     asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
+    if freeze:
+        asked = replace(asked, graph=with_frozen(asked.graph, freeze))
     with _scratch(target) as scratch:
         if from_dcp is None:
             named, notes = _of_commit(plan, old, commits)
@@ -211,7 +217,8 @@ class _Moved:
         """Return what a device's optimizer has the state of: with ZeRO its replica's share."""
         param, stages = self.plan.graph.param, self.plan.stages
         own = stages.of(device)
-        held = {param[name].canonical for stage in own for name in stage.params}
+        used = (param[name] for stage in own for name in stage.params)
+        held = {each.canonical for each in used if each.spec.requires_grad}
         if not stages.zero_stage:
             return held
         updates = updating(self.plan.graph, stages)

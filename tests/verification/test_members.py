@@ -170,7 +170,7 @@ def test_an_axis_has_a_part_for_each_member(bench: Bench) -> None:
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
         ({"zero_stage": 1}, "and this plan has one"),
-        ({"recompute": "ops"}, "does not go with --recompute ops yet"),
+        ({"recompute": "all"}, "does not go with --recompute yet"),
         ({"defer": "all"}, "does not go with --defer yet"),
         ({"schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
         ({"pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),

@@ -96,8 +96,8 @@ def not_yet(
         yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
     if options.sum_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
-    if options.recompute in ("ops", "auto"):
-        yield f"--recompute {options.recompute}", "use --recompute all, or leave --tensor out"
+    if options.recompute:
+        yield "--recompute", "leave it out, or --tensor"
     if options.defer:
         yield "--defer", "leave it out, or --tensor"
     if options.pins or options.place:

@@ -141,7 +141,7 @@ def _verdict(perfect: int | None, some: int | None) -> str:
     if perfect is None:
         ends = "at once" if some is None else f"after a batch of {some}"
         return (
-            f"No batch scales perfectly here (twice the batch, 1/{PERFECT:g} of the steps or less): "
+            f"No batch here scales perfectly (twice the batch, 1/{PERFECT:g} of the steps): "
             f"replicas cost extra steps from the first, and what they gain ends {ends}."
         )
     return (

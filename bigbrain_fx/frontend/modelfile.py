@@ -395,6 +395,8 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
                 help=MADE if name == "optimizer" else f"define it: def {name}(...)",
             )
         found[name] = value
+    if found["batches"] is not None:
+        _require_seeded(found["batches"], path)
     if found["lr_scale"] is not None and found["scheduler"] is not None:
         raise InputError(
             "the file has both `lr_scale` and `scheduler`, and each sets the learning rates",
@@ -403,6 +405,25 @@ def _functions(module: ModuleType, path: Path) -> dict[str, object]:
             "scheduler that does what lr_scale does",
         )
     return found
+
+
+def _require_seeded(batches: object, path: Path) -> None:
+    """Refuse a `batches` that cannot be called with a seed, before a run does so.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        inspect.signature(batches).bind(0)  # type: ignore[arg-type]  # it is callable
+    except ValueError:
+        return  # of C: a run will see
+    except TypeError as error:
+        raise InputError(
+            f"`batches` is called as batches(seed), and takes other arguments: {error}",
+            at=_definition(batches, path),
+            help="define it: def batches(seed): ..., and draw what is random by the seed, which "
+            "a run that is started with --seed chooses",
+        ) from error
 
 
 def _clip_norm(module: ModuleType, path: Path) -> float | None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.lockstep import taken
-from bigbrain_fx.frontend.tracing.parted import Make, _dice_kept, _error, _numbers, _place, _Shape
+from bigbrain_fx.frontend.tracing.parted import _error
+from bigbrain_fx.frontend.tracing.trial import Make, Shape, dice_kept, numbers_of, place_of
 
 MOST_NUMBERS = 4_000_000
 _STEPS = 3
@@ -36,8 +37,10 @@ def require_divided(model: nn.Module, make: Make, shards: Sequence[Shard]) -> No
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     of = {(s.param, s.member): s for s in shards if s.param in trained}
     names = _representative(trained, of)
-    start = {n: _numbers(n, _Shape(_few(trained[n], of.get((n, 0))), torch.float64)) for n in names}
-    with _dice_kept():
+    start = {
+        n: numbers_of(n, Shape(_few(trained[n], of.get((n, 0))), torch.float64)) for n in names
+    }
+    with dice_kept():
         whole = _stepped(make, start, start)
         for member in sorted({number for _, number in of}):
             own = {n: _part(t, of.get((n, member))) for n, t in start.items()}
@@ -54,7 +57,7 @@ def _unlike(name: str, member: int, error: float, make: Make, is_part: bool) -> 
     return InputError(
         f"optimizer(named_params) looks at more than one number at a time: with --tensor it "
         f"updates {what} otherwise, by {error:.1e} of its update",
-        at=_place(make),
+        at=place_of(make),
         notes=("every member makes an optimizer of its own, and gives it the parts it has",),
         help="update each number by its own gradient alone, as torch.optim.AdamW does, or leave "
         "--tensor out",
@@ -95,8 +98,8 @@ def _stepped(
     made = make(list(params.items()))
     for step in range(_STEPS):
         for name, parameter in params.items():
-            shape = _Shape(tuple(whole[name].shape), torch.float64)
+            shape = Shape(tuple(whole[name].shape), torch.float64)
             shard = shards.get(name) if shards else None
-            parameter.grad = _part(_numbers(f"{step} {name}", shape), shard).clone()
+            parameter.grad = _part(numbers_of(f"{step} {name}", shape), shard).clone()
         made.step()
     return {name: parameter.detach() for name, parameter in params.items()}

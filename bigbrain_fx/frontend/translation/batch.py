@@ -100,6 +100,7 @@ def take_apart(
         InputError: it holds no tensor with a dimension 0; or `dims` does not fit it.
     """
     found = [(key, value) for key, value in _walk(batch, ()) if isinstance(value, Tensor)]
+    _require_strided(found)
     said = dims_of(found, dims or {})
     found = [(key, _first(value, said.get(key) or 0)) for key, value in found]
     own = [tensor.shape[0] for key, tensor in found if said.get(key) is not None]
@@ -121,6 +122,19 @@ def take_apart(
     entries = tuple(replace(entry, said=entry.key in said) for entry in entries)
     slots = {entry.key: Slot(entry.name, entry.dim) for entry in entries}
     return Batch(_template(batch, (), slots), entries, rows)
+
+
+def _require_strided(found: Sequence[tuple[Key, Tensor]]) -> None:
+    for key, tensor in found:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            raise InputError(
+                f"batch entry {'.'.join(map(str, key)) or 'x'!r} is a {kind} tensor, and only "
+                "tensors of plain memory (strided) are split by rows and sent",
+                help="give what it is made of, and put it together in forward: padded values and "
+                "lengths for a nested tensor; dense rows, or indices and values with "
+                "batch_dims = {...: None}, for a sparse one",
+            )
 
 
 def _has_rows(key: Key, tensor: Tensor, rows: int, said: Mapping[Key, int | None]) -> bool:

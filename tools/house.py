@@ -18,7 +18,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import click
@@ -76,10 +76,27 @@ class Module:
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of its tree, walked once."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
+        """Its imports, wherever they stand."""
+        return tuple(n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom))
+
+    @cached_property
     def promised(self) -> frozenset[str]:
         """The names that a package's `__init__` binds itself: they are no modules of it."""
-        imports = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
-        return frozenset(alias.asname or alias.name for node in imports for alias in node.names)
+        named = (node for node in self.imports if isinstance(node, ast.ImportFrom))
+        return frozenset(alias.asname or alias.name for node in named for alias in node.names)
+
+    @cached_property
+    def for_checkers(self) -> frozenset[ast.AST]:
+        """What only a type checker reads."""
+        blocks = (n for n in self.nodes if isinstance(n, ast.If) and _is_checking(n.test))
+        lines = (line for block in blocks for line in block.body)
+        return frozenset(inner for line in lines for inner in ast.walk(line))
 
 
 def counted(root: Path) -> House:
@@ -88,7 +105,7 @@ def counted(root: Path) -> House:
     Args:
         root: the folder that holds `bigbrain_fx/` and pyproject.toml.
     """
-    modules = {module.name: module for module in _modules(root)}
+    modules = _modules(root)
     functions = [found for module in modules.values() for found in _functions(module)]
     sizes = sorted(end - start + 1 for _, start, end, _ in functions)
     return House(
@@ -124,7 +141,12 @@ def _top_names(root: Path) -> tuple[str, ...]:
     return tuple(sorted({p.name for p in (root / "bigbrain_fx").iterdir()} - NO_ROOMS))
 
 
-def _modules(root: Path) -> Iterator[Module]:
+@lru_cache(maxsize=2)
+def _modules(root: Path) -> dict[str, Module]:
+    return {module.name: module for module in _parsed(root)}
+
+
+def _parsed(root: Path) -> Iterator[Module]:
     for top in PRODUCT:
         for path in sorted((root / top).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
@@ -140,7 +162,7 @@ def _room(name: str) -> str:
 
 
 def _functions(module: Module) -> Iterator[tuple[str, int, int, int]]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             end = node.end_lineno or node.lineno
             yield f"{module.name}:{node.name}", node.lineno, end, _branches(node)
@@ -189,21 +211,16 @@ def _imported(module: Module, modules: dict[str, Module], at_run: bool = False) 
         modules: all of ours by name.
         at_run: leave out what only a type checker reads.
     """
-    skipped = _for_checkers(module.tree) if at_run else set[ast.AST]()
+    skipped = module.for_checkers if at_run else frozenset[ast.AST]()
     found = set[str]()
-    for node in ast.walk(module.tree):
+    for node in module.imports:
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
+        else:
             found.update(_sources(module, node, modules))
     return {name for name in found if name in modules and name != module.name}
-
-
-def _for_checkers(tree: ast.Module) -> set[ast.AST]:
-    blocks = (n for n in ast.walk(tree) if isinstance(n, ast.If) and _is_checking(n.test))
-    return {inner for block in blocks for line in block.body for inner in ast.walk(line)}
 
 
 def _is_checking(test: ast.expr) -> bool:
@@ -241,7 +258,7 @@ ROOMS = re.compile(r"(<!-- rooms -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def picture(root: Path) -> str:
     """Draw the rooms in mermaid: an arrow where one imports another and no path says so already."""
-    modules = {module.name: module for module in _modules(root)}
+    modules = _modules(root)
     graph: nx.DiGraph[str] = nx.DiGraph()
     for module in modules.values():
         here = _drawn(module.name)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture, leaf_paths
@@ -151,6 +152,27 @@ def test_a_model_that_asks_autograd_itself_is_told_of_leaves() -> None:
         capture(Force(), (torch.randn(8, 4),))
     assert "--leaf" in (caught.value.help or "")
     assert (caught.value.at or "").startswith("test_objective.py:")
+
+
+class ByMath(nn.Module):
+    """Attention by the plain formula: the processor's own code has other bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(-1, 1, 2, 2)
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True).reshape(-1, 4)
+
+
+def test_a_part_that_changes_how_torch_computes_is_kept_whole() -> None:
+    found = capture(nn.Sequential(Plain(), ByMath()), (torch.randn(8, 4),))
+    assert leaf_paths(found.graph) == ("1",)
+    assert "changes how torch computes" in found.warnings[0]
+
+
+def test_a_model_that_changes_how_torch_computes_is_told_of_leaves() -> None:
+    with pytest.raises(CaptureError, match="BX0187: forward changes how torch computes") as caught:
+        capture(ByMath(), (torch.randn(8, 4),))
+    assert "--leaf" in (caught.value.help or "")
 
 
 class Graphs(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing import parted
+from bigbrain_fx.frontend.tracing import trial
 from bigbrain_fx.frontend.tracing.parted import require_all_stepped, require_parted
 from tests.support.bundles import MODEL, cluster
 
@@ -175,7 +175,7 @@ def test_a_large_model_is_tried_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with torch.device("meta"):
         model = net()
-    monkeypatch.setattr(parted, "MOST_NUMBERS", 40)
+    monkeypatch.setattr(trial, "MOST_NUMBERS", 40)
     require_parted(model, make, HELD)
     assert sum(seen[0]) <= 40
     assert len(seen[0]) == 6
@@ -320,3 +320,28 @@ def test_one_that_does_something_once_a_step_is_refused_where_it_is_stepped_by_p
     with pytest.raises(InputError, match="something once a step for all parameters"):
         require_parted(net(), CountingOnce.of, HELD, by_pieces=True)
     assert require_parted(net(), torch.optim.AdamW, HELD, by_pieces=True) is None
+
+
+class Decays(torch.optim.SGD):
+    """Decays by gradients, and makes them where there are none."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.grad = p.detach() if p.grad is None else p.grad + p.detach()
+        return super().step(closure)
+
+
+def test_one_that_moves_what_gets_no_gradient_is_refused() -> None:
+    model = net()
+    held = {device: [n for n in names if n[0] != "1"] for device, names in HELD.items()}
+    with pytest.raises(InputError, match=r"moves 1\.weight, to which no gradient") as caught:
+        require_parted(model, lambda named: Decays([p for _, p in named], lr=0.1), held)
+    assert "requires_grad_(False)" in (caught.value.help or "")
+    model.get_submodule("1").requires_grad_(False)  # as the help says
+    require_parted(model, lambda named: Decays([p for _, p in named], lr=0.1), held)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Rprop, torch.optim.Adagrad])
+def test_what_gets_no_gradient_may_be_given_to_torchs_own(kind: Any) -> None:
+    held = {device: [n for n in names if n[0] != "1"] for device, names in HELD.items()}
+    assert require_parted(net(), lambda named: kind([p for _, p in named], lr=0.1), held) is None

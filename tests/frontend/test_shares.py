@@ -131,3 +131,11 @@ def test_what_fills_up_must_not_count() -> None:
     pad: dict[str | int, int | float] = {"x": 0, "mask": 0}
     assert require_padding(model, mean, pad, found, None) == ""
     assert pads(found.batch, pad) == pad
+
+
+def test_tensors_of_other_layouts_are_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)], layout=torch.jagged)
+    for entry, kind in ((torch.eye(4).to_sparse(), "sparse_coo"), (nested, "nested")):
+        with pytest.raises(InputError, match=f"batch entry 'x' is a {kind} tensor") as caught:
+            take_apart({"x": entry, "y": torch.zeros(ROWS)})
+        assert "in forward" in (caught.value.help or "")

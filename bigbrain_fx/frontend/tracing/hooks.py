@@ -152,7 +152,7 @@ class Suspect:
 
     Attributes:
         what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
-            gradients itself.
+            gradients itself; or "ways": it changes how torch computes for some of its lines.
         at: the user's line. module: class of the module that it belongs to.
     """
 
@@ -175,6 +175,7 @@ class _Suspects(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: Suspect | None = None
+        self._ways = _ways()
 
     def __torch_function__(
         self,
@@ -183,10 +184,29 @@ class _Suspects(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        what = _reaches(func, args) if self.found is None else None
+        what = self._what(func, args) if self.found is None else None
         if what is not None:
             self.found = _suspect(what, sys._getframe(1))
         return func(*args, **(kwargs or {}))
+
+    def _what(self, func: Callable[..., object], args: tuple[object, ...]) -> str | None:
+        return _reaches(func, args) or (None if _ways() == self._ways else "ways")
+
+
+def _ways() -> tuple[object, ...]:
+    """Return what decides beside the ops which code of torch computes them."""
+    attention = torch.backends.cuda
+    return (
+        attention.flash_sdp_enabled(),
+        attention.math_sdp_enabled(),
+        attention.mem_efficient_sdp_enabled(),
+        attention.cudnn_sdp_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        torch._C._len_torch_dispatch_stack(),
+    )
 
 
 def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | None:

@@ -70,6 +70,7 @@ from bigbrain_fx.frontend.translation.refusals import (
     last_rows,
     may_be_loss,
     modules_of,
+    other_ways,
     said_axis,
     undecided,
     with_loss_remedy,
@@ -328,7 +329,7 @@ class _Job:
             at=_where(found.graph, wrong),
             help=_advice(wrong),
         )
-        return self.diagnosed(error) if "gradient" in wrong else error
+        return self.diagnosed(error)
 
     def diagnosed(self, error: BigBrainError) -> BigBrainError:
         """Say what in forward no graph holds, where that is the cause of a refusal."""
@@ -338,11 +339,11 @@ class _Job:
         cause = suspect(lambda: self.ladder.plain.run(rows, 0))
         if cause is None:
             return error
-        if cause.what == "autograd":
+        if cause.what in _REFUSED:
             own = cause.module not in (None, type(self.step.model).__name__)
-            asks = asks_autograd(cause.at, cause.module if own else None)
-            asks.inside = cause.module if own else None
-            return asks
+            return _REFUSED[cause.what](cause.at, cause.module if own else None)
+        if error.what.startswith("BX0201") and "gradient" not in error.what:
+            return error
         error.at = cause.at
         if error.what.startswith("BX0201") and cause.what != "data":
             error.help = WITHOUT_GRADIENT if cause.what == "requires_grad" else FUNCTION
@@ -503,6 +504,7 @@ _OF_CRITERION = (
     "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
     "criterion(output, batch[1])"
 )
+_REFUSED = {"autograd": asks_autograd, "ways": other_ways}
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 

@@ -206,10 +206,17 @@ def graph_inputs(
 
 
 def _reach(batch: object, key: Key) -> Tensor:
-    for step in key:
-        batch = batch[step]  # type: ignore[index]  # keys come from a batch of this structure
+    said = ".".join(map(str, key))
+    try:
+        for step in key:
+            batch = batch[step]  # type: ignore[index]  # of the structure of the example, or refused
+    except (KeyError, IndexError, TypeError) as error:
+        raise InputError(
+            f"a batch has no entry {said!r}",
+            help="every batch must be like example_batch(): mend batches() and split again",
+        ) from error
     if not isinstance(batch, Tensor):
-        raise InputError(f"batch entry {list(key)} must be a tensor, found {type(batch).__name__}")
+        raise InputError(f"batch entry {said!r} must be a tensor, found {type(batch).__name__}")
     return batch
 
 

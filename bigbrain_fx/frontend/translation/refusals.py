@@ -35,7 +35,7 @@ _FINAL = (
     *(_BOTH_WAYS, "gives other shapes for other data"),
     *("BX0120", "BX0160", "BX0170", "must return a scalar tensor"),
 )
-_OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0199")
+_OF_A_TRACE = ("BX0101", "BX0130", "BX0185", "BX0187", "BX0199")
 _ABOUT_SIZE = ("Constraints violated", "the trace fixed the batch size", "specialized it to be")
 _UNKNOWN_SIZE = re.compile(r"data-dependent expression (?!Eq\(u\d+, 1\)).*Size-like symbols: u\d")
 _INSIDE = (  # torch's words for its own engine room
@@ -279,17 +279,36 @@ def last_rows(error: BaseException, batch: Batch) -> InputError:
 
 def asks_autograd(at: str, module: str | None) -> CaptureError:
     """Refuse a forward that asks autograd for gradients: forces, a gradient penalty."""
-    keep = (
-        f'keep the module that asks whole: --leaf {module} (or leaves = ["{module}"] in the model '
-        "file, or @bigbrain_fx.leaf on the class)"
-        if module
-        else "put what asks, with the modules that it asks about, into a module of its own and "
-        'keep that whole: --leaf with its class (or leaves = ["Class"] in the model file)'
-    )
-    return CaptureError(
+    error = CaptureError(
         "BX0185: forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
         at=at,
-        help=keep,
+        help=_kept_whole("asks, with the modules that it asks about,", module),
+    )
+    error.inside = module
+    return error
+
+
+def other_ways(at: str, module: str | None) -> CaptureError:
+    """Refuse lines under sdpa_kernel, mkldnn.flags, a dispatch mode: no op says that."""
+    error = CaptureError(
+        "BX0187: forward changes how torch computes for some of its lines (sdpa_kernel, flags of "
+        "torch.backends, a mode of torch), and a graph of ops has none of that",
+        at=at,
+        help=_kept_whole("computes so", module),
+    )
+    error.inside = module
+    return error
+
+
+def _kept_whole(what: str, module: str | None) -> str:
+    if module:
+        return (
+            f"keep the module that {what.partition(',')[0]} whole: --leaf {module} (or leaves = "
+            f'["{module}"] in the model file, or @bigbrain_fx.leaf on the class)'
+        )
+    return (
+        f"put what {what} into a module of its own and keep that whole: --leaf with its class (or "
+        'leaves = ["Class"] in the model file)'
     )
 
 

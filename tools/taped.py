@@ -102,8 +102,8 @@ class Rig:
             self.bundle, rank, transport, self.bundle.seed, here
         )
         transport.device = device
-        control = _Line(self.runtime["control"].Check, rank)
-        recorder = self.runtime["suspicion"].Recorder(transport, control, rate)
+        control = _Line(self.runtime["control"].TapeCheck, rank)
+        recorder = self.runtime["suspicion"].TapeRecorder(transport, control, rate)
         is_drawn = self.runtime["suspicion"].is_drawn
         for step in range(steps):
             drawn = is_drawn(rate, draw, device.name, step)

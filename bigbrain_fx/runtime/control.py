@@ -62,7 +62,7 @@ class Duty:
 
 
 @dataclass(frozen=True)
-class Check:
+class TapeCheck:
     """A step of a device that a spare is to compute again; see `suspicion`.
 
     Attributes:
@@ -118,7 +118,7 @@ class Control:
         self.beat_s = beat_s
         self.changed = threading.Condition()
         self._speaking = threading.Lock()  # parts of what one thread says stay together
-        self.duties: deque[Duty | Check] = deque()
+        self.duties: deque[Duty | TapeCheck] = deque()
         self.generation = -1  # the newest that was announced
         self.meeting: Meeting | None = None
         self.values: dict[str, bytes] = {}
@@ -194,7 +194,7 @@ class Control:
             self._waiting = None
             self._instruction += 1
 
-    def next_duty(self) -> Duty | Check:
+    def next_duty(self) -> Duty | TapeCheck:
         """Wait for what to be."""
         with self.changed:
             self.changed.wait_for(lambda: self.duties)
@@ -477,7 +477,7 @@ class Control:
         self.tapes[step] = files[0]
 
     def _do_check(self, files: tuple[int, ...], rank: int, start: int, number: int) -> None:
-        self.duties.append(Check(rank, files[0], start, number))
+        self.duties.append(TapeCheck(rank, files[0], start, number))
 
     def _do_state(self, files: tuple[int, ...], step: int) -> None:
         self.state_at = step

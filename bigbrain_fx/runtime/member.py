@@ -23,7 +23,7 @@ from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel, enclose
 from .commits import FencedError
 from .committing import CommitOptions
-from .control import Check, Control, Duty, said
+from .control import Control, Duty, TapeCheck, said
 from .device import Device
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
@@ -36,7 +36,7 @@ from .saving import save_replayed
 from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
-from .suspicion import Checker, Recorder, require_repeatable
+from .suspicion import Checker, TapeRecorder, require_repeatable
 
 
 def serve(
@@ -56,7 +56,7 @@ def serve(
             control.say("warm")
             duty = control.next_duty()
         checker = Checker(bundle, seed, options.threads, options.on_nan)
-        while isinstance(duty, Check):
+        while isinstance(duty, TapeCheck):
             control.say("checked", number=duty.number, text=checker.check(duty))
             duty = control.next_duty()
         del checker  # it may hold a device
@@ -157,7 +157,7 @@ def _train(
     if transport.inner is None:
         transport.form()
     device.updates_together = control.peers
-    recorder = Recorder(transport, control, control.suspect) if control.suspect else None
+    recorder = TapeRecorder(transport, control, control.suspect) if control.suspect else None
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
         committer.close(device)
@@ -192,7 +192,7 @@ def _run(
     committer: SupervisedCommitter | None,
     options: argparse.Namespace,
     first: int,
-    recorder: Recorder | None = None,
+    recorder: TapeRecorder | None = None,
 ) -> bool:
     """Run the steps from `first`; return whether all of them were run: it may be told to stop."""
     control = snapshots.control

@@ -27,7 +27,7 @@ from torch import Tensor
 from .bundle import Bundle, make_device
 from .channel import Channel, Layout, pack, unpack
 from .checksum import WORD, checksum, seal
-from .control import Check, Control
+from .control import Control, TapeCheck
 from .hooks import Hooks
 from .state import State, StateError, restore, state_of
 
@@ -118,7 +118,7 @@ class Tape:
         self.tensors[name] = pack(tensor.detach(), layout).clone()
 
 
-class Recorder:
+class TapeRecorder:
     """Tapes of the steps of this process that are drawn.
 
     Args:
@@ -255,7 +255,7 @@ class Checker:
         self.rank = -1
         self.device: Device | None = None
 
-    def check(self, asked: Check) -> str:
+    def check(self, asked: TapeCheck) -> str:
         """Compute a step again; return what came out otherwise, "" where nothing did."""
         try:
             room = mmap.mmap(asked.file, 0)

@@ -120,7 +120,7 @@ def _regimes(curve: Sequence[Scaled]) -> Iterator[str]:
         return
     yield (
         f"Digits to {TARGET:.0%} on images never trained on, SGD with momentum, for each batch the "
-        "best of four rates, median of three seeds. Seconds are processor time of one device; the "
+        "best of six rates, median of three seeds. Seconds are processor time of one device; the "
         f"last column has a device for each {LEAST} rows, and messages that cost nothing."
     )
     yield ""

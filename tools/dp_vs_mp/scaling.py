@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from models import digits
 
 BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)
-RATES = (0.02, 0.05, 0.1, 0.2)
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 SEEDS = (0, 1, 2)
 TARGET = 0.95
 EPOCHS, FEWEST = 12, 120  # most that is trained: so many epochs, or steps where that is more

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, ModelFile, answers_in, capture, leaf_paths
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, with_frozen
 
 
 def capture_again(file: ModelFile, plan: Plan) -> Captured:
@@ -28,17 +28,34 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         autocast=file.autocast,
         batch_dims=file.batch_dims,
     )
-    if _unplaced(captured.graph) != _unplaced(plan.graph):
+    if _unplaced(captured.graph) == _unplaced(plan.graph):
+        return captured
+    if frozen := _frozen_since(captured.graph, plan.graph):
         raise InputError(
-            f"{file.path.name} gives another graph than the one that was split",
+            f"{file.path.name} trains {frozen[0]}, which this bundle has frozen (resplit --freeze)",
             at=str(file.path),
-            help="split it again, or give the file it was split from with --model",
+            help="give --model a copy of the file whose model() freezes it, too, with "
+            f"requires_grad_(False), and all of {len(frozen)} parameters that the bundle trains no "
+            "more",
         )
-    return captured
+    raise InputError(
+        f"{file.path.name} gives another graph than the one that was split",
+        at=str(file.path),
+        help="split it again, or give the file it was split from with --model",
+    )
+
+
+def _frozen_since(found: Graph, planned: Graph) -> list[str]:
+    """Return the parameters that are trained by the file and not by the plan, if that is all."""
+    trained = {p.name: p.spec.requires_grad for p in found.params}
+    frozen = [p.name for p in planned.params if trained.get(p.name) and not p.spec.requires_grad]
+    if not frozen or [*trained] != [p.name for p in planned.params]:
+        return []
+    return frozen if _unplaced(with_frozen(found, frozen)) == _unplaced(planned) else []
 
 
 def _unplaced(graph: Graph) -> Graph:
-    """Leave out where the code stands: a file may be moved, renamed, and given comments."""
+    """Leave out where the code stands (a file may be moved, and given comments) and what is kept."""
     ops = tuple(_unplaced_op(op) for op in graph.ops)
     return replace(graph, ops=ops, statements=())
 
@@ -46,4 +63,4 @@ def _unplaced(graph: Graph) -> Graph:
 def _unplaced_op(op: Op) -> Op:
     calls = (replace(call, type=call.type.rpartition(".")[2]) for call in op.modules)
     body = _unplaced(op.body) if op.body else None
-    return replace(op, modules=tuple(calls), source="", lines=(), body=body)
+    return replace(op, modules=tuple(calls), source="", lines=(), body=body, saves=None)

@@ -55,7 +55,7 @@ def _frozen_since(found: Graph, planned: Graph) -> list[str]:
 
 
 def _unplaced(graph: Graph) -> Graph:
-    """Leave out where the code stands (a file may be moved, and given comments) and what is kept."""
+    """Leave out where code stands (a file may be moved, and given comments) and what is kept."""
     ops = tuple(_unplaced_op(op) for op in graph.ops)
     return replace(graph, ops=ops, statements=())
 

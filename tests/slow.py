@@ -41,6 +41,8 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_no_place",
     ),
     "tests/supervisor/test_suspicion.py": ("test_a_wrong_activation",),
+    "tests/runtime/test_compiled.py": ("test_a_compiled_stage",),
+    "tests/verification/test_compiled.py": ("test_a_compiled_bundle",),
     "tests/tools/test_freezing.py": ("test_what_goes_on",),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
     "tests/runtime/test_mpi.py": ("test_mpirun_trains",),

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         metrics_at as metrics_at,
         popen as popen,
         read_status as read_status,
+        require_compilers as require_compilers,
         require_gpus as require_gpus,
         require_not_lean as require_not_lean,
         run as run,

@@ -22,6 +22,7 @@ from bigbrain_fx.plan import (
     Plan,
     asynchronous_text,
     compared_text,
+    compiled_text,
     explain,
     measured_share,
     measured_text,
@@ -82,6 +83,8 @@ def show_forecast(plan: Plan) -> None:
     _table((*heads, "messages", "peak", "has"), rows)
     if plan.stages.asynchronous:
         _say(asynchronous_text(plan.stages))
+    if plan.stages.compiled:
+        _say(compiled_text(plan.stages))
     if plan.stages.offload:
         _say(offload_text(plan.stages, plan.forecast, plan.cluster))
     around = spread(plan)
@@ -175,7 +178,7 @@ def show_explanation(found: Explanation) -> None:
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
-    for text in filter(None, (*said, found.asynchronous)):
+    for text in filter(None, (*said, found.asynchronous, found.compiled)):
         _say(text)
     for line in map(found.axis_text, found.axes):
         _say(f"  {line}")
@@ -196,9 +199,10 @@ def _show_compared(found: Sequence[Compared]) -> None:
 def pace_text(plan: Plan, median_s: float) -> str:
     """Return how fast a run was, beside its forecast; a faster device is no wrong forecast."""
     forecast_s, what = plan.forecast.step_s, "step" if plan.mode == "train" else "batch"
+    plain = " of stages that are not compiled" if plan.stages.compiled else ""
     return (
         f"median {median_s:.4f} s a {what}, {plan.graph.batch / median_s:.1f} rows a second; "
-        f"forecast {forecast_s:.4f} s: it took {median_s / forecast_s:.2f} times as long"
+        f"forecast {forecast_s:.4f} s{plain}: it took {median_s / forecast_s:.2f} times as long"
     )
 
 
@@ -302,6 +306,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "deferring": plan.stages.deferring,
         "offload": plan.stages.offload,
         "asynchronous": plan.stages.asynchronous,
+        "compiled": plan.stages.compiled,
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

@@ -149,6 +149,12 @@ _OF_PLANNING = (
         "[default: no].",
     ),
     _option(
+        "--compile",
+        "compiled",
+        is_flag=True,
+        help="Run each stage under torch.compile with its fixed shapes: equal to rounding.",
+    ),
+    _option(
         "--replicas",
         metavar="N|auto",
         help="Copies of the model on devices of their own, which share the micro-batches "
@@ -412,4 +418,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         pieces=choices["pieces"],
         offload=read_offload(choices["offload"]),
         asynchronous=choices["asynchronous"],
+        compiled=choices["compiled"],
     )

@@ -53,8 +53,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "--deadline",
     "deadline_s",
     type=POSITIVE,
-    default=300.0,
-    help="Longest wait for a message, in seconds.",
+    help="Longest wait for a message, in seconds [default: 300; 1800 where stages are compiled].",
 )
 @click.option(
     "--spares",

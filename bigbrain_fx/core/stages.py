@@ -295,6 +295,7 @@ class Stages:
         asynchronous: the pipeline does not run empty between two steps; None: it does.
         saves: of activations, by stage; stages that split their backward or make something again
             for it, and those that run code of the user's own, are left out.
+        compiled: they run under torch.compile, equal to rounding.
     """
 
     stages: tuple[Stage, ...]
@@ -308,6 +309,7 @@ class Stages:
     offload: tuple[Offloaded, ...] = ()
     asynchronous: Asynchronous | None = None
     saves: tuple[SavedInStore, ...] = ()
+    compiled: bool = False
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ from bigbrain_fx.plan.nouns import (
     Plan as Plan,
     Source as Source,
     asynchronous_text as asynchronous_text,
+    compiled_text as compiled_text,
     micro_text as micro_text,
     to_json as to_json,
 )

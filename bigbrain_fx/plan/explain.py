@@ -14,7 +14,7 @@ from bigbrain_fx.core import Costs, Edge, Graph, Placement, Shown, Stage
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.deferring import defer_text
 from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
-from bigbrain_fx.plan.nouns import Plan, asynchronous_text
+from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.order_text import order_text
 from bigbrain_fx.plan.recompute import recompute_text
@@ -76,7 +76,8 @@ class Explanation(Shown):
     each backward, `split` which make gradients of weights apart, `replicas` what copies of the
     model share, `order` why devices compute in this one, `tensor` what groups of them divide,
     `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried,
-    `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with.
+    `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
+    `compiled` that stages are compiled.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
@@ -97,6 +98,7 @@ class Explanation(Shown):
     compared: tuple[Compared, ...] = ()
     offload: str = ""
     asynchronous: str = ""
+    compiled: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -113,7 +115,7 @@ class Explanation(Shown):
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         said = self.tensor, self.replicas, self.recompute, self.split, self.offload, self.order
-        lines += [text for text in (*said, self.asynchronous) if text]
+        lines += [text for text in (*said, self.asynchronous, self.compiled) if text]
         lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
@@ -170,6 +172,7 @@ def explain(plan: Plan) -> Explanation:
         plan.compared,
         offload_text(plan.stages, plan.forecast, plan.cluster),
         asynchronous_text(plan.stages),
+        compiled_text(plan.stages),
     )
 
 

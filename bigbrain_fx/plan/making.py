@@ -24,6 +24,7 @@ from bigbrain_fx.plan.by_hand import (
     require_placeable,
     with_homes,
 )
+from bigbrain_fx.plan.compiling import require_compilable
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
@@ -68,6 +69,7 @@ def make_plan(
         InputError: the batch cannot be split as asked.
     """
     require_asynchronous(graph, cluster, source, options)
+    require_compilable(graph, source, options)
     require_stores(
         options.offload,
         cluster,
@@ -242,6 +244,7 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         tensor=1,
         offload=_offload_of(plan, cluster),
         asynchronous=plan.stages.asynchronous,
+        compiled=plan.stages.compiled,
     )
     if plan.search is None:
         return make_plan(plan.graph, cluster, plan.source, options)
@@ -287,6 +290,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         defer=defer_of(plan.stages, plan.trained),
         offload=_offload_of(plan, plan.cluster),
         asynchronous=plan.stages.asynchronous,
+        compiled=plan.stages.compiled,
     )
     return placed(
         plan.graph,

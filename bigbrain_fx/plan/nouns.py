@@ -54,6 +54,16 @@ def asynchronous_text(stages: Stages) -> str:
     return f"asynchronous, {stages.asynchronous}: {whose[stages.asynchronous]}; versions: {held}"
 
 
+def compiled_text(stages: Stages) -> str:
+    """Say that stages are compiled; nothing, where they are not."""
+    if not stages.compiled:
+        return ""
+    return (
+        "compiled: each stage runs under torch.compile with fixed shapes, equal to rounding; a "
+        "device compiles in its first step; the forecast is of stages that are not compiled"
+    )
+
+
 @dataclass(frozen=True)
 class Options:
     """What a user may choose; None means: let the planner choose.
@@ -80,7 +90,8 @@ class Options:
     planner choose how many, and so does None with the partitioner "auto".
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
-    overlap, and compute with older weights: see docs/asynchronous.md.
+    overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
+    torch.compile, equal to rounding.
     """
 
     partitioner: Given = "chain-dp"
@@ -111,6 +122,7 @@ class Options:
     tensor_whole: tuple[tuple[str, str], ...] = ()
     offload: tuple[Offloaded, ...] = ()
     asynchronous: Asynchronous | None = None
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,6 +229,8 @@ class Plan(Shown):
             lines.append(f"  {offload_text(self.stages, self.forecast, self.cluster)}")
         if self.stages.asynchronous:
             lines.append(f"  {asynchronous_text(self.stages)}")
+        if self.stages.compiled:
+            lines.append(f"  {compiled_text(self.stages)}")
         if self.stages.micros:
             lines.append(f"  {replicas_text(self.stages)}")
         for entry in self.forecast.devices:
@@ -235,13 +249,14 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores and overlapping steps nothing is written where there are none: a plan without them is
-    as it always was.
+    Of stores, overlapping steps and compiled stages nothing is written where there are none: a plan
+    without them is as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
+    left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:
         left_out["stages"] |= {"offload", "saves"}
         left_out["forecast"] = {"devices": {"__all__": {"stored_bytes", "moved_s"}}}

@@ -24,13 +24,20 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.asynchronous import overlapping, with_versions
+from bigbrain_fx.plan.compiling import compiling
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.deferring import deferring
 from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.fold import FOLDS, folded, is_folded, require_free, require_pieces
 from bigbrain_fx.plan.layer_by_layer import in_layers
 from bigbrain_fx.plan.lightening import lightened
-from bigbrain_fx.plan.memory_check import beside_tensors, for_tensors, require_fits
+from bigbrain_fx.plan.memory_check import (
+    beside_compiler,
+    beside_tensors,
+    for_tensors,
+    of_compiler,
+    require_fits,
+)
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.offloading import (
     as_planners_read,
@@ -83,7 +90,8 @@ def placement_of(
         costs = costs.alone
     method = partitioner(options.partitioner, **_choices(options, micro_batches))
     seen = as_planners_see(costs, options.offload)
-    smaller = for_tensors(seen.cluster, concrete, micro_batches)
+    left = beside_compiler(seen.cluster, compiled=options.compiled)
+    smaller = for_tensors(left, concrete, micro_batches)
     seen = with_versions(seen, options, micro_batches)
     told = replace(seen, cluster=smaller, recompute=options.recompute == "all")
     concrete = as_planners_read(concrete, options.offload)
@@ -91,7 +99,8 @@ def placement_of(
         with redirect_stdout(sys.stderr):  # a user's own may print, and stdout may hold JSON alone
             return _partitioned(method, concrete, told, options)
     except NoPlanError as error:
-        notes = (*error.notes, *beside_tensors(cluster, concrete, micro_batches))
+        beside_these = beside_tensors(cluster, concrete, micro_batches)
+        notes = (*error.notes, *beside_these, *of_compiler(compiled=options.compiled))
         raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
 
 
@@ -191,6 +200,7 @@ def placed(
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
     stages = overlapping(graph, stages, with_backward, micro_batches, options)
+    stages = compiling(stages, options)
     stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
     schedule = _schedule_for(graph, stages, options, keep_schedule)
     defer = "all" if options.defer is None and schedule in SPLIT else options.defer
@@ -210,7 +220,7 @@ def placed(
     stages = with_saved_in_stores(concrete, stages, costs, with_backward)
     if stages.asynchronous:
         forecast = in_a_row(programs, stages, stage_costs(concrete, stages, costs), forecast)
-    require_fits(forecast, cluster)
+    require_fits(forecast, cluster, compiled=stages.compiled)
     require_capacity(forecast, cluster)
     return Plan(
         graph,

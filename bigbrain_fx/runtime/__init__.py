@@ -42,6 +42,11 @@ if TYPE_CHECKING:
         write_record as write_record,
         write_shard as write_shard,
     )
+    from .compiler import (
+        LONGEST_COMPILE_S as LONGEST_COMPILE_S,
+        CompilerError as CompilerError,
+        require_compiler as require_compiler,
+    )
     from .data import (
         Splitting as Splitting,
         Stream as Stream,

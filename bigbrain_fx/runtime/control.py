@@ -137,6 +137,7 @@ class Control:
         self.suspect = 0.0  # the share of steps that spares compute again
         self.tapes: dict[int, int] = {}  # step -> the file for its tape
         self.state_at = -1  # the step at whose beginning a snapshot was asked for
+        self.is_busy: Callable[[], bool] = lambda: False  # with what is no instruction
         self.on_generation: Callable[[], None] = lambda: None
         self._parts: list[str] = []
         self._paused = False
@@ -388,6 +389,8 @@ class Control:
             _leave()
 
     def _beat(self) -> None:
+        if self.is_busy():
+            self._instruction += 1
         waiting = self._waiting
         self.say("beat", n=self._instruction, step=self._step, waiting=waiting)
 

@@ -105,6 +105,7 @@ class Device:
         empties_every: where steps run into each other and processes are replaced, each so-many-th
             ends with nothing under way: a state is of such a step's end.
         begins_empty: the next step begins so.
+        compiled: its stages run under torch.compile. See `compiled`.
     """
 
     name = ""
@@ -127,6 +128,7 @@ class Device:
     store_bytes = 0
     empties_every = 1
     begins_empty = True
+    compiled = False
 
     def __init__(
         self, transport: Transport, stream: Stream, seed: int, device: torch.device
@@ -146,6 +148,8 @@ class Device:
                 if self.zero_stage == 3 or is_stored:  # others keep most of them: see `join`
                     named = self.modules[number].parameters()
                     release(p for p in named if p.requires_grad or is_stored)
+        if self.compiled:
+            self._compile()
         self.parameters: dict[str, nn.Parameter] = {}
         self.held: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
@@ -171,6 +175,14 @@ class Device:
         self.saved: ActivationStore | None = None
         self.versions: Versions | None = None
         self.goes_on_after: Callable[[int], bool] = lambda _step: False  # into the next batch
+
+    def _compile(self) -> None:
+        from .compiled import compile_stages  # only bundles of --compile have it
+        from .compiler import require_compiler
+
+        if self.device.type == "cpu":
+            require_compiler(self.name)
+        compile_stages(self.modules.values())
 
     def _group(self) -> Group:
         from .group import Group  # only bundles with groups have it

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .command_line import words
+from .compiler import LONGEST_COMPILE_S, CompilerError
 from .data import BatchError, Spec
 from .device import Device
 from .local import Hub, LocalTransport
@@ -253,7 +254,7 @@ def infer_main(inference: Inference) -> None:
             run_here(inference, batches, places, steps, seed, shown.batch)
         else:
             _run(inference, batches, places, steps, seed, options, shown.batch)
-    except (BatchError, NoGpuError, WeightsError, SaveError) as error:
+    except (BatchError, CompilerError, NoGpuError, WeightsError, SaveError) as error:
         tell(f"error: {error}")
         sys.exit(1 if isinstance(error, SaveError) else BAD_INPUT)
     shown.end()
@@ -382,7 +383,12 @@ def _parser(inference: Inference) -> argparse.ArgumentParser:
     )
     parser.add_argument("--report", help="write each device's peak memory to this folder")
     parser.add_argument(
-        "--deadline", type=float, default=300.0, help="longest wait for any message, in seconds"
+        "--deadline",
+        type=float,
+        default=LONGEST_COMPILE_S
+        if any(device.compiled for device in inference.devices)
+        else 300.0,
+        help="longest wait for any message, in seconds (default %(default)g)",
     )
     parser.add_argument(
         "--rank", type=int, default=None, help="this process's device (default: $RANK)"

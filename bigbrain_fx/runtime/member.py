@@ -143,6 +143,10 @@ def _train(
     transport = ReplayTransport(cls.name, cls.channels, count, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
     device.on_nan = options.on_nan
+    if device.compiled:
+        from .compiled import is_compiling  # only bundles of --compile have it
+
+        control.is_busy = is_compiling
     snapshots = OwnSnapshots(transport, control, duty)
     _take_state(bundle, device, snapshots, duty.epoch)
     first, committer = max(duty.epoch, 0), None

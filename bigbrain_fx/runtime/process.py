@@ -6,6 +6,7 @@ It stands apart from the supervised way to train, which a bundle of `split --lea
 from __future__ import annotations
 
 from .commits import CommitError
+from .compiler import CompilerError
 from .data import BatchError
 from .mpi import MpiError
 from .rendezvous import NoAddressError, NoGpuError
@@ -17,6 +18,7 @@ BAD_INPUT = 2  # exit code; as argparse's
 INPUT_ERRORS = (
     BatchError,
     CommitError,
+    CompilerError,
     MpiError,
     NoAddressError,
     NoGpuError,

@@ -35,6 +35,7 @@ from .committing import (
     is_restart,
     options_of,
 )
+from .compiler import LONGEST_COMPILE_S
 from .data import BatchError
 from .device import Device
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
@@ -288,7 +289,10 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     )
     parser.add_argument("--report", help="write each device's peak memory to this folder")
     parser.add_argument(
-        "--deadline", type=float, default=300.0, help="longest wait for any message, in seconds"
+        "--deadline",
+        type=float,
+        default=LONGEST_COMPILE_S if any(device.compiled for device in bundle.devices) else 300.0,
+        help="longest wait for any message, in seconds (default %(default)g)",
     )
     parser.add_argument(
         "--rank", type=int, default=None, help="this process's device (default: $RANK)"

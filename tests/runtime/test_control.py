@@ -86,3 +86,15 @@ def test_files_that_the_kernel_cuts_off_are_missed_at_once(
         os.close(rights[0])
     assert "is cut off" in capsys.readouterr().err
     assert not line[1].duties
+
+
+def test_a_process_that_is_busy_with_no_instruction_makes_progress(
+    line: tuple[socket.socket, Control],
+) -> None:
+    ours, process = line
+    numbers = []
+    for busy in (False, True, True):
+        process.is_busy = lambda busy=busy: busy  # type: ignore[misc]  # bound here
+        process._beat()
+        numbers.append(json.loads(ours.recv(1 << 16))["n"])
+    assert numbers == [0, 1, 2]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigbrain_fx.verification.bundle import Check
 from bigbrain_fx.verification.bundle.reference import Trace
-from bigbrain_fx.verification.bundle.roundly import same_to_rounding
+from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding, same_to_rounding
 
 BEFORE = {"a": torch.ones(4, 4), "b": torch.zeros(8), "count": torch.tensor(0)}
 EPS = torch.finfo(torch.float32).eps
@@ -54,3 +55,24 @@ def test_losses_weights_and_what_is_missing_count_by_themselves() -> None:
     assert passed(replace(other, tensors=wrong)) == [True, True, False]
     assert passed(replace(other, unlike={"a"})) == [True, True, False]
     assert passed(replace(other, tensors={}, gradients={})) == [True, False, False]
+
+
+def test_outputs_of_compiled_stages_are_never_said_to_be_equal() -> None:
+    want = {"y": torch.tensor([1.0, -4.0, float("inf")]), "best": torch.tensor([2])}
+    near = {**want, "y": want["y"] * (1 + 1e-6)}
+    check = outputs_to_rounding("outputs", [want], [near], EPS)
+    assert Check(**check).word == "to rounding"  # type: ignore[arg-type]
+    assert "at most 9" in str(check["detail"]) or "at most 1.0e-06" in str(check["detail"])
+    for other in ({"y": want["y"] * 1.01}, {"y": -want["y"]}, {"best": torch.tensor([1])}):
+        check = outputs_to_rounding("outputs", [want], [{**want, **other}], EPS)
+        assert Check(**check).word == "DIFFERENT"  # type: ignore[arg-type]
+    assert not outputs_to_rounding("outputs", [want], [{}], EPS)["passed"]
+
+
+def test_compiled_stages_may_be_further_off_than_sums_in_another_order() -> None:
+    far = trained(off=1e-5)
+    checks = same_to_rounding(BEFORE, trained(), far, EPS, compiled=True)
+    assert [Check(**c).word for c in checks] == ["to rounding"] * 3  # type: ignore[arg-type]
+    assert passed(far) == [True, False, True]
+    half = same_to_rounding(BEFORE, trained(), trained(0.5), EPS, compiled=True)
+    assert [check["passed"] for check in half] == [True, False, False]

@@ -5,6 +5,7 @@ starts know nothing of it: they run the bundle's own train.py, or infer.py. With
 `supervisor` starts them and replaces those that die.
 """
 
+from bigbrain_fx.bundles.launch.compilers import require_compilers as require_compilers
 from bigbrain_fx.bundles.launch.failures import (
     PEER_LOST as PEER_LOST,
     DeviceLostError as DeviceLostError,

@@ -95,6 +95,8 @@ class RunOptions:
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
+    A message is waited for `deadline_s`; None: 300 s, 1800 where stages are compiled meanwhile.
+
     `store` is a folder for what the plan offloads, in place of the folders that it names.
 
     `commits` is a folder on a disk to which the state is written every `commit_every` steps, at the
@@ -106,7 +108,7 @@ class RunOptions:
     steps: int | None = None
     seed: int | None = None
     port: int = 0
-    deadline_s: float = 300.0
+    deadline_s: float | None = None
     save: Path | None = None
     first_gradients: Path | None = None
     threads: int | None = None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.compilers import require_compilers
 from bigbrain_fx.bundles.launch.crew import processes
 from bigbrain_fx.bundles.launch.gpus import require_gpus
 from bigbrain_fx.bundles.launch.options import (
@@ -78,6 +79,7 @@ def run(
     _require_folders(options)
     if spawn is None:
         require_gpus(plan.cluster.device[name] for name in plan.stages.devices)
+        require_compilers(plan)
     if options.port:
         require_free(options.port)
     logs = _logs(options)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.compilers import patience_s
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
@@ -185,7 +186,7 @@ def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:
         spares=options.spares,
         restarts=options.restarts,
         hang_s=options.hang_s,
-        start_s=options.deadline_s,
+        start_s=patience_s(plan, options.deadline_s),
         every=options.snapshot_every,
         suspect=options.suspect or 0.0,
         grace_s=options.grace_s,

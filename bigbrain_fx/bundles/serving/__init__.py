@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbrain_fx.bundles.launch.compilers import require_compilers
 from bigbrain_fx.bundles.launch.ports import require_free
 from bigbrain_fx.bundles.serving.crew import ServingCrew
 from bigbrain_fx.bundles.serving.engine import Engine, require_rows
@@ -67,6 +68,7 @@ def served(bundle: str | Path, options: ServeOptions | None = None) -> Iterator[
     bundle, options = Path(bundle), options or ServeOptions()
     plan = _inference_plan(bundle)
     _require_address(options)
+    require_compilers(plan)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="bigbrain-fx-serve-"))
     logs.mkdir(parents=True, exist_ok=True)
     front = _listening(options)

@@ -12,6 +12,7 @@ from typing import Protocol
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
     COLLECTIVE,
+    COMPILED,
     GROUPED,
     LAYERED,
     OFFLOADED,
@@ -155,6 +156,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     without += () if plan.stages.offload else OFFLOADED
     without += () if "weights" in plan.stages.offload else LAYERED
     without += () if plan.stages.asynchronous else OVERLAPPING
+    without += () if plan.stages.compiled else COMPILED
     without += () if plan.stages.saving else SAVED
     wanted = runtime_files(ROOMS / "runtime", own, asked, without)
     for room in _copied(texts):

@@ -20,6 +20,7 @@ UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run
 OFFLOADED = ("stores",)  # what only devices with stores run
 LAYERED = ("stored_weights",)  # of those, what only stages run whose weights lie there
+COMPILED = ("compiled",)  # what only stages under torch.compile run
 OVERLAPPING = ("asynchronous",)  # what only steps that overlap run
 SAVED = ("stored_activations",)  # of those, what only forwards run that save into them
 

@@ -32,6 +32,7 @@ _OVERLAP = {
     "2bw": "# a batch computes with the weights of one step before; `ahead` of the next are begun",
     "stash": "# a micro-batch computes with the weights of `ahead` updates before its own",
 }
+_COMPILED = "# stages run under torch.compile, with these shapes: equal to rounding"
 _RECOMPUTE = "# these keep no activations: each backward first runs the stage forward again"
 
 
@@ -220,6 +221,7 @@ def _attributes(
         *([f"aliases: ClassVar = {aliases!r}"] if aliases else []),
         *_store_rows(file),
         *_overlap_rows(file),
+        *([_COMPILED, "compiled = True"] if file.stages.compiled else []),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
 

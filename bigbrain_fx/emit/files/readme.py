@@ -11,6 +11,7 @@ from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import (
     Plan,
     asynchronous_text,
+    compiled_text,
     defer_text,
     micro_text,
     offload_text,
@@ -44,6 +45,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         f"seed {plan.seed}.",
         *([f"{recompute_text(plan.stages).capitalize()}."] if recompute_text(plan.stages) else []),
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
+        *([f"{compiled_text(plan.stages).capitalize()}."] if plan.stages.compiled else []),
         *_stores(plan),
         *_overlap(plan),
         *_replicas(plan),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.bundles import IN_MEMORY, RunOptions, run
+from bigbrain_fx.bundles import IN_MEMORY, RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.plan import Plan, read_plan
@@ -31,16 +31,19 @@ TIME_LIMIT_S = 900.0
 class Check:
     """One link of the chain: whether it holds, and how that was seen, or what differs.
 
-    `passed` is None for a link that was not run; `detail` says why.
+    `passed` is None for a link that was not run; `detail` says why. `rounded`: to rounding only.
     """
 
     name: str
     passed: bool | None
     detail: str
+    rounded: bool = False
 
     @property
     def word(self) -> str:
         """What was found, in a word."""
+        if self.passed and self.rounded:
+            return "to rounding"
         return {True: "equal", False: "DIFFERENT", None: "not run"}[self.passed]
 
 
@@ -102,6 +105,7 @@ def verify(
         raise InputError(
             "this bundle was split from a module in memory", help="give the model file with --model"
         )
+    require_compilers(plan)
     with tempfile.TemporaryDirectory(prefix="bigbrain-fx-verify-") as scratch:
         wanted: dict[str, Any] = {
             "bundle": str(folder),

@@ -169,10 +169,12 @@ def chain(
     checks.append(_same_grouping(reference, whole, stream(0), plan.seed))
     about = plan.graph, plan.stages, weights, captured.functions
     expected = trained_once(about, stream, bundle.BUNDLE.training, steps, plan.seed)
-    if plan.stages.by_backend and trained is not None:
-        unit = unit_of(plan.graph, weights)
-        return [*checks, *same_to_rounding(weights, expected, trained, unit)]
+    rounds = plan.stages.compiled or (plan.stages.by_backend and trained is not None)
     actual = trained or run_bundle(bundle, plan, steps, plan.seed)
+    if rounds:
+        unit = unit_of(plan.graph, weights)
+        how = {"compiled": plan.stages.compiled}
+        return [*checks, *same_to_rounding(weights, expected, actual, unit, **how)]
     return [*checks, *map(partial(_in_order, plan), same_training(plan, expected, actual))]
 
 

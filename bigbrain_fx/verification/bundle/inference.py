@@ -32,11 +32,13 @@ from bigbrain_fx.frontend import (
     place_name,
     route,
     run_graph,
+    unit_of,
     without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import reseed
 from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
+from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime import RowStream
@@ -70,10 +72,11 @@ def inference_checks(
     expected = [one.batch(_micro_batches(stream, step, plan), step) for step in range(steps)]
     here, state = _run_here(bundle, plan, steps)
     actual = here if outputs is None else _read(outputs)
+    unit = unit_of(plan.graph, weights)
     return [
         _same_module(file, captured, plan),
-        _same_outputs("captured graph = bundle, outputs", expected, actual, plan),
-        _same_short_batch(one, bundle, plan),
+        _same_outputs("captured graph = bundle, outputs", expected, actual, plan, unit),
+        _same_short_batch(one, bundle, plan, unit),
         _unchanged(state, weights, plan),
     ]
 
@@ -254,7 +257,7 @@ def _read(folder: Path) -> list[Values]:
 
 
 def _same_outputs(
-    title: str, expected: Sequence[Values], actual: Sequence[Values], plan: Plan
+    title: str, expected: Sequence[Values], actual: Sequence[Values], plan: Plan, unit: float
 ) -> dict[str, object]:
     found = [
         f"batch {step}: {name}"
@@ -264,10 +267,14 @@ def _same_outputs(
     ]
     rows = plan.micro_batches * plan.rows
     names = ", ".join(output_dims(plan.graph))
+    if plan.stages.compiled:
+        return outputs_to_rounding(title, expected, actual, unit)
     return link(title, found, f"{names}: {len(expected)} batches of {rows} rows bitwise")
 
 
-def _same_short_batch(one: _OneProcess, bundle: ModuleType, plan: Plan) -> dict[str, object]:
+def _same_short_batch(
+    one: _OneProcess, bundle: ModuleType, plan: Plan, unit: float
+) -> dict[str, object]:
     """Compare a batch that lacks a row with the same rows filled up."""
     stream = _stream(bundle, plan)
     parts = _micro_batches(stream, 0, plan)
@@ -282,12 +289,12 @@ def _same_short_batch(one: _OneProcess, bundle: ModuleType, plan: Plan) -> dict[
     ]
     expected = one.batch(again, 0)
     dims = output_dims(plan.graph)
-    found = [
-        name
-        for name, want in expected.items()
-        if not _is_equal(actual[name], _first(want, dims[name], rows, room))
-    ]
-    return link("a short batch = its rows, filled up", found, f"{rows} of {room} rows bitwise")
+    title = "a short batch = its rows, filled up"
+    wanted = {name: _first(want, dims[name], rows, room) for name, want in expected.items()}
+    if plan.stages.compiled:
+        return outputs_to_rounding(title, [wanted], [actual], unit)
+    found = [name for name, want in wanted.items() if not _is_equal(actual[name], want)]
+    return link(title, found, f"{rows} of {room} rows bitwise")
 
 
 def _without_end(parts: Sequence[Tensor], rows: int, whole: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two training runs whose gradients were added in unlike orders: the same but for rounding?
+"""Two runs that add in unlike orders, or compute by compiled code: the same but for rounding?
 
 Losses and first gradients are compared by their largest entries. Weights drift: Adam turns the sign
 of a tiny gradient into a whole step. So a tensor's distance is held against the way that it has
@@ -8,7 +8,8 @@ replica left out, or counted twice, is more than that in each of the three. Know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -19,25 +20,34 @@ from bigbrain_fx.verification.bundle.reference import Trace
 _FLOAT32 = 1.2e-7
 _LOSS, _HALF_LOSS = 1e-3, 5e-2  # relative; the latter where 16 bits are in the model
 _ZERO = 1e-6  # of the largest entry of all gradients: a gradient below it may be rounding alone
-_DRIFT = 0.05  # of the way that a tensor has come since it was split
+_COMPILED = 1e-4  # of a tensor's largest entry: compiled code rounds in each op, not in sums alone
+_SMALL = 1e-2  # of the largest gradient: what is below it may be as far off as a tensor so large
+_DRIFT, _COMPILED_DRIFT = 0.05, 0.15  # of the way that a tensor has come since it was split
 
 
 def same_to_rounding(
-    before: Mapping[str, Tensor], expected: Trace, actual: Trace, unit: float
+    before: Mapping[str, Tensor],
+    expected: Trace,
+    actual: Trace,
+    unit: float,
+    *,
+    compiled: bool = False,
 ) -> list[dict[str, object]]:
     """Compare losses, gradients of step 0 and tensors at the end; three checks.
 
     Args:
         before: the tensors that both began with.
         expected: of the reference.
-        actual: of processes whose sums torch's collectives made.
+        actual: of processes whose sums torch's collectives made, or of compiled stages.
         unit: of rounding, of the coarsest type in the model.
+        compiled: the stages of `actual` ran under torch.compile.
     """
-    return [
+    found = (
         _losses(expected, actual, unit),
-        _gradients(expected, actual, unit),
-        _weights(before, expected, actual),
-    ]
+        _gradients(expected, actual, limit_of(unit, compiled), _SMALL if compiled else _ZERO),
+        _weights(before, expected, actual, _COMPILED_DRIFT if compiled else _DRIFT),
+    )
+    return [{**check, "rounded": True} for check in found]
 
 
 def _losses(expected: Trace, actual: Trace, unit: float) -> dict[str, object]:
@@ -49,15 +59,20 @@ def _losses(expected: Trace, actual: Trace, unit: float) -> dict[str, object]:
     return link("reference = bundle, losses", found, f"{said} (allowed {limit:g})")
 
 
-def _gradients(expected: Trace, actual: Trace, unit: float) -> dict[str, object]:
+def limit_of(unit: float, compiled: bool) -> float:
+    """Return by how much of its largest entry a tensor may differ."""
+    return max(allowed(unit), _COMPILED) if compiled else allowed(unit)
+
+
+def _gradients(expected: Trace, actual: Trace, limit: float, small: float) -> dict[str, object]:
     largest = max(map(_size, expected.gradients.values()), default=0.0)
-    limit, worst, found = allowed(unit), 0.0, []
+    worst, found = 0.0, []
     for name, want in expected.gradients.items():
         if name not in actual.gradients:
             found.append(f"gradient of {name} is missing")
             continue
         distance = _size(actual.gradients[name].double() - want.double())
-        scale = max(_size(want), _ZERO * largest) or 1.0
+        scale = max(_size(want), small * largest) or 1.0
         worst = max(worst, distance / scale)
         if not distance <= limit * scale:
             found.append(f"gradient of {name} differs by {distance / scale:.1e} of its largest")
@@ -65,7 +80,9 @@ def _gradients(expected: Trace, actual: Trace, unit: float) -> dict[str, object]
     return link("reference = bundle, gradients", found, f"{said} (allowed {limit:g})")
 
 
-def _weights(before: Mapping[str, Tensor], expected: Trace, actual: Trace) -> dict[str, object]:
+def _weights(
+    before: Mapping[str, Tensor], expected: Trace, actual: Trace, limit: float
+) -> dict[str, object]:
     found = [f"{name} differs between the devices that hold it" for name in sorted(actual.unlike)]
     noise = _ZERO * max(map(_size, expected.gradients.values()), default=0.0)
     worst, left_out = 0.0, 0
@@ -79,11 +96,42 @@ def _weights(before: Mapping[str, Tensor], expected: Trace, actual: Trace) -> di
         else:
             share = _drift(before[name], want, actual.tensors[name])
             worst = max(worst, share)
-            found += [] if share <= _DRIFT else [f"{name} is {share:.0%} of its way apart"]
+            found += [] if share <= limit else [f"{name} is {share:.0%} of its way apart"]
     said = f"to rounding: {len(expected.tensors) - left_out} tensors at most {worst:.1e} of their "
-    said += f"way apart (allowed {_DRIFT:g})"
+    said += f"way apart (allowed {limit:g})"
     said += f", {left_out} whose gradient may be rounding alone not compared" if left_out else ""
     return link("reference = bundle, weights", found, said)
+
+
+def outputs_to_rounding(
+    title: str,
+    expected: Sequence[Mapping[str, Tensor]],
+    actual: Sequence[Mapping[str, Tensor]],
+    unit: float,
+) -> dict[str, object]:
+    """Compare the outputs of batches that compiled stages made; whole numbers bit for bit."""
+    worst, found, limit = 0.0, [], limit_of(unit, compiled=True)
+    for batch, (outputs, made) in enumerate(zip(expected, actual, strict=True)):
+        for name, want in outputs.items():
+            apart = _apart(want, made.get(name))
+            worst = max(worst, apart)
+            found += [] if apart <= limit else [f"batch {batch}: {name} differs by {apart:.1e}"]
+    said = f"{len(expected)} batches to rounding, at most {worst:.1e} of an output's largest apart"
+    return {**link(title, found, f"{said} (allowed {limit:g})"), "rounded": True}
+
+
+def _apart(want: Tensor, found: Tensor | None) -> float:
+    """Return the largest difference as a share of the largest entry; infinite for another shape."""
+    if found is None or found.shape != want.shape or found.dtype != want.dtype:
+        return math.inf
+    if not want.is_floating_point():
+        return 0.0 if found.equal(want) else math.inf
+    unlike = ~((found == want) | (found.isnan() & want.isnan()))
+    if not unlike.any():
+        return 0.0
+    distance = _size((found.double() - want.double())[unlike])
+    finite = want[want.isfinite()]
+    return distance / (_size(finite) or 1.0) if math.isfinite(distance) else math.inf
 
 
 def _drift(before: Tensor, want: Tensor, have: Tensor) -> float:

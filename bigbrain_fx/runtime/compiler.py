@@ -1,0 +1,38 @@
+"""The C++ compiler that torch.compile calls for a CPU: is it on this host?
+
+It imports no torch, so that who starts processes can ask before it starts any.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+LONGEST_COMPILE_S = 1800.0  # of a wait for a device whose first step compiles
+
+
+class CompilerError(RuntimeError):
+    """Report a host on which stages cannot be compiled; says what to install."""
+
+
+def require_compiler(device: str) -> None:
+    """Refuse to compile for a CPU device on a host without a C++ compiler or Python's headers.
+
+    Raises:
+        CompilerError: says which of them is missing.
+    """
+    name = os.environ.get("CXX", "g++")  # as torch's inductor looks for it
+    if shutil.which(name) is None:
+        raise CompilerError(
+            f"device {device}: its stages are compiled (split --compile), and this host has no "
+            f"C++ compiler {name!r}: install g++, name another one in CXX, or split without "
+            "--compile"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise CompilerError(
+            f"device {device}: its stages are compiled (split --compile), and there is no "
+            f"{header}: install Python's headers (python3-dev), or split without --compile"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def two_runs(stage: Stage) -> list[Tensor]:
-    found = []
+    found: list[Tensor] = []
     for step in range(2):
         x = torch.linspace(-1, 1 + step, 4 * SIZE).reshape(4, SIZE)
         found += torch.autograd.grad(stage(x=x), list(stage.parameters()))
@@ -75,7 +76,7 @@ def test_a_compiled_stage_computes_the_same_and_says_that_it_compiles() -> None:
 
 
 def test_nothing_compiles_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "_began", [compiled.time.monotonic()])
+    monkeypatch.setattr(compiled, "_began", [time.monotonic()])
     assert compiled.is_compiling()
     monkeypatch.setattr(compiled, "LONGEST_COMPILE_S", 0.0)
     assert not compiled.is_compiling()

@@ -1,7 +1,8 @@
 """`learned`: op times by a regression that `bigbrain-fx fit` made of profiles.
 
-Forward, input gradients and weight gradients are predicted apart, from each op's shapes and the
-device's rates (`cost_model.features`). The optimizer's step is as the profiles say; memory is
+How far `analytical` is off is predicted of forward, input gradients and weight gradients apart,
+from each op's shapes (`costs.model.features`); where no file is named, by the model that comes with
+bigbrain-fx, which was fitted on a CPU. The optimizer's step is as the profiles say; memory is
 `analytical`'s. A sum of gradients that several readers send back is in the profile of a reader,
 where it happens.
 
@@ -20,16 +21,16 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Costs, Device, Graph, Op, OpCost
 from bigbrain_fx.costs import (
     PHASES,
+    SHIPPED,
     CostModel,
     OpWork,
     Phase,
-    PlaceRates,
+    device_of,
     mode_of,
     read_model,
     region_mode,
     signature,
 )
-from bigbrain_fx.errors import InputError
 from estimators.analytical import Analytical
 from estimators.calls import number
 
@@ -44,10 +45,10 @@ class Learned:
 
     Attributes:
         costs: the file that `bigbrain-fx fit` wrote; when left out, what the environment's
-            BIGBRAIN_LEARNED_COSTS names.
+            BIGBRAIN_LEARNED_COSTS names; else the shipped one, of CPUs.
 
     Raises:
-        InputError: no file is named, or it holds no fitted model.
+        InputError: the file holds no fitted model.
     """
 
     costs: str = ""
@@ -60,15 +61,8 @@ class Learned:
 
     def model(self) -> CostModel:
         """Return the fitted model; files are read once, and again when they change."""
-        path = self.costs or os.environ.get(VARIABLE, "")
-        if not path:
-            raise InputError(
-                "the estimator 'learned' needs a fitted model, and none was named",
-                notes=(f"the environment has no {VARIABLE}",),
-                help="bigbrain-fx profile model.py; bigbrain-fx fit profiles.sqlite "
-                f"--out costs.json; then {VARIABLE}=costs.json",
-            )
-        return _read(Path(path), _state(Path(path)))
+        path = Path(self.costs or os.environ.get(VARIABLE, "") or SHIPPED)
+        return _read(path, _state(path))
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
         """Estimate every op of a concrete graph (`graph.at(rows)`) on every device.
@@ -80,14 +74,9 @@ class Learned:
         """
         model, known = self.model(), Analytical().estimate(graph, cluster)
         calls = tuple(_calls(graph, (), mode_of(graph), ""))
-        priced: dict[PlaceRates, Seconds] = {}
-        for device in cluster.devices:
-            if PlaceRates.of(device) not in priced:
-                priced[PlaceRates.of(device)] = _priced(model, calls, device)
-        ops = {
-            device.name: _timed(known.ops[device.name], priced[PlaceRates.of(device)])
-            for device in cluster.devices
-        }
+        places = {device.name: device_of(device) for device in cluster.devices}
+        priced = {place: _priced(model, calls, place) for place in dict.fromkeys(places.values())}
+        ops = {name: _timed(known.ops[name], priced[place]) for name, place in places.items()}
         return _with_optimizer(replace(known, ops=ops), model)
 
 
@@ -143,7 +132,7 @@ def _priced(model: CostModel, calls: Sequence[_RunningOp], device: Device) -> Se
         asked = [call for call in calls if phase in call.phases]
         if not asked:
             continue
-        seconds = model.seconds(phase, [call.work for call in asked], PlaceRates.of(device))
+        seconds = model.seconds(phase, [call.work for call in asked], device)
         for call, taken_s in zip(asked, seconds, strict=True):
             found[call.name][phase] += float(taken_s)
     return found

@@ -23,10 +23,11 @@ from typing import TypeAlias
 import click
 
 from bigbrain_fx.costs.fit import FOLDS, Row, fit, folds, is_measured, seconds_of, work_of
-from bigbrain_fx.costs.model import PHASES, CostModel, Phase, PlaceRates, family
+from bigbrain_fx.costs.model import PHASES, CostModel, Phase, expected_s, family
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import BigBrainError, InputError
-from tools.one_op import estimated
+from tools.feature_sets import SCENARIO, SIZES, ChosenFeature, choice
+from tools.published_gpus.table import spearman
 from tools.published_layers import constant_ratios, read_published
 
 LEARNED: Mapping[str, tuple[str, bool]] = {
@@ -36,7 +37,13 @@ LEARNED: Mapping[str, tuple[str, bool]] = {
     "boosting": ("boosting", False),
     "two-stage forest": ("random-forest", True),
 }
+OF_SECONDS: Mapping[str, str] = {
+    "forest, of seconds": "random-forest",
+    "boosting, of seconds": "boosting",
+}
+"""What is told seconds as such; all others, those over what `analytical` expects."""
 METHODS = ("analytical", *LEARNED)
+BESIDE = ("analytical", "boosting", *OF_SECONDS, *SCENARIO)
 FEWEST_OF_A_FAMILY = 12  # signatures; of fewer an error says little
 
 Part: TypeAlias = tuple[str, list[Row], list[Row]]  # what was left out, seen, unseen
@@ -69,13 +76,14 @@ class Score:
     """How far off a method is, as shares of the measured seconds.
 
     `total` is of the summed time of what was left out at once, averaged: errors of single ops may
-    cancel in it.
+    cancel in it. `rank` is Spearman's of all of them.
     """
 
     points: int
     mape: float
     median: float
     total: float
+    rank: float
 
 
 # --------------------------------------------------------------------------- what is left out
@@ -131,6 +139,7 @@ def compare(split: str, parts: Iterable[Part], phases: Sequence[Phase] = PHASES)
         click.echo(f"{split}: without {held}", err=True)
         try:
             models = {name: fit(seen, kind, two) for name, (kind, two) in LEARNED.items()}
+            models |= {name: fit(seen, kind, of_seconds=True) for name, kind in OF_SECONDS.items()}
         except InputError:
             click.echo("  too little is left to fit to", err=True)
             continue
@@ -141,6 +150,8 @@ def compare(split: str, parts: Iterable[Part], phases: Sequence[Phase] = PHASES)
             forecasts = {"analytical": [_analytical(row, phase) for row in timed]}
             for name, model in models.items():
                 forecasts[name] = _learned(model, timed, phase)
+            for name, scenario in SCENARIO.items():
+                forecasts[name] = scenario(seen, timed, phase)
             for name, found in forecasts.items():
                 for (_, profile), forecast_s in zip(timed, found, strict=True):
                     measured_s, op = seconds_of(profile, phase), family(profile.signature.target)
@@ -149,14 +160,14 @@ def compare(split: str, parts: Iterable[Part], phases: Sequence[Phase] = PHASES)
 
 def _analytical(row: Row, phase: Phase) -> float:
     machine, profile = row
-    return estimated("analytical", machine, profile)[phase]
+    return expected_s(work_of(profile), machine)[phase]
 
 
 def _learned(model: CostModel, rows: Sequence[Row], phase: Phase) -> list[float]:
     found = [0.0] * len(rows)
-    for rates in dict.fromkeys(PlaceRates.of(machine) for machine, _ in rows):
-        places = [i for i, (machine, _) in enumerate(rows) if PlaceRates.of(machine) == rates]
-        forecasts = model.seconds(phase, [work_of(rows[i][1]) for i in places], rates)
+    for where in dict.fromkeys(machine for machine, _ in rows):
+        places = [i for i, (machine, _) in enumerate(rows) if machine == where]
+        forecasts = model.seconds(phase, [work_of(rows[i][1]) for i in places], where)
         for i, forecast_s in zip(places, forecasts, strict=True):
             found[i] = float(forecast_s)
     return found
@@ -173,7 +184,11 @@ def score(points: Sequence[Point]) -> Score:
         for some in held.values()
     ]
     return Score(
-        len(errors), statistics.fmean(errors), statistics.median(errors), statistics.fmean(totals)
+        len(errors),
+        statistics.fmean(errors),
+        statistics.median(errors),
+        statistics.fmean(totals),
+        spearman([p.forecast_s for p in points], [p.measured_s for p in points]) or 0.0,
     )
 
 
@@ -182,7 +197,8 @@ class Comparison:
     """Everything that was compared, and on what.
 
     `devices` are said in words; `spread` is the middle op's, as in `OpProfile`; `ratios` are the
-    constant factors that tell that a published CPU is no device of its own.
+    constant factors that tell that a published CPU is no device of its own. `features` are the ten
+    that stand for their clusters, by phase, where nothing is left out.
     """
 
     points: tuple[Point, ...]
@@ -192,6 +208,7 @@ class Comparison:
     spread: float
     published: tuple[str, ...]
     ratios: tuple[float | None, ...]
+    features: Mapping[Phase, Sequence[ChosenFeature]]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -233,6 +250,7 @@ def compare_all(profiles: Path, published: Path | None) -> Comparison:
         spread=statistics.median(profile.spread for _, profile in rows),
         published=tuple(sorted({m.processor for m, _ in public.rows})) if public else (),
         ratios=tuple(sorted(set(ratios), key=str)),
+        features={phase: choice(rows, phase, max(SIZES)) for phase in PHASES},
     )
 
 
@@ -256,7 +274,7 @@ def main(profiles: Path, published: Path | None, out: Path, as_json: bool) -> No
     write_plot(found, plot)
     out.write_text(markdown(found, plot.name, published is not None))
     for split in found.splits:
-        for method in METHODS:
+        for method in dict.fromkeys((*METHODS, *BESIDE)):
             facts = vars(score(found.of(split, method)))
             if as_json:
                 click.echo(json.dumps({"split": split, "method": method, **facts}))

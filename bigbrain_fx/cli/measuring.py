@@ -30,23 +30,46 @@ if TYPE_CHECKING:
 
 @cli.command(short_help="Fit op times to profiles, for the estimator `learned`.")
 @click.argument("profiles", type=PATH)
-@click.option(
-    "--model", default="random-forest", help="One of linear, svm, random-forest, boosting."
-)
+@click.option("--model", help="One of linear, svm, random-forest, boosting  [default: boosting].")
 @click.option("--two-stage", is_flag=True, help="Predict the share of the roofline first.")
+@click.option(
+    "--base",
+    metavar="FILE",
+    help="Correct this model by the few ops of PROFILES, instead of fitting one: a file of `fit`, "
+    "or `shipped`.",
+)
 @click.option("-o", "--out", default="costs.json", type=PATH, help="The file to write.")
 @force_file_option
 @json_option
-def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_json: bool) -> None:
+def fit(
+    profiles: Path,
+    model: str | None,
+    two_stage: bool,
+    base: str | None,
+    out: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Fit a model of op times to PROFILES, which `profile` wrote.
 
     The file is plain JSON. The error it prints is of ops that the fit did not see, a fifth of them
-    at a time. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and --estimator learned.
+    at a time; with --base each op at a time. To use it: BIGBRAIN_LEARNED_COSTS=costs.json and
+    --estimator learned.
     """
-    from bigbrain_fx.cli.console import json_line
-    from bigbrain_fx.costs import fit_file
-
     require_absent(out, force)
+    if base is None:
+        _fit_anew(profiles, model, two_stage, out, as_json)
+    elif model is not None or two_stage:
+        raise click.UsageError("--model and --two-stage fit a model, --base corrects one")
+    else:
+        _correct(profiles, base, out, as_json)
+
+
+def _fit_anew(profiles: Path, model: str | None, two_stage: bool, out: Path, as_json: bool) -> None:
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.costs import DEFAULT, fit_file
+
+    model = model or DEFAULT
     with working(f"fitting {model} to {profiles}"):
         found = fit_file(profiles, out, model, two_stage)
     if as_json:
@@ -59,7 +82,31 @@ def fit(profiles: Path, model: str, two_stage: bool, out: Path, force: bool, as_
     for phase in found.missing:
         click.echo(f"too little was measured of the phase {phase}: it stays as analytical has it")
     click.echo(f"ops it did not see: off by {found.mape:.1%}, the median by {found.median:.1%}")
-    click.echo(f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned")
+    click.echo(_used(out))
+
+
+def _correct(profiles: Path, base: str, out: Path, as_json: bool) -> None:
+    from bigbrain_fx.cli.console import json_line
+    from bigbrain_fx.costs import correct_file
+
+    with working(f"correcting {base} by {profiles}"):
+        found = correct_file(profiles, base, out)
+    times = 2.0**found.model.correction.device
+    if as_json:
+        facts = {"machine": found.machine, "ops": found.ops, "wrote": str(out)}
+        errors = {"before": found.before, "after": found.after, "times": times}
+        click.echo(json_line({"base": base, **facts, **errors}))
+        return
+    click.echo(
+        f"{base} corrected by {found.ops} ops of {found.machine}: {times:.2f} times the base"
+    )
+    click.echo(f"these ops, median: off by {found.before:.1%} before, "
+               f"{found.after:.1%} now, each forecast without itself")  # fmt: skip
+    click.echo(_used(out))
+
+
+def _used(out: Path) -> str:
+    return f"wrote {out}; use it: BIGBRAIN_LEARNED_COSTS={out} and --estimator learned"
 
 
 @cli.command(short_help="Measure this host; write its cluster.json.")

@@ -1,4 +1,4 @@
-"""Measured times of ops (`profiles`), and models fitted to them (`model`, `fit`).
+"""Measured op times (`profiles`), models fitted to them (`model`, `fit`), corrected (`correct`).
 
 Estimators may read it. It knows no planner and no torch; `fit` alone knows scikit-learn.
 """
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
-    from bigbrain_fx.costs.fit import fit_file as fit_file
+    from bigbrain_fx.costs.correct import correct_file as correct_file
+    from bigbrain_fx.costs.fit import DEFAULT as DEFAULT, fit_file as fit_file
     from bigbrain_fx.costs.model import (
         PHASES as PHASES,
+        SHIPPED as SHIPPED,
         CostModel as CostModel,
         OpWork as OpWork,
         Phase as Phase,
         PlaceRates as PlaceRates,
+        device_of as device_of,
         read_model as read_model,
     )
     from bigbrain_fx.costs.profiles import (

@@ -17,6 +17,7 @@ import numpy as np
 
 from bigbrain_fx.costs.model import (
     LEAF,
+    LEAST_S,
     PHASES,
     CostModel,
     Floats,
@@ -28,6 +29,7 @@ from bigbrain_fx.costs.model import (
     PlaceRates,
     Regressor,
     Trees,
+    expected_s,
     joined,
     matrix,
     shape_columns,
@@ -39,10 +41,10 @@ from bigbrain_fx.errors import InputError
 Row: TypeAlias = tuple[Machine, OpProfile]
 Learner: TypeAlias = Callable[[Floats, Floats], Regressor]
 
+DEFAULT = "boosting"
 FOLDS = 5
 FEWEST_TIMES = 2 * FOLDS
 FEWEST_OPS = 3 * FOLDS  # without a fifth of them there are still enough to fit
-LEAST_S = 1e-6  # what took less was not measured, but the clock
 
 _SEED = 0
 
@@ -64,9 +66,7 @@ class FitReport:
     missing: tuple[Phase, ...] = ()
 
 
-def fit_file(
-    profiles: Path, out: Path, kind: str = "random-forest", two_stage: bool = False
-) -> FitReport:
+def fit_file(profiles: Path, out: Path, kind: str = DEFAULT, two_stage: bool = False) -> FitReport:
     """Fit a model, one of `MODELS`, to all of a database of `bigbrain-fx profile`; write it.
 
     Raises:
@@ -115,7 +115,7 @@ def predictions(model: CostModel, rows: Sequence[Row]) -> list[tuple[float, floa
             timed = [p for m, p in rows if m.key == machine.key and is_measured(p, phase)]
             if not timed or phase not in model.phases:
                 continue
-            guesses = model.seconds(phase, [work_of(p) for p in timed], PlaceRates.of(machine))
+            guesses = model.seconds(phase, [work_of(p) for p in timed], machine)
             measured = [seconds_of(p, phase) for p in timed]
             found.extend(zip(map(float, guesses), measured, strict=True))
     return found
@@ -137,8 +137,16 @@ def is_measured(profile: OpProfile, phase: Phase) -> bool:
     return has(profile, phase) and seconds_of(profile, phase) > LEAST_S
 
 
-def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
+def fit(
+    rows: Sequence[Row], kind: str, two_stage: bool = False, of_seconds: bool = False
+) -> CostModel:
     """Fit the regressions of every phase of which enough was measured.
+
+    Args:
+        rows: what was measured.
+        kind: one of `MODELS`.
+        two_stage: predict the share of the roofline first.
+        of_seconds: of seconds as such, which was worse (docs/estimators.md).
 
     Raises:
         InputError: no scikit-learn, no such model, or too few profiles.
@@ -150,12 +158,13 @@ def fit(rows: Sequence[Row], kind: str, two_stage: bool = False) -> CostModel:
     for phase in PHASES:
         timed = [row for row in rows if has(row[1], phase)]
         if len(timed) >= FEWEST_TIMES:
-            phases[phase] = _fit_phase(timed, phase, families, learner, two_stage)
+            phases[phase] = _fit_phase(timed, phase, families, _Way(learner, two_stage, of_seconds))
     if "forward" not in phases:
         raise _too_few(FEWEST_TIMES, len(rows))
     machines = {machine.key: machine for machine, _ in rows}
     places = tuple(PlaceRates.of(machines[key]) for key in sorted(machines))
-    return CostModel(kind, families, places, phases, *_optimizer(machines.values()))
+    touches, launches = optimizer_of(machines.values())
+    return CostModel(kind, families, places, phases, touches, launches, of_seconds=of_seconds)
 
 
 def _too_few(wanted: int, count: int) -> InputError:
@@ -165,7 +174,7 @@ def _too_few(wanted: int, count: int) -> InputError:
     )
 
 
-def _optimizer(machines: Iterable[Machine]) -> tuple[float, float]:
+def optimizer_of(machines: Iterable[Machine]) -> tuple[float, float]:
     """Return how often a step moves each byte, and the launches of each tensor; the medians."""
     known = [machine for machine in machines if machine.knows_optimizer]
     if not known:
@@ -185,23 +194,36 @@ def seconds_of(profile: OpProfile, phase: Phase) -> float:
     return max(LEAST_S, float(getattr(profile, f"{phase}_s")))
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How a phase is fitted; see `fit`."""
+
+    learner: Learner
+    two_stage: bool
+    of_seconds: bool
+
+
 def _fit_phase(
-    rows: Sequence[Row], phase: Phase, families: tuple[str, ...], learner: Learner, two_stage: bool
+    rows: Sequence[Row], phase: Phase, families: tuple[str, ...], way: _Way
 ) -> PhaseModel:
     works = [work_of(profile) for _, profile in rows]
     rates = [PlaceRates.of(machine) for machine, _ in rows]
-    x = matrix(works, rates, families)
+    x = matrix(works, rates, families, with_rates=way.of_seconds)
     seconds = np.array([seconds_of(profile, phase) for _, profile in rows])
-    target = np.log2(seconds)
-    if not two_stage:
-        return PhaseModel(learner(x, target), None, len(rows))
+    target = np.log2(seconds) if way.of_seconds else np.log2(seconds / _expected(rows, phase))
+    if not way.two_stage:
+        return PhaseModel(way.learner(x, target), None, len(rows))
     shapes = x[:, : shape_columns(families)]
     ideal_s = np.array([w.roofline_s(r) for w, r in zip(works, rates, strict=True)])
-    share = np.log2(ideal_s) - target
+    share = np.log2(ideal_s / seconds)
     fold = folds([work.signature.key for work in works])
-    guessed = _out_of_fold(learner, shapes, share, fold)
-    second = learner(np.column_stack([x, guessed]), target)
-    return PhaseModel(second, learner(shapes, share), len(rows))
+    guessed = _out_of_fold(way.learner, shapes, share, fold)
+    second = way.learner(np.column_stack([x, guessed]), target)
+    return PhaseModel(second, way.learner(shapes, share), len(rows))
+
+
+def _expected(rows: Sequence[Row], phase: Phase) -> Floats:
+    return np.array([expected_s(work_of(profile), machine)[phase] for machine, profile in rows])
 
 
 def _out_of_fold(learner: Learner, x: Floats, target: Floats, fold: Sequence[int]) -> Floats:

@@ -17,6 +17,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(model=write_model(folder), devices=write_cluster(folder))
 
 
+@pytest.fixture
+def no_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name learned costs that are not there."""
+    monkeypatch.setenv("BIGBRAIN_LEARNED_COSTS", "nowhere.json")
+
+
+@pytest.mark.usefixtures("no_costs")
 def test_the_command_prints_a_row_each(files: SimpleNamespace) -> None:
     done = call(
         *("compare", files.model, "--devices", files.devices, "--micro-batches", "4"),
@@ -27,11 +34,12 @@ def test_the_command_prints_a_row_each(files: SimpleNamespace) -> None:
     assert lines[0].startswith("Net: captured once, in ")
     assert lines[1].split()[:2] == ["partitioner", "devices"]
     assert [line.split()[0] for line in lines[2:4]] == ["naive", "scattered"]
-    assert lines[4].startswith("learned: the estimator 'learned' needs a fitted model")
+    assert lines[4].startswith("learned: expected learned costs, found no readable file")
     assert lines[5] == "naive and scattered: bitwise equal"
     assert lines[6] in ("measured fastest: naive", "measured fastest: scattered")
 
 
+@pytest.mark.usefixtures("no_costs")
 def test_the_command_as_json(files: SimpleNamespace) -> None:
     done = call(
         *("compare", files.model, "--devices", files.devices, "--micro-batches", "4"),

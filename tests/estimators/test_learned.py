@@ -10,7 +10,7 @@ import pytest
 from bigbrain_fx.core import Device, Graph, Op, ParamRef, Ref
 from bigbrain_fx.costs import model as cost_model
 from bigbrain_fx.costs.fit import fit
-from bigbrain_fx.costs.model import OpWork, PlaceRates, read_model
+from bigbrain_fx.costs.model import SHIPPED, OpWork, read_model
 from bigbrain_fx.costs.profiles import signatures
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.planning import registry as plugins
@@ -46,10 +46,10 @@ def test_each_op_costs_what_the_model_says(costs: Path) -> None:
     model = read_model(costs)
     for entry, signed in signatures(graph):
         work = OpWork(signed, entry.flops, entry.reads_bytes, entry.writes_bytes)  # type: ignore[arg-type]
-        (forward_s,) = model.seconds("forward", [work], PlaceRates.of(at))
+        (forward_s,) = model.seconds("forward", [work], at)
         assert found[entry.name].forward_s == pytest.approx(forward_s)
     (relu,) = [OpWork(s, 256, 1024, 1024) for o, s in signatures(graph) if o.name == "v1"]
-    (back_s,) = model.seconds("backward_input", [relu], PlaceRates.of(at))
+    (back_s,) = model.seconds("backward_input", [relu], at)
     assert found["v1"].backward_s == found["v1"].backward_input_s == pytest.approx(back_s)
 
 
@@ -102,12 +102,16 @@ def test_a_region_costs_the_sum_of_its_ops(costs: Path) -> None:
 # --------------------------------------------------------------------------- where the model is
 
 
-def test_without_a_file_it_refuses_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_it_is_the_shipped_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(InputError, match="needs a fitted model") as caught:
-        plugins.estimator("learned")
-    for command in ("bigbrain-fx profile", "bigbrain-fx fit", VARIABLE):
-        assert command in str(caught.value.help)
+    learned = plugins.estimator("learned")
+    found = learned.estimate(layers(), cluster_of(host()))
+    again = Learned(str(SHIPPED)).estimate(layers(), cluster_of(host()))
+    assert found.ops == again.ops
+    gpu = replace(host(), kind="cuda")
+    with pytest.raises(InputError, match="of cpu devices, not of cuda") as caught:
+        learned.estimate(layers(), cluster_of(gpu))
+    assert "profile a cuda device" in str(caught.value.help)
 
 
 def test_a_file_is_named_by_option_or_environment(

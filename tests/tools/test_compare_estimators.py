@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bigbrain_fx.costs.fit import is_measured
+from bigbrain_fx.costs.fit import is_measured, work_of
+from bigbrain_fx.costs.model import expected_s
 from bigbrain_fx.costs.profiles import ProfileStore
-from tests.support.fitted import CPU, GPU, linear_op, pointwise_op, rows, timed
+from tests.support.fitted import CPU, GPU, rows
 from tools import compare_estimators
 from tools.compare_estimators import Point, by_device, by_family, by_fifth, by_model, compare, score
-from tools.one_op import device_of, estimated, graph_of
+from tools.feature_sets import chosen, family_factors, few_features
 from tools.published_layers import constant_ratios, read_layers, read_published
 
 GRAPH = """\
@@ -33,6 +36,8 @@ def quick() -> object:
     with pytest.MonkeyPatch.context() as patch:
         few = {"linear": ("linear", False), "SVM": ("svm", False)}
         patch.setattr(compare_estimators, "LEARNED", few)
+        patch.setattr(compare_estimators, "OF_SECONDS", {"linear, of seconds": "linear"})
+        patch.setattr(compare_estimators, "SCENARIO", {"a factor a family": family_factors})
         yield
 
 
@@ -118,24 +123,42 @@ def test_a_score_is_of_seconds() -> None:
     assert found.total == pytest.approx((0.0 + 0.04) / 2)
 
 
-def test_an_op_of_a_profile_is_an_op_of_a_graph() -> None:
-    profile = timed(CPU, linear_op(4, 8, 16))
-    (op,) = graph_of(profile).ops
-    assert (op.target, op.flops) == ("aten.linear.default", 2 * 4 * 8 * 16)
-    assert op.requires_grad
-    assert str(op.outputs[0]) == "float32[4, 16]"
-    assert graph_of(profile).param["p1"].spec.shape == (16, 8)
-    assert device_of(CPU).flops_per_s == CPU.flops_per_s
+# --------------------------------------------------------------------------- few features
 
 
-def test_an_estimator_is_asked_about_one_op() -> None:
-    found = estimated("analytical", CPU, timed(CPU, linear_op(64, 256, 256)))
-    flops_s = 2 * 64 * 256 * 256 / CPU.flops_per_s
-    assert flops_s < found["forward"] < 1.5 * flops_s
-    assert found["backward_input"] > flops_s
-    assert found["backward_weight"] > flops_s
-    relu = estimated("analytical", CPU, timed(CPU, pointwise_op("relu", 64, 256)))
-    assert relu["backward_weight"] == 0.0
+def test_of_features_that_go_together_one_stands_for_all() -> None:
+    dice = np.random.default_rng(3)
+    size, kind = dice.normal(size=(2, 200))
+    x = np.column_stack([size, size + 0.1 * dice.normal(size=200), kind, np.ones(200)])
+    found = chosen(x, 3.0 * size - kind, ("size", "bytes", "kind", "constant"), 5)
+    assert [(feature.name, feature.alike) for feature in found] == [("size", 2), ("kind", 1)]
+    assert found[0].correlation > 0.8 > 0.0 > found[1].correlation
+    assert [feature.name for feature in chosen(x, kind, ("s", "b", "k", "c"), 1)] == ["k"]
+
+
+def test_a_family_that_was_seen_has_its_own_factor() -> None:
+    some = [(CPU, p) for _, p in rows(machines=[CPU]) if "mul" not in p.signature.target]
+    mul = [(CPU, p) for _, p in rows(machines=[CPU]) if "mul" in p.signature.target]
+    slow = [
+        (CPU, replace(p, forward_s=8.0 * expected_s(work_of(p), CPU)["forward"]))
+        if "relu" in p.signature.target
+        else (CPU, replace(p, forward_s=expected_s(work_of(p), CPU)["forward"]))
+        for _, p in some
+    ]
+    relu = next(row for row in slow if "relu" in row[1].signature.target)
+    (forward_s,) = family_factors(slow, [relu], "forward")
+    assert 4.0 < forward_s / expected_s(work_of(relu[1]), CPU)["forward"] < 8.0
+    (unseen_s,) = family_factors(slow, mul[:1], "forward")
+    assert unseen_s == pytest.approx(expected_s(work_of(mul[0][1]), CPU)["forward"])
+
+
+def test_few_features_forecast_what_a_formula_made() -> None:
+    some = rows(machines=[CPU])
+    seen, asked = some[::2], some[1::2]
+    found = few_features(seen, asked, "forward", count=5, of_seconds=True)
+    errors = [abs(s / p.forward_s - 1.0) for s, (_, p) in zip(found, asked, strict=True)]
+    naive = [abs(1e-5 / p.forward_s - 1.0) for _, p in asked]
+    assert sorted(errors)[len(errors) // 2] < 0.5 < sorted(naive)[len(naive) // 2]
 
 
 # --------------------------------------------------------------------------- published profiles
@@ -180,6 +203,8 @@ def test_the_command_writes_a_table_and_a_plot(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare_estimators, "METHODS", ("analytical", "linear", "SVM"))
         patch.setattr("tools.compare_report.METHODS", ("analytical", "linear", "SVM"))
+        for module in ("tools.compare_estimators", "tools.compare_report"):
+            patch.setattr(f"{module}.BESIDE", ("linear, of seconds", "a factor a family"))
         done = CliRunner().invoke(
             compare_estimators.main,
             [str(base), "--out", str(out), "--json"],

@@ -35,9 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(model: Path) -> Comparison:
-    """Contenders that are really run, and `learned`, which has no fitted model."""
+    """Contenders that are really run, and `learned`, whose fitted model is not there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("BIGBRAIN_LEARNED_COSTS", raising=False)
+        patch.setenv("BIGBRAIN_LEARNED_COSTS", "nowhere.json")
         return compare(model, cluster(2), NAMES, FOUR, steps=STEPS, rounds=1)
 
 
@@ -125,7 +125,7 @@ def test_who_has_no_plan_is_a_row_that_says_what_to_do(found: Comparison) -> Non
     assert learned.plan is None
     assert learned.step_s is None
     assert learned.measured_step_s is None
-    assert "BIGBRAIN_LEARNED_COSTS" in learned.reason
+    assert "found no readable file" in learned.reason
     assert "bigbrain-fx fit" in learned.help
     assert str(found).count("\n  learned: ") == 1
 

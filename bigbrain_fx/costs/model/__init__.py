@@ -1,11 +1,21 @@
 """Fitted models of op times: features, regressions as arrays, and their file.
 
-A noun room: plug-ins may read it. It knows profiles and numpy; it knows no scikit-learn (`fit` has
-that) and no graph.
+A noun room: plug-ins may read it. It knows profiles, numpy and, by its registered name, the
+estimator whose times are corrected; it knows no scikit-learn (`fit` has that).
 """
 
+from bigbrain_fx.costs.model.expected import (
+    LEAST_S as LEAST_S,
+    device_of as device_of,
+    estimated as estimated,
+    expected_s as expected_s,
+    graph_of as graph_of,
+)
 from bigbrain_fx.costs.model.features import (
+    PHASES as PHASES,
+    ComputePlace as ComputePlace,
     OpWork as OpWork,
+    Phase as Phase,
     PlaceRates as PlaceRates,
     family as family,
     matrix as matrix,
@@ -13,9 +23,9 @@ from bigbrain_fx.costs.model.features import (
     shape_columns as shape_columns,
 )
 from bigbrain_fx.costs.model.model import (
-    PHASES as PHASES,
+    SHIPPED as SHIPPED,
+    Correction as Correction,
     CostModel as CostModel,
-    Phase as Phase,
     PhaseModel as PhaseModel,
     read_model as read_model,
     write_model as write_model,

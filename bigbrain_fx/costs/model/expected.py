@@ -1,13 +1,15 @@
-"""A profile -> a graph of that one op, so that any estimator can be asked about it.
+"""What the estimator `analytical` expects of an op alone, in seconds: what regressions correct.
 
-The reverse of `profiles.signature`: what a signature leaves out (names, which of several readers
-add up) the graph has not either.
+An op is written as a graph of it alone, the reverse of `profiles.signature`: what a signature
+leaves out (names, which of several readers add up) the graph has not either.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from bigbrain_fx.core import (
     Arg,
@@ -23,36 +25,40 @@ from bigbrain_fx.core import (
     Ref,
     TensorSpec,
 )
-from bigbrain_fx.costs.model import Phase, family
-from bigbrain_fx.costs.profiles import Machine, OpProfile, TensorArg
-from bigbrain_fx.planning import registry as plugins
+from bigbrain_fx.costs.model.features import ComputePlace, OpWork, Phase, family
+from bigbrain_fx.costs.profiles import TensorArg
+from bigbrain_fx.planning import estimator
+
+LEAST_S = 1e-6  # what took less was not measured, but the clock
 
 _OUTPUT = re.compile(r"(\w+)\[([\d, ]*)\]")
 _CHANCE = re.compile(r"(?<![\w.])0\.\d*[1-9]")
+_LEAST_CHANCE = 1e-3  # a literal below it is an epsilon
 _ATTENTION = "scaled_dot_product_attention"
+_HERE = "device"
 
 
-def graph_of(profile: OpProfile) -> Graph:
+def graph_of(work: OpWork) -> Graph:
     """Return a graph of one op with this signature; its result is the loss, if it wants one."""
     inputs: list[Input] = []
     params: list[Param] = []
     args: list[Arg] = []
-    for i, tensor in enumerate(profile.signature.tensors):
+    for i, tensor in enumerate(work.signature.tensors):
         if tensor.is_parameter:
             params.append(Param(f"p{i}", _spec(tensor), f"p{i}"))
             args.append(ParamRef(f"p{i}"))
         else:
             inputs.append(Input(f"x{i}", (f"x{i}",), _spec(tensor)))
             args.append(Ref(f"x{i}"))
-    op = _op(profile, args)
+    op = _op(work, args)
     return Graph("one op", (op,), tuple(inputs), tuple(params), (op.name,), op.name)
 
 
-def _op(profile: OpProfile, args: list[Arg]) -> Op:
-    signed = profile.signature
-    moved = profile.reads_bytes + profile.writes_bytes
+def _op(work: OpWork, args: list[Arg]) -> Op:
+    signed = work.signature
+    moved = work.reads_bytes + work.writes_bytes
     bases = [arg.value for arg in args if isinstance(arg, Ref)]
-    chance = any(float(text) > 1e-3 for text in _CHANCE.findall(signed.literals))
+    chance = any(float(text) > _LEAST_CHANCE for text in _CHANCE.findall(signed.literals))
     name = family(signed.target)
     return Op(
         name="op",
@@ -62,9 +68,9 @@ def _op(profile: OpProfile, args: list[Arg]) -> Op:
         is_tuple=len(signed.outputs) > 1,
         random=chance and ("dropout" in name or name == _ATTENTION),
         view_of=bases[0] if bases and moved == 0 and signed.outputs else None,
-        flops=profile.flops,
-        reads_bytes=profile.reads_bytes,
-        writes_bytes=profile.writes_bytes,
+        flops=work.flops,
+        reads_bytes=work.reads_bytes,
+        writes_bytes=work.writes_bytes,
     )
 
 
@@ -88,26 +94,37 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def device_of(machine: Machine) -> Device:
-    """Return a device with the rates of a machine."""
+def device_of(place: ComputePlace) -> Device:
+    """Return a device with the rates of a machine that was profiled, or a device without a name."""
+    if isinstance(place, Device):
+        return replace(place, name=_HERE, host="localhost", memory_bytes=2**40)
     return Device(
-        name="device",
+        name=_HERE,
         host="localhost",
-        kind="cuda" if machine.kind == "cuda" else "cpu",
+        kind="cuda" if place.kind == "cuda" else "cpu",
         memory_bytes=2**40,
-        flops_per_s=machine.flops_per_s,
-        memory_bytes_per_s=machine.memory_bytes_per_s,
-        launch_s=machine.launch_s,
-        threads=machine.threads,
+        flops_per_s=place.flops_per_s,
+        memory_bytes_per_s=place.memory_bytes_per_s,
+        launch_s=place.launch_s,
+        threads=place.threads,
     )
 
 
-def estimated(estimator: str, machine: Machine, profile: OpProfile) -> dict[Phase, float]:
-    """Return what an estimator says of each phase, in seconds."""
-    cluster = Cluster((device_of(machine),), Link(0.0, 1e9))
-    cost: OpCost = (
-        plugins.estimator(estimator).estimate(graph_of(profile), cluster).op_cost("op", "device")
-    )
+def expected_s(work: OpWork, place: ComputePlace) -> Mapping[Phase, float]:
+    """Return the seconds of each phase of an op alone; at least what a clock can tell."""
+    return _expected_s(work, device_of(place))
+
+
+@lru_cache(maxsize=8192)
+def _expected_s(work: OpWork, device: Device) -> Mapping[Phase, float]:
+    found = estimated("analytical", device, work)
+    return {phase: max(LEAST_S, seconds) for phase, seconds in found.items()}
+
+
+def estimated(name: str, place: ComputePlace, work: OpWork) -> dict[Phase, float]:
+    """Return what an estimator says of each phase of an op, in seconds."""
+    cluster = Cluster((device_of(place),), Link(0.0, 1e9))
+    cost: OpCost = estimator(name).estimate(graph_of(work), cluster).op_cost("op", _HERE)
     return {
         "forward": cost.forward_s,
         "backward_input": cost.backward_input_s,

@@ -1,0 +1,225 @@
+"""What a few ops measured on a new device are worth, of models that nobody profiled there.
+
+    python -m tools.few_ops BASE.sqlite NEW.sqlite...
+
+BASE and each NEW are what `bigbrain-fx profile` wrote of the same models, on two devices. A model
+is left out of both; a base is fitted to the rest of BASE and corrected (`costs.correct`) by some
+ops of the rest of NEW; the model's own ops on the new device are forecast. The ops are chosen
+before anything is measured (`telling`), or drawn. The published GPUs (`published_gpus.kernels`) are
+taken in turn for the new device: a base of the kernels of the seven others, ten draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+
+import click
+import numpy as np
+
+from bigbrain_fx.costs.correct import correction, offsets
+from bigbrain_fx.costs.fit import DEFAULT, Row, fit, has, is_measured, seconds_of, work_of
+from bigbrain_fx.costs.model import PHASES, CostModel, expected_s
+from bigbrain_fx.costs.profiles import Machine, OpProfile, ProfileStore, signature
+from estimators.cuda_residuals import call_of
+from tools.compare_estimators import Origins
+from tools.published_gpus.kernels import TimedKernel, drawn, nobodys, timed_kernels
+from tools.published_gpus.table import spearman
+
+COUNTS = (0, 5, 10, 20, 40)
+CARD_COUNTS = (0, 5, 10, 20)
+DRAWS = 3
+CARD_DRAWS = 10
+LEAST_S = 2e-5  # an op that is expected to take less says nothing of others
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One time of what was left out."""
+
+    held: str
+    forecast_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Errors of one method on one device by how many ops were measured."""
+
+    device: str
+    method: str
+    judged: Mapping[int, Sequence[Judged]]
+
+
+# --------------------------------------------------------------------------- which ops
+
+
+def telling(rows: Sequence[Row], count: int) -> list[Row]:
+    """Choose the ops that say most of all, one after the other, before anything is measured.
+
+    An op says half of what there is to know of another of its family, all of one that is expected
+    to take as long; what is expected to take long counts more, as its square root. The greedy
+    choice of facilities: Nemhauser, Wolsey and Fisher, Mathematical Programming 14 (1978).
+    """
+    pool = [row for row in rows if _expected_s(row) >= LEAST_S]
+    if not pool:
+        return []
+    expected = np.array([_expected_s(row) for row in pool])
+    families = np.array([work_of(profile).family for _, profile in pool])
+    apart = np.abs(np.log2(expected)[:, None] - np.log2(expected)[None, :])
+    says = (families[:, None] == families[None, :]) * (0.5 + 0.5 * np.exp(-apart / 2))
+    known, found = np.zeros(len(pool)), list[int]()
+    for _ in range(min(count, len(pool))):
+        gain = (np.maximum(says, known) - known) @ np.sqrt(expected)
+        gain[found] = -1.0
+        found.append(int(gain.argmax()))
+        known = np.maximum(known, says[found[-1]])
+    return [pool[at] for at in found]
+
+
+def _expected_s(row: Row) -> float:
+    machine, profile = row
+    said = expected_s(work_of(profile), machine)
+    return sum(said[phase] for phase in PHASES if has(profile, phase))
+
+
+# --------------------------------------------------------------------------- models left out
+
+
+def curves(base: Path, new: Path) -> Iterator[Curve]:
+    """Yield the curves of a new device."""
+    old_rows, old_origins = _read(base)
+    new_rows, new_origins = _read(new)
+    found: dict[str, dict[int, list[Judged]]] = {}
+    for held in sorted({name for names in new_origins.values() for name in names}):
+        known = fit(_without(old_rows, old_origins, held), DEFAULT)
+        pool = _without(new_rows, new_origins, held)
+        kept = {id(profile) for _, profile in pool}
+        asked = [row for row in new_rows if id(row[1]) not in kept]
+        for method, count, model in _corrected(known, pool):
+            own = found.setdefault(method, {}).setdefault(count, [])
+            own += _judged(model, asked, held)
+    for method, by_count in found.items():
+        yield Curve(new.stem, method, by_count)
+
+
+def _read(path: Path) -> tuple[Sequence[Row], Origins]:
+    store = ProfileStore(path, read_only=True)
+    return store.rows(), store.origins()
+
+
+def _without(rows: Sequence[Row], origins: Origins, held: str) -> list[Row]:
+    return [row for row in rows if held not in origins.get(row[1].signature.key, ())]
+
+
+def _corrected(
+    known: CostModel, pool: Sequence[Row]
+) -> Iterator[tuple[str, int, CostModel | None]]:
+    yield "analytical", 0, None
+    for count in COUNTS:
+        yield "base, ops chosen", count, _by(known, telling(pool, count))
+        for seed in range(DRAWS if count else 1):
+            some = Random(seed).sample(list(pool), count)
+            yield "base, ops drawn", count, _by(known, some)
+
+
+def _by(known: CostModel, some: Sequence[Row]) -> CostModel:
+    found = offsets(known, some)
+    return replace(known, correction=correction(found)) if found else known
+
+
+def _judged(model: CostModel | None, asked: Sequence[Row], held: str) -> Iterator[Judged]:
+    for phase in PHASES:
+        for machine, profile in (row for row in asked if is_measured(row[1], phase)):
+            work = work_of(profile)
+            if model is None:
+                forecast_s = expected_s(work, machine)[phase]
+            elif phase in model.phases:
+                forecast_s = float(model.seconds(phase, [work], machine)[0])
+            else:
+                continue
+            yield Judged(held, forecast_s, seconds_of(profile, phase))
+
+
+# --------------------------------------------------------------------------- cards left out
+
+
+def card_curves() -> Iterator[Curve]:
+    """Yield the mean over published cards, each taken for new: FP32, forward."""
+    timed = timed_kernels()
+    rows = {each: _row(each) for each in timed}
+    found: dict[str, dict[int, list[Judged]]] = {}
+    for card in sorted({each.card for each in timed}):
+        own = [each for each in timed if each.card == card]
+        known = fit([row for each, row in rows.items() if each.card != card], DEFAULT)
+        for count in CARD_COUNTS:
+            for seed in range(CARD_DRAWS if count else 1):
+                seen, others = drawn(own, count, seed)
+                model = _by(known, [rows[each] for each in seen])
+                asked = [rows[each] for each in others]
+                for method, judge in (("analytical", None), ("base", model)):
+                    if count and judge is None:
+                        continue
+                    place = found.setdefault(method, {}).setdefault(count, [])
+                    place += _judged(judge, asked, card)
+    for method, by_count in found.items():
+        yield Curve("published cards", method, by_count)
+
+
+def _row(timed: TimedKernel) -> Row:
+    """Write a published kernel as a profile."""
+    call, device = call_of(timed.kernel), nobodys(timed.card)
+    op = call.op
+    signed = signature(call.scope.graph, op)
+    rates = (device.flops_per_s, device.memory_bytes_per_s, device.launch_s)
+    machine = Machine("cuda", timed.card, "unknown", 1, *rates)
+    moved = {"reads_bytes": int(op.reads_bytes), "writes_bytes": int(op.writes_bytes)}
+    return machine, OpProfile(signed, timed.took_s, flops=int(op.flops), **moved)
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def line(curve: Curve, count: int) -> str:
+    """Return median and mean error, the error of a model's sum, and Spearman's."""
+    some = curve.judged[count]
+    errors = [abs(each.forecast_s / each.measured_s - 1.0) for each in some]
+    names = dict.fromkeys(each.held for each in some)
+    totals = [
+        abs(
+            sum(each.forecast_s for each in some if each.held == name)
+            / sum(each.measured_s for each in some if each.held == name)
+            - 1.0
+        )
+        for name in names
+    ]
+    off = 2.0 ** fmean(abs(log2(each.forecast_s / each.measured_s)) for each in some)
+    rank = spearman([e.forecast_s for e in some], [e.measured_s for e in some]) or 0.0
+    figures = f"{median(errors):.0%} | {fmean(errors):.0%} | {off:.2f} | {fmean(totals):.0%}"
+    return f"| {curve.device} | {curve.method} | {count} | {figures} | {rank:.3f} |"
+
+
+HEAD = """\
+| new device | method | ops measured | median | mean | times off | a model's sum | Spearman |
+|---|---|---:|---:|---:|---:|---:|---:|"""
+
+
+@click.command()
+@click.argument("base", type=click.Path(path_type=Path, exists=True))
+@click.argument("new", type=click.Path(path_type=Path, exists=True), nargs=-1)
+def main(base: Path, new: Sequence[Path]) -> None:
+    """Print a line for each device, method and number of ops."""
+    click.echo(HEAD)
+    for path in new:
+        for curve in curves(base, path):
+            click.echo("\n".join(line(curve, count) for count in curve.judged))
+    for curve in card_curves():
+        click.echo("\n".join(line(curve, count) for count in curve.judged))
+
+
+if __name__ == "__main__":
+    main()

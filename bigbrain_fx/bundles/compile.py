@@ -120,7 +120,7 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     require_placeable(chosen, cluster)
-    chosen = _with_stores(chosen, cluster)
+    chosen = _with_cache(_with_stores(chosen, cluster))
     _require_followable(chosen, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
@@ -160,6 +160,35 @@ def _with_stores(options: Options, cluster: Cluster) -> Options:
     return replace(options, tensor=1)
 
 
+def _with_cache(options: Options) -> Options:
+    """Return options without tensor groups where keys and values are kept; refuse what does not go.
+
+    Raises:
+        InputError: training, replicas, tensor groups or a store.
+    """
+    if not options.cache:
+        return options
+    if options.mode != "eval":
+        raise InputError(
+            "--cache keeps keys and values for generation, and this bundle trains",
+            help="add --mode eval, or leave --cache out",
+        )
+    asked = {
+        "--tensor": wants_tensor(options),
+        "--replicas": (options.replicas or 1) > 1 or bool(options.replica_shares),
+        "--offload": bool(options.offload),
+        "--compile": options.compiled,
+    }
+    flag = next((flag for flag, given in asked.items() if given), None)
+    if flag is not None:
+        raise InputError(
+            f"--cache keeps keys and values whole, where they are made and as torch runs it, and "
+            f"does not go with {flag}",
+            help=f"leave {flag} out",
+        )
+    return replace(options, tensor=1)
+
+
 def _require_training(plan: Plan, *, lean: bool) -> None:
     """Refuse a lean bundle for inference, which has nothing to leave out."""
     if lean and plan.mode != "train":
@@ -193,7 +222,7 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     require_placeable(chosen, cluster)
-    chosen = _with_stores(chosen, cluster)
+    chosen = _with_cache(_with_stores(chosen, cluster))
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
         plan, _ = with_tried_rules(found, chosen, lambda given: _plan(found, cluster, given, None))
         return plan

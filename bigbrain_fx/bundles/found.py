@@ -260,6 +260,7 @@ def _session(
             micro_batch=rows,
             assume=dict(options.assume),
             leaves=options.leaves,
+            cache=options.cache,
         )
 
     session = start(options.rows)
@@ -281,7 +282,7 @@ def _in_memory(
 ) -> FoundModel:
     from torch import nn
 
-    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of
+    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of, with_cache
 
     if not isinstance(module, nn.Module):
         raise InputError(
@@ -295,6 +296,16 @@ def _in_memory(
         )
     recipe = recipe or Recipe()
     recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
+    if options.cache:
+        module, example_batch = with_cache(
+            module,
+            example_batch,
+            options.cache,
+            loss=cast("None", loss),
+            autocast=recipe.autocast,
+            batch_dims=recipe.batch_dims,
+        )
+        recipe, loss = Recipe(autocast=recipe.autocast), None
     said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
     trace = partial(
         capture,
@@ -314,7 +325,7 @@ def _in_memory(
         captured = trace(micro_batch=rows)
     require_rows(recipe.drop_last, captured, options.mode == "train")
     tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
-    source = _carried(captured, module, recipe, loss, said, scratch)
+    source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
     count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
     weights = _InMemory(captured)
     notes = (*captured.warnings, *([tried] if tried else []))
@@ -335,6 +346,7 @@ def _carried(
     loss: Loss | None,
     said: Mapping[str, object],
     scratch: Path,
+    cache: int,
 ) -> Source:
     """Write what the devices call as it is to a file, and say what a plan remembers of it.
 
@@ -359,6 +371,7 @@ def _carried(
         clip_norm=cast("float | None", said["clip_norm"]),
         grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
         module=IN_MEMORY,
+        cache=cache,
         optimizer_state=facts.state,
         optimizer_temporaries=facts.temporaries,
         drop_last=recipe.drop_last,

@@ -107,6 +107,13 @@ _OF_CAPTURE = (
 )
 _OF_PLANNING = (
     _option(
+        "--cache",
+        type=COUNT,
+        metavar="ROWS",
+        help="With --mode eval: generate one position a step, with keys and values kept for so "
+        "many rows; for models of rows of tokens.",
+    ),
+    _option(
         "--micro-batches",
         type=int,
         help="Equal parts that a batch is split into [default: the fastest by forecast].",
@@ -419,4 +426,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         offload=read_offload(choices["offload"]),
         asynchronous=choices["asynchronous"],
         compiled=choices["compiled"],
+        cache=choices["cache"] or 0,
     )

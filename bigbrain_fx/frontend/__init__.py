@@ -12,6 +12,9 @@ from bigbrain_fx.core import door
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.answers import read_answers as read_answers
+    from bigbrain_fx.frontend.cached.model import with_cache as with_cache
+    from bigbrain_fx.frontend.cached.module import Cached as Cached
+    from bigbrain_fx.frontend.cached.trial import require_same as require_same
     from bigbrain_fx.frontend.client import Child as Child, Message as Message, Task as Task
     from bigbrain_fx.frontend.location import (
         HF as HF,

@@ -62,7 +62,10 @@ class _Service:
         location, seed = str(wanted["location"]), cast("int", wanted["seed"])
         self.meta = bool(wanted["meta"])
         blank = bool(wanted["blank"])
-        self.file = load_model_file(location, seed=seed, meta=self.meta, blank=blank)
+        self.cache = cast("int", wanted["cache"])
+        self.file = load_model_file(
+            location, seed=seed, meta=self.meta, blank=blank, cache=self.cache
+        )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.captured = _capture(self.file, wanted)
         if wanted["training"] and not self.meta and not blank:
@@ -91,6 +94,7 @@ class _Service:
             "grad_scaler": file.grad_scaler,
             "autocast": file.autocast,
             "drop_last": file.drop_last,
+            "cache": self.cache,
             "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
             "pad": pads(self.captured.batch, file.pad),
             "parameters": sum(p.numel() for p in parameters.values()),

@@ -65,7 +65,12 @@ class ModelFile:
 
 
 def load_model_file(
-    location: str | Path, *, seed: int = 0, meta: bool = False, blank: bool = False
+    location: str | Path,
+    *,
+    seed: int = 0,
+    meta: bool = False,
+    blank: bool = False,
+    cache: int = 0,
 ) -> ModelFile:
     """Run a model file, or read a Hugging Face configuration; build the model and a batch.
 
@@ -74,10 +79,16 @@ def load_model_file(
         seed: given to `torch.manual_seed` before the file runs and before the model is built.
         meta: build the model from shapes alone: no tensor has numbers.
         blank: leave the parameters without numbers and make all else: weights come later.
+        cache: rows of keys and values that are kept: the model is then one of single positions.
 
     Raises:
         InputError: the file cannot be used; names its line, and the candidates for the model.
+        CaptureError: `cache`, and the model has no form of one position.
     """
+    if cache:
+        return _cached(
+            load_model_file(location, seed=seed, meta=meta, blank=blank), cache, meta, blank
+        )
     if is_hf(location):
         return _of_hf(str(location), seed, meta, blank)
     if is_onnx(location):
@@ -99,6 +110,30 @@ def load_model_file(
         **cast("Mapping[str, Any]", training_of(module, path, model)),
         leaves=_leaves(module, path),
         location=str(path) if name == "model" else f"{path}:{name}",
+    )
+
+
+def _cached(file: ModelFile, rows: int, meta: bool, blank: bool) -> ModelFile:
+    from bigbrain_fx.frontend.cached.model import with_cache
+
+    if blank:
+        raise InputError(
+            "the form of one position is tried with the model's numbers, and --weights leaves them "
+            "out until it is written",
+            help="leave --weights out, and give them to the bundle: `bigbrain-fx load`",
+        )
+    with users_folder(file.path.parent):
+        model, batch = with_cache(
+            file.model,
+            file.example_batch,
+            rows,
+            loss=file.loss,
+            autocast=file.autocast,
+            batch_dims=file.batch_dims,
+            tries=not meta,
+        )
+    return ModelFile(
+        file.path, file.name, model, batch, autocast=file.autocast, location=file.location
     )
 
 

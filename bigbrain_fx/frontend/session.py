@@ -30,6 +30,7 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
+        cache: rows of keys and values that are kept; 0 for a model of whole rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
             optimizer holds, see `Source` of a plan.
     """
@@ -54,6 +55,7 @@ class ModelFacts:
     optimizer_temporaries: float = 2.0
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
+    cache: int = 0
 
 
 class CaptureSession:
@@ -170,6 +172,7 @@ def capture_file(
     micro_batch: int | None = None,
     assume: Mapping[str, bool] | None = None,
     leaves: Sequence[str] = (),
+    cache: int = 0,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
@@ -183,6 +186,7 @@ def capture_file(
         micro_batch: as in `capture`.
         assume: as in `capture`.
         leaves: as in `capture`; added to those that the model file names.
+        cache: as in `load_model_file`.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
@@ -200,6 +204,7 @@ def capture_file(
             "micro_batch": micro_batch,
             "assume": dict(assume or {}),
             "leaves": list(leaves),
+            "cache": cache,
         }
         task = Task(
             module="bigbrain_fx.frontend.child",

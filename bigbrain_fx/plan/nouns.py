@@ -91,7 +91,8 @@ class Options:
     `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
     overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
-    torch.compile, equal to rounding.
+    torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
+    position a step; 0 computes whole rows: see docs/serving.md.
     """
 
     partitioner: Given = "chain-dp"
@@ -123,6 +124,7 @@ class Options:
     offload: tuple[Offloaded, ...] = ()
     asynchronous: Asynchronous | None = None
     compiled: bool = False
+    cache: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Source:
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
-    those other than 0, `pad` what shorter ones are filled up with, by model input.
+    those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
+    of so many rows the graph computes one position, and keeps keys and values.
     """
 
     path: str
@@ -152,6 +155,7 @@ class Source:
     drop_last: bool | None = None
     batch_dims: dict[str, int] = field(default_factory=dict)
     pad: dict[str, int | float] = field(default_factory=dict)
+    cache: int = 0
 
     @property
     def splits_evenly(self) -> bool:

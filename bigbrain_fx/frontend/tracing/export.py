@@ -37,13 +37,19 @@ def export_step(
     autocast: str | None,
     *,
     strict: bool = False,
+    longest: int | None = None,
 ) -> ExportedProgram:
     """Export a step; dimension 0 of `batched` tensors stays free.
+
+    With `longest` so does dimension 1 of rows of integers of about that length, if it can.
 
     Raises:
         Exception: whatever torch.export raises; also when the batch turned out not to be free.
     """
-    sizes = tuple({0: Dim.DYNAMIC} if free else None for free in batched)
+    sizes = tuple(
+        _free_sizes(tensor, longest) if free else None
+        for tensor, free in zip(tensors, batched, strict=True)
+    )
     alike = contextlib.nullcontext() if strict else idle_casts()  # dynamo follows them itself
     plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
     with quiet(), _no_partial_graph(), _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
@@ -54,6 +60,13 @@ def export_step(
     if any(isinstance(size, int) for size in free):
         raise CaptureError("the trace fixed the batch size")
     return program
+
+
+def _free_sizes(tensor: Tensor, longest: int | None) -> dict[int, Any]:
+    is_row = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.shape[1] > 1
+    if longest is None or not is_row or tensor.shape[1] < longest - 1:
+        return {0: Dim.DYNAMIC}
+    return {0: Dim.DYNAMIC, 1: Dim.AUTO(max=longest)}
 
 
 def _inputs(

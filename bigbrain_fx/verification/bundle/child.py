@@ -107,7 +107,9 @@ def _verify(
     checkpoint: Path | None,
     plain: PlainLoop | None,
 ) -> list[dict[str, object]]:
-    file = load_model_file(location, seed=plan.seed, blank=checkpoint is not None)
+    cache = plan.source.cache
+    blank = checkpoint is not None and not cache  # a form of one position was tried with numbers
+    file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
     captured, processes, steps = capture_again(file, plan), wanted["processes"], wanted["steps"]
     if checkpoint is not None:  # not before: `split` had no numbers either when it decided

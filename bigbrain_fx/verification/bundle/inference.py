@@ -22,7 +22,9 @@ from torch import Tensor
 
 from bigbrain_fx.core import Op
 from bigbrain_fx.emit import output_dims
+from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
+    Cached,
     Captured,
     ModelFile,
     Step,
@@ -30,6 +32,7 @@ from bigbrain_fx.frontend import (
     draw_places,
     graph_inputs,
     place_name,
+    require_same,
     route,
     run_graph,
     unit_of,
@@ -78,6 +81,7 @@ def inference_checks(
         _same_outputs("captured graph = bundle, outputs", expected, actual, plan, unit),
         _same_short_batch(one, bundle, plan, unit),
         _unchanged(state, weights, plan),
+        *_whole_rows(file, bundle),
     ]
 
 
@@ -128,15 +132,27 @@ def _differences(file: ModelFile, captured: Captured, inputs: Values, seed: int)
     before = {name: tensor.detach().clone() for name, tensor in captured.tensors.items()}
     with torch.no_grad():
         expected = _eager(file, captured, inputs, seed)
+        kept = _taken_back(file, captured, before)
         torch.manual_seed(seed)
         found = run_graph(
             captured.graph, captured.tensors, dict(inputs), functions=captured.functions
         )
     lines = [f"{name} differs" for name in names if not _is_equal(found[name], expected[name])]
-    after = captured.tensors
+    after, wanted = captured.tensors, {**before, **kept}
     return lines + [
-        f"{name} was written" for name in before if not equal(after[name], before[name])
+        f"{name} was written otherwise" if name in kept else f"{name} was written"
+        for name in before
+        if not equal(after[name], wanted[name])
     ]
+
+
+def _taken_back(file: ModelFile, captured: Captured, before: Values) -> Values:
+    """Return what the module has written into its caches, and put them back as they were."""
+    caches = file.model.caches if isinstance(file.model, Cached) else ()
+    found = {name: captured.tensors[name].clone() for name in caches}
+    for name in found:
+        captured.tensors[name].copy_(before[name])
+    return found
 
 
 def _eager(file: ModelFile, captured: Captured, inputs: Values, seed: int) -> Values:
@@ -311,6 +327,24 @@ def _first(value: Tensor, dim: int | None, rows: int, room: int) -> Tensor:
     if dim is None:
         return value[: -(-rows * value.shape[0] // room)]
     return value.narrow(dim, 0, value.shape[dim] * rows // room)
+
+
+def _whole_rows(file: ModelFile, bundle: ModuleType) -> list[dict[str, object]]:
+    """Compare a bundle that keeps keys and values, step by step, with the model on whole rows."""
+    if not isinstance(file.model, Cached):
+        return []
+
+    def run(tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
+        (scores,) = bundle.infer({"tokens": tokens, "row": row, "position": position}).values()
+        found: Tensor = scores
+        return found
+
+    name = "your module on whole rows = bundle, one position a step"
+    try:
+        worst = require_same(file.model.row, file.model, run)
+    except CaptureError as error:
+        return [link(name, [error.what], "")]
+    return [link(name, [], f"to {worst:.1e} of the largest score")]
 
 
 def _unchanged(state: Values, weights: Values, plan: Plan) -> dict[str, object]:

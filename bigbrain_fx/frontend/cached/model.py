@@ -1,0 +1,56 @@
+"""A model of token rows and its example -> a model of one position and an example of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.frontend.cached.making import POSITION, ROW, TOKENS
+from bigbrain_fx.frontend.cached.module import Cached, cached_module
+from bigbrain_fx.frontend.cached.row import Row, row_of
+from bigbrain_fx.frontend.cached.trial import require_same
+from bigbrain_fx.frontend.tracing.step import Loss
+from bigbrain_fx.frontend.translation.batch import BatchDims
+
+
+def with_cache(
+    model: nn.Module,
+    example_batch: object,
+    places: int,
+    *,
+    loss: Loss | None = None,
+    autocast: str | None = None,
+    batch_dims: BatchDims | None = None,
+    tries: bool = True,
+) -> tuple[Cached, Mapping[str, Tensor]]:
+    """Return a model as one that computes single positions, and some of its example's.
+
+    Args:
+        model: of rows of tokens; it stays as it is, but in eval mode and with buffers more.
+        example_batch: as in `capture`.
+        loss: as in `capture`.
+        autocast: as in `capture`.
+        batch_dims: as in `capture`.
+        places: rows of keys and values that are kept.
+        tries: whether the model has numbers, so that the form can be tried.
+
+    Raises:
+        InputError: its example has no rows of tokens.
+        CaptureError: no form of one position was found, or it was tried and is another model.
+    """
+    row = row_of(model.eval(), example_batch, loss, autocast, batch_dims)
+    module = cached_module(row, places)
+    if tries:
+        require_same(row, module)
+    return module, _example(row, places)
+
+
+def _example(row: Row, places: int) -> dict[str, Tensor]:
+    """Return some tokens of the model's example, each at another position of another row."""
+    entry = next(e for e in row.batch.entries if e.name == row.entry)
+    places_now = torch.arange(row.batch.rows)
+    position = places_now % row.longest
+    tokens = entry.tensor[places_now, position].unsqueeze(1)
+    return {TOKENS: tokens, ROW: places_now % places, POSITION: position}

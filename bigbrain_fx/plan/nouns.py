@@ -253,12 +253,14 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, overlapping steps and compiled stages nothing is written where there are none: a plan
+    Of stores, caches, overlapping steps and compiled stages nothing is written where there are none: a plan
     without them is as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
+    if not plan.source.cache:
+        left_out["source"] = {"cache"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

@@ -229,7 +229,7 @@ class _Rules:
 
     def _letter_operand(self, node: fx.Node, keys: set[str], reader: fx.Node) -> fx.Node:
         if not keys:
-            return self._argument(node, reader)
+            return cast("fx.Node", self._argument(node, reader))
         now = shape_of(self.made.one[node]) if node in self.made.one else ()
         if now and any(now[dim] == self.made.row.longest for dim in self.made.row.positions(node)):
             return self.made.one[node]

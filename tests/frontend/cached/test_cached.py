@@ -196,7 +196,7 @@ class Noisy(Words):
 def test_what_has_no_such_form_is_refused_at_its_place(model: type[nn.Module], says: str) -> None:
     with pytest.raises(CaptureError, match=says) as refused:
         made(model())
-    assert "leave --cache out" in refused.value.help
+    assert "leave --cache out" in str(refused.value.help)
 
 
 def test_no_rows_of_tokens() -> None:

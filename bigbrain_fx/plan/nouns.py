@@ -253,8 +253,8 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, caches, overlapping steps and compiled stages nothing is written where there are none: a plan
-    without them is as it always was.
+    Of stores, caches, overlapping steps and compiled stages nothing is written where there are
+    none: a plan without them is as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:

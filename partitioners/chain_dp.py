@@ -7,9 +7,9 @@ every order instead of submeshes, and, instead of a scan of the bounds, `plannin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -28,6 +28,7 @@ from bigbrain_fx.planning import (
     polished,
     step_s,
     unit_orders,
+    whole_layers,
     work,
 )
 from partitioners.footprint import in_flight_by_device, needs
@@ -62,14 +63,15 @@ class ChainDP:
         use_all: use every device, even where fewer are faster.
         gap: stop when the split is proven to be within this share of the best one.
         block_gap: cut between layers of the model rather than inside one, unless that costs more
-            than this share of the step: such stages are easier to read, and send less.
+            than this share of the step: such stages are easier to read, and send less. Infinity
+            never cuts inside one.
     """
 
     micro_batches: int = 8
     in_flight: InFlight = None
     use_all: bool = False
     gap: float = 1e-3
-    block_gap: float = 0.02
+    block_gap: float = 0.04
     name = "chain-dp"
 
     def __post_init__(self) -> None:
@@ -81,18 +83,20 @@ class ChainDP:
         known = work(graph, costs)
         if not known.groups:
             return Placement(known.placed((), cluster.devices[0].name), "nothing to split")
+        if self.block_gap == math.inf:
+            known = whole_layers(graph, known)
         found = self.fastest(known, cluster)
         if found is None:
             raise self.no_plan(known, cluster)
-        found = self._between_layers(graph, known, cluster, found)
+        if 0 < self.block_gap < math.inf:
+            found = self._between_layers(graph, known, cluster, found)
         homes = found.line.homes(found.split)
         placed = found.line.work.placed(homes, found.split.sequence[0])
         return Placement(placed, self._reason(graph, found, cluster))
 
     def _between_layers(self, graph: Graph, known: Work, cluster: Cluster, found: Paced) -> Paced:
         """Return the best split that cuts no layer, if it is about as good as `found`."""
-        whole = known.merged(layers(graph, known.groups))
-        other = self.fastest(whole, cluster)
+        other = self.fastest(whole_layers(graph, known), cluster)
         most_s = found.step_s * (1 + self.block_gap)
         return found if other is None or other.step_s > most_s else other
 
@@ -254,20 +258,6 @@ _POLISHED = 2  # and polished
 _VISITS = 15_000  # forwards, backwards and units that may be looked at to polish one
 _SHAPED = 10  # sequences of devices for which splits of other shapes are, too
 _SEQUENCES_TO_EXPLAIN = 24
-
-
-def layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
-    """Return the runs of units that belong to one layer: `blocks.3` and all below it."""
-    layers = [_layer(graph.op[group[0]].module_path) for group in groups]
-    starts = [i for i, layer in enumerate(layers) if i == 0 or not layer or layer != layers[i - 1]]
-    return [range(a, b) for a, b in pairwise([*starts, len(groups)])]
-
-
-def _layer(path: str) -> str:
-    """Return a module's path up to its first number, else its first part."""
-    parts = path.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-    return ".".join(parts[: numbered + 1])
 
 
 def describe(graph: Graph, line: Line, split: Split, stage: int) -> str:

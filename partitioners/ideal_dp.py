@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
-from bigbrain_fx.planning import BestFirst, Cutter, InFlight, Line, Setting, Split, Work, work
-from partitioners.chain_dp import MOST_STEPS, ChainDP, describe, layers
+from bigbrain_fx.planning import (
+    BestFirst,
+    Cutter,
+    InFlight,
+    Line,
+    Setting,
+    Split,
+    Work,
+    whole_layers,
+    work,
+)
+from partitioners.chain_dp import MOST_STEPS, ChainDP, describe
 from partitioners.ideals import ideals
 from partitioners.lattice import Lattice
 
@@ -77,7 +87,7 @@ class IdealDP:
         whole, sets = known, ideals(len(known.groups), known.edges, MOST_IDEALS)
         searched = "of all orders of ops"
         if sets is None:
-            whole = known.merged(layers(graph, known.groups))
+            whole = whole_layers(graph, known)
             sets = ideals(len(whole.groups), whole.edges, MOST_IDEALS)
             searched = "of all orders of layers"
         if sets is None:

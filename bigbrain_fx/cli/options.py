@@ -124,6 +124,12 @@ _OF_PLANNING = (
         help="One of {names} [default: for chains 1f1b, or forward to infer; else list].",
     ),
     _option(
+        "--cut-at",
+        type=click.Choice(("blocks", "anywhere")),
+        help="Cut between the model's layers only, or wherever a step is shortest [default: inside "
+        "a layer only where that gains more than forecasts are off].",
+    ),
+    _option(
         "--pieces",
         type=click.IntRange(min=2),
         help="Virtual stages of each device, for --schedule interleaved [default: 2].",
@@ -427,4 +433,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         asynchronous=choices["asynchronous"],
         compiled=choices["compiled"],
         cache=choices["cache"] or 0,
+        cut_at=choices["cut_at"],
     )

@@ -145,7 +145,8 @@ class Judge:
             known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
             recompute=self.maker.recomputes,
             apart=apart(self.cluster),
-            scope=self.maker.scope,
+            scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
+            cut_at=options.cut_at,
         )
         trial, found = search(ask)
         _, plan = self._plans[id(trial)]

@@ -27,6 +27,7 @@ from bigbrain_fx.plan.by_hand import (
 from bigbrain_fx.plan.compiling import require_compilable
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
+from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.judge import Maker, PipelineMaker, by_partitioner
 from bigbrain_fx.plan.layer_by_layer import layer_by_layer
 from bigbrain_fx.plan.memory_check import with_data
@@ -46,7 +47,7 @@ from bigbrain_fx.plan.tensor import (
     wants_tensor,
 )
 from bigbrain_fx.plan.together import is_open, plan_together
-from bigbrain_fx.planning import looked_at, of_how_many
+from bigbrain_fx.planning import label, looked_at, of_how_many, options_of
 
 
 def make_plan(
@@ -68,6 +69,7 @@ def make_plan(
         NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: the batch cannot be split as asked.
     """
+    _require_cuts(options)
     require_asynchronous(graph, cluster, source, options)
     require_compilable(graph, source, options)
     require_stores(
@@ -90,6 +92,28 @@ def make_plan(
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
+
+
+def _require_cuts(options: Options) -> None:
+    """Raise InputError where --cut-at is given and others say where a line is cut."""
+    if options.cut_at is None:
+        return
+    if options.schedule in FOLDS:
+        raise InputError(
+            f"schedule '{options.schedule}' cuts the line itself, wherever devices are busy alike",
+            at="--cut-at",
+            help="leave --cut-at out, or use --schedule 1f1b, gpipe or list",
+        )
+    known = options.partitioner == AUTO or "block_gap" in options_of(
+        "partitioner", options.partitioner
+    )
+    if options.place or not known:
+        whose = "--place" if options.place else f"partitioner '{label(options.partitioner)}'"
+        raise InputError(
+            f"{whose} says where each op goes, and knows nothing of --cut-at",
+            at="--cut-at",
+            help="leave --cut-at out, or use --partitioner analytical or auto",
+        )
 
 
 def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:

@@ -28,7 +28,7 @@ from bigbrain_fx.plan.deferring import Defer, defer_text
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.recompute import Wanted, recompute_text
 from bigbrain_fx.plan.replica_text import replicas_text
-from bigbrain_fx.plan.search import Compared, Effort, Objective, Search
+from bigbrain_fx.plan.search import Compared, CutAt, Effort, Objective, Search
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.planning import Choice, Given
 
@@ -92,7 +92,8 @@ class Options:
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
     overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
     torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
-    position a step; 0 computes whole rows: see docs/serving.md.
+    position a step; 0 computes whole rows: see docs/serving.md. `cut_at` says whether cuts may go
+    through a layer of the model; None: where that gains more than forecasts are off.
     """
 
     partitioner: Given = "chain-dp"
@@ -125,6 +126,7 @@ class Options:
     asynchronous: Asynchronous | None = None
     compiled: bool = False
     cache: int = 0
+    cut_at: CutAt | None = None
 
 
 @dataclass(frozen=True)

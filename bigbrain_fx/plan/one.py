@@ -5,6 +5,7 @@ It compares nothing and searches for nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -166,6 +167,8 @@ def _choices(options: Options, micro_batches: int) -> Mapping[str, object]:
     given: dict[str, object] = {"micro_batches": micro_batches, "in_flight": in_flight}
     if isinstance(options.partitioner, str):  # an object has been given a seed of its own
         given["seed"] = options.seed
+    if options.cut_at is not None:
+        given["block_gap"] = math.inf if options.cut_at == "blocks" else 0.0
     known = options_of("partitioner", options.partitioner)
     fields = {name: value for name, value in given.items() if name in known}
     return {**fields, **dict(options.partitioner_options)}

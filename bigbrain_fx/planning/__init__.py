@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         zb_h1 as zb_h1,
         zb_v as zb_v,
     )
+    from bigbrain_fx.planning.layer_units import whole_layers as whole_layers
     from bigbrain_fx.planning.list_play import Play as Play
     from bigbrain_fx.planning.listing import (
         Taste as Taste,

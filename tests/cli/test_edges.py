@@ -114,7 +114,7 @@ _REFUSED = {
     ("chain-dp", "--set", "gap=much"): "expected a number, found 'much'",
     ("chain-dp", "--set", "gap=NaN"): "expected a number, found NaN",
     ("chain-dp", "--set", "gap=-1"): "expected 0 or more, found -1",
-    ("chain-dp", "--set", "gpa=1"): "chain-dp takes block_gap=0.02, gap=0.001, use_all=false",
+    ("chain-dp", "--set", "gpa=1"): "chain-dp takes block_gap=0.04, gap=0.001, use_all=false",
     ("chain-dp", "--set", "seed=1"): "help: --seed says it",
     ("chain-dp", "--set", "gap"): "expected NAME=VALUE, found 'gap'",
     ("naive", "--set", "gap=1"): "naive has nothing to set",

@@ -162,12 +162,21 @@ def test_an_optimizer_per_device_is_compared_with_one(norm: bool, tmp_path: Path
     assert norm or updates.said == "to rounding"
 
 
-def test_draws_elsewhere_are_named_and_never_equal(bundle: Path, tmp_path: Path) -> None:
-    code = "def model():\n    net = Net()\n    net.blocks[1].drop.eval()\n    net.norm = "
+@pytest.mark.parametrize("less", ["    net.blocks[1].drop.eval()\n", ""])
+def test_draws_elsewhere_are_named_and_never_equal(less: str, bundle: Path, tmp_path: Path) -> None:
+    code = f"def model():\n    net = Net()\n{less}    net.norm = "
     code += "nn.Sequential(net.norm, nn.Dropout(0.5))\n    return net\n"
     found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
     assert found["passed"] is None
     assert "only the module draws at norm.1" in found["detail"]
+
+
+def test_a_draw_that_nothing_reads_is_no_difference(bundle: Path, tmp_path: Path) -> None:
+    """The last coin of teacher forcing, say: the graph has left it out."""
+    hook = "net.norm.register_forward_hook(lambda m, a, out: (torch.rand(3), None)[1])"
+    code = f"def model():\n    net = Net()\n    {hook}\n    return net\n"
+    found = linked(bundle, model_file(tmp_path, code, "looped.py"), tmp_path)
+    assert found["passed"] is True, found["detail"]
 
 
 def test_a_loop_that_fails_is_no_difference(bundle: Path, tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ CHOICES = (
     "--offload activations,state --schedule gpipe",
     "--offload activations --replicas 2 --zero 1",
     "--offload activations --recompute ops",
+    "--offload weights",
+    "--offload weights --schedule gpipe",
+    "--partitioner analytical --cut-at blocks",
+    "--partitioner scattered",
+    "--partitioner m-sct",
+    "--partitioner auto",
 )
 
 

@@ -15,6 +15,7 @@ from bigbrain_fx.plan.search.nouns import (
     Bound as Bound,
     Candidate as Candidate,
     Compared as Compared,
+    CutAt as CutAt,
     Effort as Effort,
     Objective as Objective,
     Score as Score,

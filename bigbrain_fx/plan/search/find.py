@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigbrain_fx.core import Cluster, Placement
+from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
@@ -43,6 +43,7 @@ from bigbrain_fx.planning import (
     device_orders,
     polished,
     unit_orders,
+    whole_layers,
     work,
 )
 
@@ -142,13 +143,17 @@ class _Run:
     def _prepared(self, count: int) -> _At:
         graph = self.ask.graph.at(self.ask.rows(count))
         costs = self.ask.costs(self.ask.rows(count))
-        least = work(graph, costs.alone or costs)
+        least = self._work(graph, costs.alone or costs)
         taking_turns = count == 1 or costs.alone is None  # then nobody slows another
-        found = least if taking_turns else work(graph, costs)
+        found = least if taking_turns else self._work(graph, costs)
         orders = unit_orders(found.count, found.edges)
         cuts = max(self.limits.cuts, _CUTS_PER_DEVICE * len(self.ask.cluster.devices))
         lines = tuple(Line(found, order, cuts) for order in orders)
         return _At(count, found, least, lines, for_tensors(self.ask.cluster, graph, count))
+
+    def _work(self, graph: Graph, costs: Costs) -> Work:
+        found = work(graph, costs)
+        return whole_layers(graph, found) if self.ask.cut_at == "blocks" else found
 
     # ------------------------------------------------------------------ contiguous
 
@@ -288,7 +293,7 @@ class _Run:
         ops = len(self.ask.graph.ops)
         best = self.ranking.best()
         for name, most in self.limits.planners.items():
-            if ops > most:
+            if ops > most or (self.ask.cut_at == "blocks" and name != "chain-dp"):
                 continue
             chain = name in ("naive", "chain-dp")
             for at in self._promising(chain):

@@ -11,6 +11,7 @@ from bigbrain_fx.errors import InputError
 
 Objective: TypeAlias = Literal["throughput", "latency", "memory"]
 Effort: TypeAlias = Literal["fast", "normal", "high"]
+CutAt: TypeAlias = Literal["blocks", "anywhere"]
 
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory")
 EFFORTS: tuple[Effort, ...] = ("fast", "normal", "high")
@@ -76,6 +77,7 @@ class Ask:
         apart: the share that a plan must be faster by; of plans nearer than that the simplest is
             taken: fewest devices, then a chain, then most blocks whole.
         scope: what every plan of this search is; for the text of bounds.
+        cut_at: "blocks" cuts no layer of the model; "anywhere" prefers none that cuts none.
     """
 
     graph: Graph
@@ -92,6 +94,7 @@ class Ask:
     recompute: bool = False
     apart: float = 0.0
     scope: str = "of one replica"
+    cut_at: CutAt | None = None
 
     def rows(self, micro_batches: int) -> int:
         """Return the rows of a micro-batch."""

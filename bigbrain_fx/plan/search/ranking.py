@@ -114,7 +114,8 @@ class Ranking:
         """Order by what a reader of the bundle has to follow; the first in time of those alike."""
         score, trial = each.score, each.trial
         more = bool(trial.recompute), trial.schedule == "list"
-        cut = len(score.devices) > 1 and self._blocks.cut(trial.placement)
+        counts = len(score.devices) > 1 and self.ask.cut_at != "anywhere"
+        cut = counts and self._blocks.cut(trial.placement)
         return (len(score.devices), not score.is_chain, *more, cut)
 
     def table(self) -> tuple[Candidate, tuple[Candidate, ...]]:

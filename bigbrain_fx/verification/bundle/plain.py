@@ -82,6 +82,7 @@ class _Comparison:
         }
         self.updates = Updates(self.file, held)
         self.constants: dict[str, Tensor] = {}
+        self.unmatched = ""  # draws of the module alone: where nothing differs, nothing read them
 
     def compare(self, steps: int) -> str:
         """Compare the steps that there are data for; return why the loop could not be run."""
@@ -123,6 +124,7 @@ class _Comparison:
             self.updated += 1
         elif fine or same:
             self.lines.append(f"step {step}: loop or graph alone has gradients that are not finite")
+        self._require_matched()
         self.updates.take(step, state, given, after, folder)
         for name in ("inputs", "gradients", "after", "exact", *(["state"] if step else [])):
             (folder / name).unlink(missing_ok=True)
@@ -141,10 +143,10 @@ class _Comparison:
         return Reference(graph, stages, tensors, self.captured.functions, leaves_per_stage=False)
 
     def _require_places(self, reference: Reference, places: Sequence[str]) -> None:
-        """Require that module and graph draw at the same places: else their masks differ.
+        """Look whether module and graph draw at the same places: else their masks differ.
 
         Raises:
-            NoLoopError: they do not.
+            NoLoopError: the graph draws where the module does not.
         """
         known = draw_places(self.plan.graph)
         ours = [place_name(*known[name]) for name in reference.cuts[0].order if name in known]
@@ -159,7 +161,15 @@ class _Comparison:
             )
             if names
         ]
-        raise NoLoopError(f"draws of random numbers cannot be matched: {'; '.join(said)}")
+        self.unmatched = f"draws of random numbers cannot be matched: {'; '.join(said)}"
+        if more[1]:
+            raise NoLoopError(self.unmatched)
+
+    def _require_matched(self) -> None:
+        """Raise NoLoopError where numbers differ and places of draws do, too: that may be why."""
+        if self.lines and self.unmatched:
+            self.lines.clear()
+            raise NoLoopError(self.unmatched)
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs

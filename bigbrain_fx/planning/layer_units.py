@@ -1,0 +1,28 @@
+"""Units joined so that no cut goes through a layer of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.planning.unit_work import Work
+
+
+def whole_layers(graph: Graph, known: Work) -> Work:
+    """Return the work whose units are the runs of units of one layer each."""
+    return known.merged(layers(graph, known.groups))
+
+
+def layers(graph: Graph, groups: Sequence[Sequence[str]]) -> list[range]:
+    """Return the runs of units that belong to one layer: `blocks.3` and all below it."""
+    layers = [_layer(graph.op[group[0]].module_path) for group in groups]
+    starts = [i for i, layer in enumerate(layers) if i == 0 or not layer or layer != layers[i - 1]]
+    return [range(a, b) for a, b in pairwise([*starts, len(groups)])]
+
+
+def _layer(path: str) -> str:
+    """Return a module's path up to its first number, else its first part."""
+    parts = path.split(".")
+    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[: numbered + 1])

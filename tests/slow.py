@@ -146,6 +146,13 @@ SLOW: dict[str, tuple[str, ...]] = {
 
 
 MORE: dict[str, tuple[str, ...]] = {
+    "tests/runtime/test_suspicion.py": tuple(
+        f"test_what_is_wrong_is_named_by_device_step_and_message[{kind}]"
+        for kind in ("activation", "weight", "gradient")
+    ),
+    "tests/partitioners/test_chain_dp.py": ("test_large_graphs_are_planned_in_seconds[2000",),
+    "tests/benchmarks/test_compiling.py": ("test_split[naive]",),
+    "tests/tools/test_benchmarks.py": ("test_what_got_slower_fails",),
     "tests/emit/files/test_readable.py": (
         "test_many_blocks_on_4_devices[24",
         "test_many_blocks_on_4_devices[12-naive",
@@ -222,6 +229,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "test_what_the_graph_has_dropped_is_found[net.norm",
         "test_what_the_graph_has_dropped_is_found[net.blocks[3]",
         "test_what_the_graph_has_dropped_is_found[net.blocks[1]",
+        "test_draws_elsewhere_are_named_and_never_equal[    net",
     ),
     "tests/verification/test_replicas.py": (
         "test_a_bundle_has_the_bits_of_one_process[4-2-1-micro]",

@@ -102,6 +102,29 @@ def agree(
     return _compared(whole, members, loss, losses, made)
 
 
+def own_rounding(captured: Captured, rows: int | None = None) -> float:
+    """Return how far the whole graph's loss and gradients are from those of float64, as above."""
+    runs = [_whole(captured, rows, exact=exact) for exact in (True, False)]
+    (exact_loss, exact), (loss, found) = runs
+    most = max((float(g.abs().max()) for g in exact.values()), default=0.0)
+    apart = (_distance(g, found[name], g, most) for name, g in exact.items())
+    return max((abs(loss - exact_loss) / abs(exact_loss or 1.0), *apart))
+
+
+def _whole(captured: Captured, rows: int | None, *, exact: bool) -> tuple[float, dict[str, Tensor]]:
+    """Return the loss and gradients of the graph that is not divided."""
+    graph = widened(captured.graph) if exact else captured.graph
+    whole = _Numbers(captured, exact=exact)
+    inputs = {name: whole.cast(t) for name, t in captured.inputs(rows).items()}
+    own = captured.functions
+    with in_float64(exact):
+        values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
+    loss, leaves = cast("Tensor", values[graph.loss or ""]), whole.graded()
+    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), gradients, strict=True)
+    return float(loss.detach()), {name: _or_zero(g, leaf) for (name, leaf), g in pairs}
+
+
 class _Numbers:
     """Tensors of the model as one member has them; tied names share one."""
 

@@ -19,6 +19,7 @@ from bigbrain_fx.frontend.tracing.divided import require_divided
 from bigbrain_fx.plan import Options, Plan, Source, chosen_axes, make_plan, wanted_axes
 from bigbrain_fx.verification.bundle.child import batches_of, run_bundle, same_training, weights_of
 from bigbrain_fx.verification.bundle.members import (
+    CLOSE,
     MembersReference,
     same_graph,
     same_leaves,
@@ -129,6 +130,20 @@ def test_a_wrong_share_of_a_sum_is_not_rounding(
     plan = planned(bench, 2)
     monkeypatch.setattr(lockstep, "added", lambda parts: parts[0] + 0.999 * parts[1])
     assert same_graph(bench.captured, plan)["passed"] is False
+
+
+def test_rounding_of_sixteen_bits_is_no_difference(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    half = MODEL.replace("    return Net()", "    return Net().bfloat16()")
+    assert half != MODEL
+    path.write_text(half)
+    file = load_model_file(path)
+    captured = capture(file.model, file.example_batch, file.loss, name="net")
+    plan = planned(Bench(file, captured, STEPS), 2)
+    found = same_graph(captured, plan)
+    assert found["passed"] is True, found
+    largest = float(str(found["detail"]).split(" in its own types")[0].split()[-1])
+    assert largest > CLOSE[0][1]  # or the case says nothing
 
 
 def test_what_a_bundle_trained_is_exported_whole(bench: Bench, tmp_path: Path) -> None:

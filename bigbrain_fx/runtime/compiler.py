@@ -1,4 +1,4 @@
-"""The C++ compiler that torch.compile calls for a CPU: is it on this host?
+"""Whether the C++ compiler that torch.compile calls for a CPU is on this host.
 
 It imports no torch, so that who starts processes can ask before it starts any.
 """

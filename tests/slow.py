@@ -43,6 +43,8 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/supervisor/test_suspicion.py": ("test_a_wrong_activation",),
     "tests/runtime/test_compiled.py": ("test_a_compiled_stage",),
     "tests/verification/test_compiled.py": ("test_a_compiled_bundle",),
+    "tests/verification/test_quantised.py": ("test_an_int8_base",),
+    "tests/frontend/test_quantised.py": ("test_the_graph_reads",),
     "tests/tools/test_freezing.py": ("test_what_goes_on",),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
     "tests/runtime/test_mpi.py": ("test_mpirun_trains",),

@@ -18,7 +18,7 @@ from bigbrain_fx.bundles.carried import as_optimizer, carry
 from bigbrain_fx.core import Graph, RuleTrial, Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
-from bigbrain_fx.plan import Options, Plan, Source, trials, updating
+from bigbrain_fx.plan import Options, Plan, Source, require_quantisable, trials, updating
 from bigbrain_fx.weights import Checkpoint, FromCheckpoint, as_umask_says, match, read_checkpoint
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def captured_model(
     Raises:
         BigBrainError: the input cannot be used or captured.
     """
+    _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
         with tempfile.TemporaryDirectory(prefix="bigbrain-fx-code-") as scratch:
             yield _in_memory(model, options, example_batch, loss, recipe, Path(scratch))
@@ -245,6 +246,24 @@ def captured_model(
         )
 
 
+def _require_numbers(model: str | Path | nn.Module, options: Options, given: Given | None) -> None:
+    """Refuse to quantise what is not there, or is the caller's own."""
+    if options.quantize is None:
+        return
+    require_quantisable(options)
+    if not isinstance(model, str | Path):
+        raise InputError(
+            "--quantize changes the module's layers, and a module in memory is yours",
+            help="give the model file, or put quantised layers into the module yourself",
+        )
+    if given is not None and given.checkpoint is not None:
+        raise InputError(
+            "--quantize rounds the numbers that model() has, and --weights brings others",
+            at="--weights",
+            help="load the checkpoint in model(), and leave --weights out",
+        )
+
+
 @contextmanager
 def _session(
     model: str | Path, options: Options, time_limit_s: float, meta: bool, blank: bool = False
@@ -261,6 +280,7 @@ def _session(
             assume=dict(options.assume),
             leaves=options.leaves,
             cache=options.cache,
+            quantize=options.quantize,
         )
 
     session = start(options.rows)

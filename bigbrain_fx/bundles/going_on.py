@@ -21,7 +21,13 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.resplitting import Named, read_named
 from bigbrain_fx.errors import InputError, os_error_as
-from bigbrain_fx.plan import Plan, read_plan, require_no_groups, require_no_overlap
+from bigbrain_fx.plan import (
+    Plan,
+    plain_params,
+    read_plan,
+    require_no_groups,
+    require_no_overlap,
+)
 from bigbrain_fx.runtime import (
     ASIDE,
     FORMAT,
@@ -96,7 +102,7 @@ def export_training(
             at=str(commits),
             help="leave --optimizer and --commits out",
         )
-    tensors = state(plan.graph.params, _trained(plan, named, folder))
+    tensors = state(plain_params(plan.graph), _trained(plan, named, folder))
     with _all_or_nothing(out, out.parent / LOADER):
         _write_optimizer(named, out)
         model = write_joined(tensors, Path(to), shard_bytes)
@@ -156,7 +162,7 @@ def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> in
         InputError: as `export_training`.
     """
     plan, named, _ = _commit(Path(bundle), Path(commits))
-    write_joined(state(plan.graph.params, _trained(plan, named, Path(bundle))), Path(to))
+    write_joined(state(plain_params(plan.graph), _trained(plan, named, Path(bundle))), Path(to))
     return named.step
 
 

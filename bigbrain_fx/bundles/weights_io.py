@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bigbrain_fx.emit import cut_weights, weight_files, weight_index
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan, require_no_groups
+from bigbrain_fx.plan import Plan, plain_params, read_plan, require_float, require_no_groups
 from bigbrain_fx.weights import (
     Checkpoint,
     Copy,
@@ -72,7 +72,7 @@ def export_weights(
         _require_all(plan, saved, Path(weights))
         found = {**found, **saved}
     with _wholes(plan, found, out.parent) as whole:
-        return write_joined(state(plan.graph.params, whole), out, shard_bytes)
+        return write_joined(state(plain_params(plan.graph), whole), out, shard_bytes)
 
 
 def load_weights(
@@ -96,6 +96,7 @@ def load_weights(
     """
     folder = Path(bundle).resolve()
     plan = read_plan(folder)
+    require_float(plan, "load")
     given = _given(plan, checkpoint, by_reference)
     if by_reference:
         require_no_groups(plan, "--by-reference", "leave it out: parts of tensors are written")

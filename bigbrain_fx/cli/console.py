@@ -27,6 +27,7 @@ from bigbrain_fx.plan import (
     measured_share,
     measured_text,
     offload_text,
+    quantised_text,
     size_text,
     spread,
 )
@@ -85,6 +86,8 @@ def show_forecast(plan: Plan) -> None:
         _say(asynchronous_text(plan.stages))
     if plan.stages.compiled:
         _say(compiled_text(plan.stages))
+    if plan.source.quantize:
+        _say(quantised_text(plan))
     if plan.stages.offload:
         _say(offload_text(plan.stages, plan.forecast, plan.cluster))
     around = spread(plan)
@@ -178,7 +181,7 @@ def show_explanation(found: Explanation) -> None:
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
-    for text in filter(None, (*said, found.asynchronous, found.compiled)):
+    for text in filter(None, (*said, found.asynchronous, found.compiled, found.quantised)):
         _say(text)
     for line in map(found.axis_text, found.axes):
         _say(f"  {line}")
@@ -307,6 +310,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "offload": plan.stages.offload,
         "asynchronous": plan.stages.asynchronous,
         "compiled": plan.stages.compiled,
+        "quantize": plan.source.quantize,
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

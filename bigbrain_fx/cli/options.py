@@ -168,6 +168,12 @@ _OF_PLANNING = (
         help="Run each stage under torch.compile with its fixed shapes: equal to rounding.",
     ),
     _option(
+        "--quantize",
+        type=click.Choice(["int8"]),
+        help="Keep frozen weights of linear layers and embeddings in int8, rounded; what trains "
+        "(LoRA adapters) stays as it is [default: no].",
+    ),
+    _option(
         "--replicas",
         metavar="N|auto",
         help="Copies of the model on devices of their own, which share the micro-batches "
@@ -434,4 +440,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         compiled=choices["compiled"],
         cache=choices["cache"] or 0,
         cut_at=choices["cut_at"],
+        quantize=choices["quantize"],
     )

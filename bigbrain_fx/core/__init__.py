@@ -19,6 +19,7 @@ from bigbrain_fx.core.cluster import (
 )
 from bigbrain_fx.core.doors import door as door, promised as promised
 from bigbrain_fx.core.graph import (
+    INT8_MOST as INT8_MOST,
     Arg as Arg,
     CallArguments as CallArguments,
     Const as Const,
@@ -32,6 +33,7 @@ from bigbrain_fx.core.graph import (
     Saves as Saves,
     TensorSpec as TensorSpec,
     leaves as leaves,
+    quantised_weights as quantised_weights,
 )
 from bigbrain_fx.core.kernels import (
     KERNEL as KERNEL,

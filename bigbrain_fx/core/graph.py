@@ -378,3 +378,16 @@ class Graph:
                 f"  {op.name} = {op.target}({', '.join(op.refs)}) -> {specs}  # {op.source}"
             )
         return "\n".join(lines)
+
+
+INT8_MOST = 127  # a weight in int8 is symmetric about zero
+
+
+def quantised_weights(graph: Graph) -> tuple[str, ...]:
+    """Return the buffers that are weights in int8: each has a buffer of scales beside it."""
+    buffers = {p.name for p in graph.params if p.kind == "buffer"}
+    return tuple(
+        p.name
+        for p in graph.params
+        if p.kind == "buffer" and p.spec.dtype == "int8" and f"{p.name}_scale" in buffers
+    )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         training_of as training_of,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
+    from bigbrain_fx.frontend.quantised import quantise as quantise
     from bigbrain_fx.frontend.randomness import draw_places as draw_places, place_name as place_name
     from bigbrain_fx.frontend.service import Replies as Replies
     from bigbrain_fx.frontend.session import (

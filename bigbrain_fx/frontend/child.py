@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from bigbrain_fx.frontend.modelfile import ModelFile
+    from bigbrain_fx.frontend.quantised import QuantisedModel
     from bigbrain_fx.frontend.tracing.trace import Captured
 
 _OBJECTS_A_SWEEP = 200_000
@@ -67,10 +68,12 @@ class _Service:
             location, seed=seed, meta=self.meta, blank=blank, cache=self.cache
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
+        self.quantised = _quantised(self.file, wanted.get("quantize"))
         self.captured = _capture(self.file, wanted)
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
         self.captured = _require_uneven(self.file, self.captured, bool(wanted["training"]))
+        _require_read_by_layers(self.captured, self.quantised)
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
 
@@ -104,7 +107,11 @@ class _Service:
             "optimizer_leftover": optimizer.leftover,
             "optimizer_states": optimizer.states,
         }
-        return {"facts": facts, "warnings": self.captured.warnings, "capture_s": self.capture_s}
+        warnings = self.captured.warnings
+        if self.quantised is not None:
+            facts |= {"quantize": "int8", "quantize_error": self.quantised.error}
+            warnings = (*warnings, *filter(None, [self.quantised.note]))
+        return {"facts": facts, "warnings": warnings, "capture_s": self.capture_s}
 
     def serve(self, request: Mapping[str, object]) -> Mapping[str, object]:
         """Answer one request."""
@@ -188,6 +195,21 @@ def _settle_what_torch_finds() -> None:
     One there that is called like one of them would be taken for it; see `modelfile`, too.
     """
     from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
+
+
+def _quantised(file: ModelFile, quantize: object) -> QuantisedModel | None:
+    if quantize is None:
+        return None
+    from bigbrain_fx.frontend.quantised import quantise
+
+    return quantise(file.model)
+
+
+def _require_read_by_layers(captured: Captured, quantised: QuantisedModel | None) -> None:
+    if quantised is not None:
+        from bigbrain_fx.frontend.quantised import require_read_by_layers
+
+        require_read_by_layers(captured.graph)
 
 
 def _capture(file: ModelFile, wanted: Mapping[str, object]) -> Captured:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from pydantic import TypeAdapter
 
@@ -33,6 +33,7 @@ class ModelFacts:
         cache: rows of keys and values that are kept; 0 for a model of whole rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
             optimizer holds, see `Source` of a plan.
+        quantize, quantize_error: what frozen weights were put into, and the most that one is off.
     """
 
     path: str
@@ -56,6 +57,8 @@ class ModelFacts:
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
     cache: int = 0
+    quantize: Literal["int8"] | None = None
+    quantize_error: float = 0.0
 
 
 class CaptureSession:
@@ -173,6 +176,7 @@ def capture_file(
     assume: Mapping[str, bool] | None = None,
     leaves: Sequence[str] = (),
     cache: int = 0,
+    quantize: str | None = None,
 ) -> CaptureSession:
     """Run a model file in a child process and capture its model there.
 
@@ -187,6 +191,7 @@ def capture_file(
         assume: as in `capture`.
         leaves: as in `capture`; added to those that the model file names.
         cache: as in `load_model_file`.
+        quantize: "int8": frozen weights are put into that first.
 
     Raises:
         InputError: the file cannot be used, takes too long, or ends its process.
@@ -205,6 +210,7 @@ def capture_file(
             "assume": dict(assume or {}),
             "leaves": list(leaves),
             "cache": cache,
+            "quantize": quantize,
         }
         task = Task(
             module="bigbrain_fx.frontend.child",

@@ -53,6 +53,7 @@ from bigbrain_fx.plan.nouns import (
     AUTO as AUTO,
     Options as Options,
     Plan as Plan,
+    Quantize as Quantize,
     Source as Source,
     asynchronous_text as asynchronous_text,
     compiled_text as compiled_text,
@@ -70,6 +71,13 @@ from bigbrain_fx.plan.packing import (
     PackJob as PackJob,
     pack as pack,
     part_of as part_of,
+)
+from bigbrain_fx.plan.quantising import (
+    plain_params as plain_params,
+    quantised_text as quantised_text,
+    require_float as require_float,
+    require_quantisable as require_quantisable,
+    widening as widening,
 )
 from bigbrain_fx.plan.reading import (
     from_json as from_json,

@@ -17,6 +17,7 @@ from bigbrain_fx.plan.making import costs_of, measured_share, with_placement
 from bigbrain_fx.plan.nouns import Plan, asynchronous_text, compiled_text
 from bigbrain_fx.plan.offloading import offload_text
 from bigbrain_fx.plan.order_text import order_text
+from bigbrain_fx.plan.quantising import quantised_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replica_text import replicas_text
@@ -77,7 +78,7 @@ class Explanation(Shown):
     model share, `order` why devices compute in this one, `tensor` what groups of them divide,
     `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried,
     `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
-    `compiled` that stages are compiled.
+    `compiled` that stages are compiled, `quantised` which frozen weights are int8.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
@@ -99,6 +100,7 @@ class Explanation(Shown):
     offload: str = ""
     asynchronous: str = ""
     compiled: str = ""
+    quantised: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -115,7 +117,9 @@ class Explanation(Shown):
             lines.append(f"  {self.cut_text(cut)}")
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         said = self.tensor, self.replicas, self.recompute, self.split, self.offload, self.order
-        lines += [text for text in (*said, self.asynchronous, self.compiled) if text]
+        lines += [
+            text for text in (*said, self.asynchronous, self.compiled, self.quantised) if text
+        ]
         lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
         lines += [f"when a device dies: {self.recovery}"] if self.recovery else []
@@ -173,6 +177,7 @@ def explain(plan: Plan) -> Explanation:
         offload_text(plan.stages, plan.forecast, plan.cluster),
         asynchronous_text(plan.stages),
         compiled_text(plan.stages),
+        quantised_text(plan),
     )
 
 

@@ -34,6 +34,7 @@ from bigbrain_fx.plan.memory_check import with_data
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.offloading import require_stores
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
+from bigbrain_fx.plan.quantising import require_quantisable, widening
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
 from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs
@@ -72,6 +73,7 @@ def make_plan(
     _require_cuts(options)
     require_asynchronous(graph, cluster, source, options)
     require_compilable(graph, source, options)
+    require_quantisable(options)
     require_stores(
         options.offload,
         cluster,
@@ -288,7 +290,16 @@ def _recompute_of(plan: Plan) -> Wanted:
     """Return what recomputes, for another cut; of replicas all: their stages' numbers change."""
     if plan.stages.micros and plan.stages.recompute:
         return "all"
-    return wanted_by(plan.stages, plan.trained)
+    return _wanted(plan)
+
+
+def _wanted(plan: Plan) -> Wanted:
+    """Return what was asked to run again; float weights of int8 ones do so unasked."""
+    wide = frozenset(widening(plan.graph))
+    asked = (
+        replace(s, again=tuple(n for n in s.again if n not in wide)) for s in plan.stages.stages
+    )
+    return wanted_by(replace(plan.stages, stages=tuple(asked)), plan.trained)
 
 
 def _defer_of(plan: Plan) -> Defer:
@@ -310,7 +321,7 @@ def with_placement(plan: Plan, placement: Placement, costs: Costs | None = None)
         plan.micro_batches,
         plan.seed,
         plan.in_flight,
-        recompute=wanted_by(plan.stages, plan.trained),
+        recompute=_wanted(plan),
         defer=defer_of(plan.stages, plan.trained),
         offload=_offload_of(plan, plan.cluster),
         asynchronous=plan.stages.asynchronous,

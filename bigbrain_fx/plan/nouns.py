@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -34,6 +34,7 @@ from bigbrain_fx.planning import Choice, Given
 
 FORMAT = 2
 AUTO = "auto"
+Quantize: TypeAlias = Literal["int8"]
 """The partitioner that tries the others, with every choice that was left open."""
 
 
@@ -93,7 +94,8 @@ class Options:
     overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
     torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
     position a step; 0 computes whole rows: see docs/serving.md. `cut_at` says whether cuts may go
-    through a layer of the model; None: where that gains more than forecasts are off.
+    through a layer of the model; None: where that gains more than forecasts are off. `quantize`
+    puts frozen weights into int8.
     """
 
     partitioner: Given = "chain-dp"
@@ -127,6 +129,7 @@ class Options:
     compiled: bool = False
     cache: int = 0
     cut_at: CutAt | None = None
+    quantize: Quantize | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ class Source:
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
     those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
-    of so many rows the graph computes one position, and keeps keys and values.
+    of so many rows the graph computes one position, and keeps keys and values. `quantize` is what
+    frozen weights were put into, `quantize_error` the most that one is off.
     """
 
     path: str
@@ -158,6 +162,8 @@ class Source:
     batch_dims: dict[str, int] = field(default_factory=dict)
     pad: dict[str, int | float] = field(default_factory=dict)
     cache: int = 0
+    quantize: Quantize | None = None
+    quantize_error: float = 0.0
 
     @property
     def splits_evenly(self) -> bool:
@@ -255,14 +261,15 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, caches, overlapping steps and compiled stages nothing is written where there are
-    none: a plan without them is as it always was.
+    Of stores, caches, overlapping steps, compiled stages and quantised weights nothing is written
+    where there are none: a plan without them is as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
-    if not plan.source.cache:
-        left_out["source"] = {"cache"}
+    left_out["source"] = set() if plan.source.cache else {"cache"}
+    if plan.source.quantize is None:
+        left_out["source"] |= {"quantize", "quantize_error"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

@@ -46,6 +46,7 @@ from bigbrain_fx.plan.offloading import (
     offloading,
     require_capacity,
 )
+from bigbrain_fx.plan.quantising import requantising
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.plan.schedule import SPLIT, stage_costs, with_saved_in_stores
@@ -208,6 +209,7 @@ def placed(
     schedule = _schedule_for(graph, stages, options, keep_schedule)
     defer = "all" if options.defer is None and schedule in SPLIT else options.defer
     stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
+    stages = requantising(graph, stages, with_backward)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
     fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
     in_flight = options.in_flight if fits else None

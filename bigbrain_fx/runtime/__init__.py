@@ -140,6 +140,7 @@ if TYPE_CHECKING:
     )
     from .transport import Transport as Transport
     from .weights import OwnWeights as OwnWeights, WeightsError as WeightsError
+    from .widening import widened as widened
 
 
 @cache

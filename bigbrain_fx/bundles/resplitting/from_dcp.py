@@ -13,7 +13,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.resplitting.named import Named, TensorPlace
 from bigbrain_fx.emit import batch_specs
 from bigbrain_fx.errors import InputError, os_error_as
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, require_float
 from bigbrain_fx.runtime import ImageLayout, Loaded, Record, TensorEntry
 from bigbrain_fx.weights import (
     CODES,
@@ -44,6 +44,7 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
         InputError: it is no such checkpoint, or of another model; it lacks the optimizer's state,
             or how many steps are done; the disk is full.
     """
+    require_float(plan, "--from-dcp")
     found, params = read_distributed(folder), plan.graph.params
     names = {p.name: p.canonical for p in params if p.kind != "constant"}
     model = model_tensors(found, names)

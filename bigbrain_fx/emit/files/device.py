@@ -13,7 +13,7 @@ from bigbrain_fx.emit.files.channels import Channels, DeviceFile
 from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
 from bigbrain_fx.emit.files.outputs import collected, output_dims
 from bigbrain_fx.emit.modules import kept
-from bigbrain_fx.emit.modules.again import AGAIN
+from bigbrain_fx.emit.modules.again import AGAIN, WIDENED
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import Names, identifier
@@ -104,6 +104,7 @@ def _imports(
     optional = [*optional, *sorted(TAPPING)] if file.stages.deferring else optional
     optional = [*optional, AGAIN] if file.stages.again else optional
     wanted = [name for name in optional if re.search(rf"(?<![\w.]){name}[()]", text)]
+    wanted += [WIDENED] if f"{AGAIN}({WIDENED}," in text else []
     names = ["Channel", _base_class(file), "Stage", *wanted]
     ours = [("runtime", sorted(names, key=lambda name: (name[0].islower(), name)))]
     found = ["import math"] if "math." in text else []

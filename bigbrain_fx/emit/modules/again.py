@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from string import ascii_lowercase
 
 AGAIN = "again"
-_GLOBALS = frozenset({"F", "math", "nn", "self", "torch"})
+WIDENED = "widened"
+_GLOBALS = frozenset({"F", "math", "nn", "self", "torch", WIDENED})
 
 
 def made_again(expression: ast.expr) -> ast.expr:
@@ -28,6 +29,14 @@ def made_again(expression: ast.expr) -> ast.expr:
     parameters = [ast.arg(name) for name in given.values()]
     function = ast.Lambda(ast.arguments([], parameters, None, [], [], None, []), body)
     return ast.Call(ast.Name(AGAIN), [function, *map(ast.Name, read)], [])
+
+
+def widened_again(expression: ast.expr) -> ast.expr:
+    """Return the call of `again` for a float weight, `weight * scale`, of an int8 one."""
+    if not isinstance(expression, ast.BinOp):
+        return made_again(expression)
+    both = [expression.left, expression.right]
+    return ast.Call(ast.Name(AGAIN), [ast.Name(WIDENED), *both], [])
 
 
 def _is_plain(call: ast.Call) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bigbrain_fx.core import Graph, Op, Stage
 from bigbrain_fx.emit.modules import kept
-from bigbrain_fx.emit.modules.again import AGAIN
+from bigbrain_fx.emit.modules.again import AGAIN, WIDENED
 from bigbrain_fx.emit.modules.annotations import TENSOR, number_type, signature, value_type
 from bigbrain_fx.emit.modules.blocks import (
     Blocks,
@@ -43,6 +43,7 @@ from bigbrain_fx.emit.ops.items import (
     ops_of,
 )
 from bigbrain_fx.frontend import draw_places
+from bigbrain_fx.plan import widening
 
 OURS = (
     *("torch", "nn", "F", "math", "bucket_channels", TENSOR, "ClassVar"),
@@ -79,11 +80,13 @@ class Classes:
     blocks: Blocks = field(init=False)
     devices: Mapping[str, DeviceNames] = field(init=False)
     place: Mapping[int, int] = field(init=False)
+    wide: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.devices = device_names(self.all_devices or [stage.device for stage in self.stages])
-        again = {name for stage in self.stages for name in stage.again}
+        again = frozenset(name for stage in self.stages for name in stage.again)
         self.graph = tidied(self.graph, again)
+        self.wide = again & frozenset(widening(self.graph))
         self.place = {stage.index: place for place, stage in enumerate(self.stages)}
         self.whole = value_names(self.graph)
         self.hints = self.whole.names
@@ -96,7 +99,7 @@ class Classes:
         taken.taken |= {f"Stage{stage.index}" for stage in self.stages}
         taken.taken |= {given.program for given in self.devices.values()}
         if self.blocks.keys.again:
-            taken.taken |= {AGAIN, "MakingAgain"}
+            taken.taken |= {AGAIN, WIDENED, "MakingAgain"}
         self.users = kept.user_aliases(self.graph, taken)
         names = {
             key: taken.fresh(identifier(_short(template.module)), "")
@@ -270,10 +273,11 @@ class Classes:
         found = hints(self.graph, returned, known, self.whole)
         writing = Writing(self.graph, body, arguments, self.users, outer, places, nth)
         writing.again = self.blocks.keys.again
+        writing.wide = self.wide
         keys = dict(self._keys(body))
         users = kept.user_names(self.graph, [op.name for op in body.ops])
         barred = {*outer.values(), *(self.users[user] for user in users)}
-        barred |= {AGAIN} if self.blocks.keys.again else set()
+        barred |= {AGAIN, WIDENED} if self.blocks.keys.again else set()
         whole = self._whole(body)
         return FunctionText(
             self.graph, returned, steps, found, arguments, writing, keys, barred, whole

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref
-from bigbrain_fx.emit.modules.again import made_again
+from bigbrain_fx.emit.modules.again import made_again, widened_again
 from bigbrain_fx.emit.modules.blocks import Where
 from bigbrain_fx.emit.modules.expressions import attribute, constant, member
 from bigbrain_fx.emit.modules.kept import Users, kept_call
@@ -43,7 +43,8 @@ class Writing:
             only one.
         value: gives the expression of a value; set by the function that is being written.
         inner: input of a region -> what it is called with.
-        again: ops whose results the backward makes again.
+        again: ops whose results the backward makes again. wide: of them, those that make a float
+            weight of an int8 one.
         turn: the loop being written, the path of the module that its variable is, and the variable.
     """
 
@@ -58,6 +59,7 @@ class Writing:
     inner: dict[str, Arg] = field(default_factory=dict)
     turn: tuple[Loop, str, ast.expr] | None = None
     again: frozenset[str] = frozenset()
+    wide: frozenset[str] = frozenset()
     special: dict[str, ast.expr] = field(default_factory=dict)
 
     def op(self, op: Op) -> ast.expr:
@@ -65,7 +67,9 @@ class Writing:
         whole = self._with_numbers(self._in_training(op), id(op))
         own = kept_call(whole, self.argument, self.users)
         found = own or call_expression(whole, self._ref, self._device())
-        return made_again(found) if op.name in self.again else found
+        if op.name not in self.again:
+            return found
+        return widened_again(found) if op.name in self.wide else made_again(found)
 
     def call(self, item: Call) -> ast.expr:
         """Return the call of a layer or class."""

@@ -34,6 +34,7 @@ from bigbrain_fx.frontend import (
     fill,
     graph_inputs,
     load_model_file,
+    quantise,
     unit_of,
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, read_plan
@@ -111,6 +112,8 @@ def _verify(
     blank = checkpoint is not None and not cache  # a form of one position was tried with numbers
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
+    if plan.source.quantize:
+        quantise(file.model)
     captured, processes, steps = capture_again(file, plan), wanted["processes"], wanted["steps"]
     if checkpoint is not None:  # not before: `split` had no numbers either when it decided
         fill(file.model, checkpoint)

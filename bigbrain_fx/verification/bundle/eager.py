@@ -52,6 +52,7 @@ class Wanted:
         whole: modules that a bundle keeps whole: all their draws have one key.
         start: a safetensors file with numbers to put into the model first, by name.
         exact: in float64, one step at a time from a given state, without an optimizer.
+        rounded: weights, by name, that a bundle has in int8: rounded as such before anything else.
     """
 
     location: str
@@ -61,6 +62,7 @@ class Wanted:
     whole: tuple[str, ...] = ()
     start: str = ""
     exact: bool = False
+    rounded: tuple[str, ...] = ()
 
 
 class TrainingLoop:
@@ -76,6 +78,7 @@ class TrainingLoop:
         self.model = self.file.model
         if self.dice is not None:
             self.dice.know(self.model, wanted.whole)
+        _round_weights(self.model, wanted.rounded)
         if wanted.exact:
             self.model.double()
         if wanted.start:
@@ -255,6 +258,22 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor]) -> None:
         for name, value in numbers.items():
             if name in held:
                 held[name].copy_(value)
+
+
+@torch.no_grad()
+def _round_weights(model: nn.Module, names: Sequence[str]) -> None:
+    """Round each row of a weight to 255 numbers that are alike on both sides of zero.
+
+    Written from the words of docs/huggingface.md, row by row; it shares nothing with `split`.
+    """
+    for name in names:
+        for row in model.get_parameter(name):
+            largest = row.abs().max().float()
+            unit = (largest / 127).to(row.dtype)
+            if float(unit) <= 0:  # as small as what its type cannot divide
+                unit = torch.ones((), dtype=row.dtype)
+            steps = (row.float() / unit.float()).round().clamp(min=-127, max=127)
+            row.copy_(steps.to(row.dtype) * unit)
 
 
 def _all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

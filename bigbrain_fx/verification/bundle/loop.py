@@ -22,9 +22,9 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import TensorSpec
+from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import LEAF, LOSS
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.verification.bundle import eager
 from bigbrain_fx.verification.bundle.eager import Wanted
 from bigbrain_fx.weights import source_of_weights, trained_steps
@@ -164,6 +164,7 @@ def wanted_of(plan: Plan, location: str, start: Path | None = None) -> Wanted:
         random=any(op.random for op in plan.graph.ops),
         whole=(*dict.fromkeys(whole), *([eager.LOSS] if LOSS in targets else [])),
         start=str(start or ""),
+        rounded=quantised_weights(plan.graph) if plan.source.quantize else (),
     )
 
 
@@ -205,7 +206,8 @@ def plain_loop(
         start, weights = None, folder / "weights"
         if source_of_weights(weights) is not None or trained_steps(weights) is not None:
             start, found = Path(scratch, "start"), numbers(folder, plan)
-            held = {name for stage in plan.stages.stages for name in stage.params}
+            own = {param.name for param in plain_params(plan.graph)}
+            held = own & {name for stage in plan.stages.stages for name in stage.params}
             eager.save({name: found[name] for name in sorted(held)}, start)
         with PlainLoop(wanted_of(plan, location, start), Path(scratch)) as loop:
             loop.start()

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigbrain_fx.core import quantised_weights
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
@@ -26,7 +27,7 @@ from bigbrain_fx.frontend import (
     place_name,
     unit_of,
 )
-from bigbrain_fx.plan import Plan
+from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.runtime import are_finite, unscaled
 from bigbrain_fx.verification.bundle import eager
 from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
@@ -83,6 +84,7 @@ class _Comparison:
         self.updates = Updates(self.file, held)
         self.constants: dict[str, Tensor] = {}
         self.unmatched = ""  # draws of the module alone: where nothing differs, nothing read them
+        self.rounded = frozenset(quantised_weights(self.plan.graph))
 
     def compare(self, steps: int) -> str:
         """Compare the steps that there are data for; return why the loop could not be run."""
@@ -136,7 +138,7 @@ class _Comparison:
     def _reference(self, state: Mapping[str, Tensor]) -> Reference:
         """Return the graph with the loop's tensors; a parameter has one leaf, as there."""
         tensors = dict(self.captured.tensors) | self.constants
-        for p in self.plan.graph.params:
+        for p in plain_params(self.plan.graph):
             own = state.get(p.name, state.get(p.canonical))
             tensors |= {} if own is None else {p.name: own}
         graph, stages = self.plan.graph, self.plan.stages
@@ -206,7 +208,7 @@ class _Comparison:
     ) -> None:
         """Compare what is not trained, and what the graph does not know at all."""
         for name, value in after.items():
-            if name in reference.parameters:
+            if name in reference.parameters or name in self.rounded:
                 continue
             known = reference.buffers.get(name, state[name])
             if not equal(known, value):
@@ -219,8 +221,11 @@ class _Comparison:
         gradients = f"to {self.worst:.0e} of a tensor's largest" if self.worst else "bitwise"
         left_out = self.steps - self.updated
         scaled = f" ({left_out} left out by the loss scale)" if left_out else ""
+        done = f"{self.steps} steps of train(), loss.backward(), optimizer.step(){scaled}"
+        if self.rounded:
+            done = f"frozen weights rounded to int8 by verify's own formula, then {done}"
         return (
-            f"{self.steps} steps of train(), loss.backward(), optimizer.step(){scaled}: losses and "
+            f"{done}: losses and "
             f"buffers bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} "
             "from the same gradients"
         )

@@ -6,6 +6,7 @@ By file, what their names begin with. Each has a smaller sibling in the same fil
 from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
+    "tests/measure/ops/test_profiler.py": ("test_without_a_model_it_measures_twenty_dear_ops",),
     "tests/plan/tensor/test_together.py": tuple(
         f"test_nothing_is_faster_than_what_is_planned_together[{seed}]"
         for seed in range(26)

@@ -1,11 +1,12 @@
 """What a few ops measured on a new device are worth, of models that nobody profiled there.
 
-    python -m tools.few_ops BASE.sqlite NEW.sqlite...
+    python -m tools.few_ops BASE.sqlite NEW.sqlite... --out docs/few_ops.md
 
 BASE and each NEW are what `bigbrain-fx profile` wrote of the same models, on two devices. A model
 is left out of both; a base is fitted to the rest of BASE and corrected (`costs.correct`) by some
 ops of the rest of NEW; the model's own ops on the new device are forecast. The ops are chosen
-before anything is measured (`telling`), or drawn. The published GPUs (`published_gpus.kernels`) are
+before anything is measured (`telling`), or drawn, or those of `profile` without a model, where NEW
+has them. The published GPUs (`published_gpus.kernels`) are
 taken in turn for the new device: a base of the kernels of the seven others, ten draws.
 """
 
@@ -32,6 +33,8 @@ from tools.published_gpus.table import spearman
 
 COUNTS = (0, 5, 10, 20, 40)
 CARD_COUNTS = (0, 5, 10, 20)
+PROBE = "twenty_ops.TwentyOps"  # what `profile` measures where no model is named
+ASKED = "base, `profile` without a model"
 DRAWS = 3
 CARD_DRAWS = 10
 LEAST_S = 2e-5  # an op that is expected to take less says nothing of others
@@ -62,7 +65,7 @@ def telling(rows: Sequence[Row], count: int) -> list[Row]:
     """Choose the ops that say most of all, one after the other, before anything is measured.
 
     An op says half of what there is to know of another of its family, all of one that is expected
-    to take as long; what is expected to take long counts more, as its square root. The greedy
+    to take as long; what is expected to take long counts more, as its logarithm. The greedy
     choice of facilities: Nemhauser, Wolsey and Fisher, Mathematical Programming 14 (1978).
     """
     pool = [row for row in rows if _expected_s(row) >= LEAST_S]
@@ -74,7 +77,7 @@ def telling(rows: Sequence[Row], count: int) -> list[Row]:
     says = (families[:, None] == families[None, :]) * (0.5 + 0.5 * np.exp(-apart / 2))
     known, found = np.zeros(len(pool)), list[int]()
     for _ in range(min(count, len(pool))):
-        gain = (np.maximum(says, known) - known) @ np.sqrt(expected)
+        gain = (np.maximum(says, known) - known) @ np.log2(expected / LEAST_S + 1.0)
         gain[found] = -1.0
         found.append(int(gain.argmax()))
         known = np.maximum(known, says[found[-1]])
@@ -94,14 +97,16 @@ def curves(base: Path, new: Path) -> Iterator[Curve]:
     """Yield the curves of a new device."""
     old_rows, old_origins = _read(base)
     new_rows, new_origins = _read(new)
+    probes = sum(PROBE in _models(row, new_origins) for row in new_rows)
     found: dict[str, dict[int, list[Judged]]] = {}
-    for held in sorted({name for names in new_origins.values() for name in names}):
+    for held in sorted({name for names in old_origins.values() for name in names}):
         known = fit(_without(old_rows, old_origins, held), DEFAULT)
         pool = _without(new_rows, new_origins, held)
-        kept = {id(profile) for _, profile in pool}
-        asked = [row for row in new_rows if id(row[1]) not in kept]
-        for method, count, model in _corrected(known, pool):
-            own = found.setdefault(method, {}).setdefault(count, [])
+        asked = [row for row in new_rows if held in _models(row, new_origins)]
+        probe = [row for row in pool if PROBE in _models(row, new_origins)]
+        others = [row for row in pool if _models(row, new_origins) != {PROBE}]
+        for method, count, model in _corrected(known, others, probe):
+            own = found.setdefault(method, {}).setdefault(probes if method == ASKED else count, [])
             own += _judged(model, asked, held)
     for method, by_count in found.items():
         yield Curve(new.stem, method, by_count)
@@ -113,13 +118,19 @@ def _read(path: Path) -> tuple[Sequence[Row], Origins]:
 
 
 def _without(rows: Sequence[Row], origins: Origins, held: str) -> list[Row]:
-    return [row for row in rows if held not in origins.get(row[1].signature.key, ())]
+    return [row for row in rows if held not in _models(row, origins)]
+
+
+def _models(row: Row, origins: Origins) -> frozenset[str]:
+    return origins.get(row[1].signature.key, frozenset())
 
 
 def _corrected(
-    known: CostModel, pool: Sequence[Row]
+    known: CostModel, pool: Sequence[Row], probe: Sequence[Row]
 ) -> Iterator[tuple[str, int, CostModel | None]]:
     yield "analytical", 0, None
+    if probe:
+        yield ASKED, len(probe), _by(known, probe)
     for count in COUNTS:
         yield "base, ops chosen", count, _by(known, telling(pool, count))
         for seed in range(DRAWS if count else 1):
@@ -133,16 +144,17 @@ def _by(known: CostModel, some: Sequence[Row]) -> CostModel:
 
 
 def _judged(model: CostModel | None, asked: Sequence[Row], held: str) -> Iterator[Judged]:
-    for phase in PHASES:
-        for machine, profile in (row for row in asked if is_measured(row[1], phase)):
-            work = work_of(profile)
+    for phase in PHASES if model is None else model.phases:
+        timed = [row for row in asked if is_measured(row[1], phase)]
+        for machine in dict.fromkeys(machine for machine, _ in timed):
+            own = [profile for where, profile in timed if where == machine]
+            works = [work_of(profile) for profile in own]
             if model is None:
-                forecast_s = expected_s(work, machine)[phase]
-            elif phase in model.phases:
-                forecast_s = float(model.seconds(phase, [work], machine)[0])
+                said = [expected_s(work, machine)[phase] for work in works]
             else:
-                continue
-            yield Judged(held, forecast_s, seconds_of(profile, phase))
+                said = model.seconds(phase, works, machine).tolist()
+            for profile, forecast_s in zip(own, said, strict=True):
+                yield Judged(held, forecast_s, seconds_of(profile, phase))
 
 
 # --------------------------------------------------------------------------- cards left out
@@ -204,21 +216,38 @@ def line(curve: Curve, count: int) -> str:
 
 
 HEAD = """\
-| new device | method | ops measured | median | mean | times off | a model's sum | Spearman |
+# A few ops of a new device
+
+Written by `python -m tools.few_ops BASE.sqlite NEW.sqlite... --out docs/few_ops.md`; do not edit.
+
+What `bigbrain-fx fit NEW.sqlite --base BASE` is worth. A base was fitted to {base} profiled ops of
+this project's models; a model is left out in turn. New devices are the databases {new}
+and the eight cards of the published kernels ({cards}, FP32, forward; a card is left out in turn,
+its base is of the other seven). So many ops of the *other* models were measured on the new device:
+chosen before anything is measured (`telling`), drawn (three times; cards: ten, families in turn),
+or those of `bigbrain-fx profile` without a model. Judged are the left-out model's ops on the new
+device, which neither saw. *Median*, *mean*: |forecast / measured - 1|. *Times off*: the geometric
+mean of how many times too much or too little. *Sum*: of all ops of a model (a card), averaged.
+{note}
+| new device | method | ops measured | median | mean | times off | sum | Spearman |
 |---|---|---:|---:|---:|---:|---:|---:|"""
 
 
 @click.command()
 @click.argument("base", type=click.Path(path_type=Path, exists=True))
 @click.argument("new", type=click.Path(path_type=Path, exists=True), nargs=-1)
-def main(base: Path, new: Sequence[Path]) -> None:
-    """Print a line for each device, method and number of ops."""
-    click.echo(HEAD)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The .md to write.")
+@click.option("--note", default="", help="What the new devices are, in words.")
+def main(base: Path, new: Sequence[Path], out: Path, note: str) -> None:
+    """Write a line for each device, method and number of ops."""
+    names = ", ".join(f"`{path.stem}`" for path in new)
+    facts = {"new": names, "note": f"\n{note}\n" if note else ""}
+    lines = [HEAD.format(base=len(_read(base)[0]), cards=len(timed_kernels()), **facts)]
     for path in new:
-        for curve in curves(base, path):
-            click.echo("\n".join(line(curve, count) for count in curve.judged))
-    for curve in card_curves():
-        click.echo("\n".join(line(curve, count) for count in curve.judged))
+        lines += [line(curve, count) for curve in curves(base, path) for count in curve.judged]
+    lines += [line(curve, count) for curve in card_curves() for count in curve.judged]
+    out.write_text("\n".join([*lines, ""]))
+    click.echo(f"wrote {out}")
 
 
 if __name__ == "__main__":

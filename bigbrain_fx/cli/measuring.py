@@ -102,6 +102,8 @@ def _correct(profiles: Path, base: str, out: Path, as_json: bool) -> None:
     )
     click.echo(f"these ops, median: off by {found.before:.1%} before, "
                f"{found.after:.1%} now, each forecast without itself")  # fmt: skip
+    if found.after >= found.before:
+        click.echo("these ops say no more than the base did: it holds here as it is")
     click.echo(_used(out))
 
 
@@ -224,15 +226,15 @@ def profile(
     """Measure the distinct ops of MODEL on a device of this host, for the estimator `measured`.
 
     What the database has already is not measured again: run it again to go on. With --merge MODEL
-    may be left out.
+    may be left out; without either it is a model of some twenty dear ops, for `fit --base`.
     """
-    if model is None and not merge:
-        raise click.UsageError("expected MODEL, or --merge DATABASE")
     _merge(merge, db, as_json)
-    if model is None:
+    if model is None and merge:
         return
     from bigbrain_fx.cli.console import json_line
-    from bigbrain_fx.measure import ProfileOptions, profile as measure
+    from bigbrain_fx.measure import TWENTY_OPS, ProfileOptions, profile as measure
+
+    model = model or str(TWENTY_OPS)
 
     options = ProfileOptions(
         read_rows(rows),

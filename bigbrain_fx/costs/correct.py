@@ -23,7 +23,7 @@ from bigbrain_fx.errors import InputError
 
 FEWEST = 5
 """Ops: of fewer, one that is unlike the others decides."""
-OF_DEVICE, OF_FAMILY = 2, 1
+OF_DEVICE, OF_FAMILY = 5, 2
 """Times that count as forecast, for the device and for each family."""
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
         survey_hosts as survey_hosts,
     )
     from bigbrain_fx.measure.machine_here import machine as machine
-    from bigbrain_fx.measure.ops import ProfileOptions as ProfileOptions, profile as profile
+    from bigbrain_fx.measure.ops import (
+        TWENTY_OPS as TWENTY_OPS,
+        ProfileOptions as ProfileOptions,
+        profile as profile,
+    )
 else:
     __getattr__ = door(__name__)

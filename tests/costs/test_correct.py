@@ -47,7 +47,7 @@ def test_a_slower_device_is_found_and_drawn_towards_the_base(base: CostModel) ->
     assert report.before == pytest.approx(0.75)
     assert report.after < 0.25
     (forward_s,) = report.model.seconds("forward", [work_of(few[0][1])], NEW)
-    assert forward_s == pytest.approx(few[0][1].forward_s, rel=0.1)
+    assert forward_s == pytest.approx(few[0][1].forward_s, rel=0.2)
 
 
 def test_what_was_not_measured_has_the_devices_factor_alone(base: CostModel) -> None:

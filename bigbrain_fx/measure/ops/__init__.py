@@ -5,6 +5,7 @@ plans and no terminal. Only its child process imports torch.
 """
 
 from bigbrain_fx.measure.ops.session import (
+    TWENTY_OPS as TWENTY_OPS,
     MeasuredRows as MeasuredRows,
     Profiled as Profiled,
     ProfileOptions as ProfileOptions,

@@ -11,6 +11,8 @@ from bigbrain_fx.costs import ProfileStore
 from bigbrain_fx.frontend import Child, Message, Task, resolved
 
 ROUNDS = 20
+TWENTY_OPS = Path(__file__).resolve().parent / "twenty_ops.py"
+"""The model file that is measured where none is named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from bigbrain_fx.core import Op
 from bigbrain_fx.costs.profiles import OpProfile, ProfileStore, signatures
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import Captured, capture, run_graph
-from bigbrain_fx.measure.ops import MeasuredRows, Profiled, ProfileOptions, profile
+from bigbrain_fx.measure.ops import MeasuredRows, Profiled, ProfileOptions, profile, twenty_ops
 from bigbrain_fx.measure.ops.context import WatchOverheads, overheads, timed_step, whole_step_s
 from bigbrain_fx.measure.ops.machine import processor_name
 from bigbrain_fx.measure.ops.optimizer import LARGE, optimizer_times
@@ -397,6 +397,23 @@ def test_another_hosts_profiles_are_taken_over(
     assert len(ProfileStore(ours, read_only=True).rows()) == there
     again = call("profile", "--db", ours, "--merge", theirs, "--json")
     assert json.loads(again.out) == {"merged": str(theirs), "profiles": 0}
-    nothing = call("profile", "--db", ours)
-    assert nothing.code == 2
-    assert "expected MODEL, or --merge DATABASE" in nothing.err
+
+
+def test_without_a_model_it_measures_twenty_dear_ops(tmp_path: Path) -> None:
+    done = call("profile", "--db", tmp_path / "few.sqlite", "--rounds", "1", "--json")
+    assert done.code == 0, done.err
+    assert done.objects[0]["model"] == "TwentyOps"
+    dear = [p for _, p in ProfileStore(tmp_path / "few.sqlite").rows() if p.backward_input_s > 0]
+    assert len({p.signature.target for p in dear}) >= 15
+    out = tmp_path / "mine.json"
+    fitted = call("fit", tmp_path / "few.sqlite", "--base", "shipped", "--out", out)
+    assert fitted.code == 0, fitted.err
+    assert "corrected by" in fitted.out
+
+
+def test_the_twenty_ops_are_a_model_that_trains() -> None:
+    net, batch = twenty_ops.model(), twenty_ops.example_batch()
+    loss = twenty_ops.loss(net(batch["image"], batch["tokens"]), batch)
+    loss.backward()
+    assert bool(torch.isfinite(loss))
+    assert all(parameter.grad is not None for parameter in net.parameters())

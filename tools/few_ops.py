@@ -228,6 +228,8 @@ chosen before anything is measured (`telling`), drawn (three times; cards: ten, 
 or those of `bigbrain-fx profile` without a model. Judged are the left-out model's ops on the new
 device, which neither saw. *Median*, *mean*: |forecast / measured - 1|. *Times off*: the geometric
 mean of how many times too much or too little. *Sum*: of all ops of a model (a card), averaged.
+How far factors are drawn towards the base, and what counts for `telling`, was chosen on the CPUs
+below: their lines are not held out in that.
 {note}
 | new device | method | ops measured | median | mean | times off | sum | Spearman |
 |---|---|---:|---:|---:|---:|---:|---:|"""

@@ -136,8 +136,9 @@ DEVICE = words(
 """Features of the op on a device."""
 
 _RATES = slice(0, 4)
-"""The first of `DEVICE`, 0.0 unless asked for: a regression that sees them holds a new device's for
-sizes (docs/estimators.md: of published cards, each left out, it was off by more than without)."""
+"""The first of `DEVICE`, 0.0 unless asked for: a regression that sees them takes a new device's for
+what it is not. Of the eight cards of docs/few_ops.md, each left out, boosting over `analytical` was
+25.8 % off in the mean with them, 22.7 without; `analytical` itself 24.6."""
 
 
 def names(families: Sequence[str]) -> tuple[str, ...]:

@@ -29,12 +29,12 @@ class QuantisedModel:
 
     Attributes:
         weights: how many.
-        error: the largest difference of a weight from what it was.
+        error: the largest difference of a weight from what it was; None: it has no numbers.
         left: names of other frozen weights of the same layers, and why each stays as it is.
     """
 
     weights: int
-    error: float
+    error: float | None
     left: tuple[tuple[str, str], ...]
 
     @property
@@ -91,7 +91,7 @@ def quantise(model: nn.Module) -> QuantisedModel:
         InputError: there is none.
     """
     shared = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    left, worst, count = [], 0.0, 0
+    left, errors = [], []
     for owner, key, name, layer in list(_frozen(model)):
         why = _why_not(layer, shared)
         if why:
@@ -99,16 +99,17 @@ def quantise(model: nn.Module) -> QuantisedModel:
             continue
         made = _MADE[type(layer)](layer)
         made.train(layer.training)
-        worst, count = max(worst, _error(layer.weight, made)), count + 1  # type: ignore[arg-type]
+        errors.append(_error(layer.weight, made))  # type: ignore[arg-type]  # a Linear's, say
         owner._modules[key] = made
-    if not count:
+    if not errors:
         raise InputError(
             "--quantize int8 is for frozen weights, and "
             + (f"{left[0][0]} stays as it is: {left[0][1]}" if left else _no_layer(model)),
             at="--quantize",
             help=_HELP,
         )
-    return QuantisedModel(count, worst, tuple(left))
+    known = [error for error in errors if error is not None]
+    return QuantisedModel(len(errors), max(known, default=None), tuple(left))
 
 
 def _no_layer(model: nn.Module) -> str:
@@ -162,9 +163,9 @@ def rounded_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return steps.clamp(-INT8_MOST, INT8_MOST).to(torch.int8), scale
 
 
-def _error(weight: Tensor, made: Int8Linear | Int8Embedding) -> float:
+def _error(weight: Tensor, made: Int8Linear | Int8Embedding) -> float | None:
     if weight.is_meta or is_blank(weight):
-        return 0.0
+        return None
     rounded = made.weight * made.weight_scale
     return float((rounded.double() - weight.detach().double()).abs().max())
 

@@ -58,7 +58,7 @@ class ModelFacts:
     optimizer_states: dict[str, float] = field(default_factory=dict)
     cache: int = 0
     quantize: Literal["int8"] | None = None
-    quantize_error: float = 0.0
+    quantize_error: float | None = None
 
 
 class CaptureSession:

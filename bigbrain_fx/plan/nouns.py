@@ -142,7 +142,8 @@ class Source:
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
     those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
     of so many rows the graph computes one position, and keeps keys and values. `quantize` is what
-    frozen weights were put into, `quantize_error` the most that one is off.
+    frozen weights were put into, `quantize_error` the most that one is off, where
+    the weights are known.
     """
 
     path: str
@@ -163,7 +164,7 @@ class Source:
     pad: dict[str, int | float] = field(default_factory=dict)
     cache: int = 0
     quantize: Quantize | None = None
-    quantize_error: float = 0.0
+    quantize_error: float | None = None
 
     @property
     def splits_evenly(self) -> bool:

@@ -84,10 +84,11 @@ def quantised_text(plan: Plan) -> str:
     param = plan.graph.param
     wide = sum(param[n].spec.numel * _itemsize(plan.graph, f"{n}_scale") for n in names)
     held = sum(param[m].spec.nbytes for n in names for m in (n, f"{n}_scale"))
+    error = plan.source.quantize_error
+    off = "" if error is None else f"; a weight is at most {error:.2g} off"
     return (
         f"quantised: {len(names)} frozen weights are int8 with a scale for each output, "
-        f"{held / 2**20:.1f} MiB instead of {wide / 2**20:.1f} MiB; a weight is at most "
-        f"{plan.source.quantize_error:.2g} off"
+        f"{held / 2**20:.1f} MiB instead of {wide / 2**20:.1f} MiB{off}"
     )
 
 

@@ -49,6 +49,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/tools/test_freezing.py": ("test_what_goes_on",),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
     "tests/runtime/test_mpi.py": ("test_mpirun_trains",),
+    "tests/bundles/test_caching.py": ("test_eight_clients", "test_gpt2"),
     "tests/bundles/test_serving.py": ("test_processes_that_die",),
     "tests/measure/host/test_far.py": ("test_links_between_hosts_stand",),
     "tests/bundles/test_machine.py": ("test_a_killed_device_does_not_show_in_the_loop",),

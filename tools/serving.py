@@ -15,22 +15,26 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from torch import nn
 
 import bigbrain_fx
 from bigbrain_fx.bundles import ServeOptions, Serving, served
 from bigbrain_fx.core import Cluster, Device, Link
+from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import Options
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "gpt.py"
 ROWS, LENGTH = 16, 64  # of its example batch
+PLACES = 16  # rows of keys and values
 REQUESTS, TOKENS, CLIENTS = 24, 6, (1, 8)
 DEADLINE_S = 300.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,6 +45,7 @@ class ServedRow:
     """One kind of question to one bundle, by so many clients at once."""
 
     devices: int
+    cache: bool
     what: str
     clients: int
     answers: int
@@ -53,6 +58,7 @@ class ServedRow:
         shares = " ".join(f"{s / sum(self.processor_s.values()):.0%}" for s in self._of_devices())
         cells = (
             self.devices,
+            "yes" if self.cache else "no",
             self.what,
             self.clients,
             self.answers,
@@ -97,17 +103,23 @@ def processor_s(serving: Serving) -> dict[str, float]:
     return found
 
 
-def rows_of(serving: Serving, devices: int, infer: Any) -> list[ServedRow]:  # noqa: ANN401  # a bundle's
+def rows_of(
+    serving: Serving,
+    devices: int,
+    infer: Any,  # noqa: ANN401  # a bundle's
+    cache: bool,
+) -> list[ServedRow]:
     """Ask for scores, then for text, by one client and by eight."""
     found = []
+    asked = [(f"{TOKENS} tokens", _eager_text)] if cache else _QUESTIONS
     for clients in CLIENTS:
-        for what, run in (("scores of a row", _scores), (f"{TOKENS} tokens", _text)):
+        for what, run in asked:
             before, slots = processor_s(serving), serving.engine.counted.slots
             with ThreadPoolExecutor(clients) as pool:
                 answers, equal = run(serving, pool, infer)
             took = {n: s - before[n] for n, s in processor_s(serving).items()}
             used = serving.engine.counted.slots - slots
-            row = ServedRow(devices, what, clients, answers, used, took, equal)
+            row = ServedRow(devices, cache, what, clients, answers, used, took, equal)
             click.echo(str(row))
             found.append(row)
     return found
@@ -130,11 +142,24 @@ def _scores(serving: Serving, pool: ThreadPoolExecutor, infer: Any) -> tuple[int
 
 
 def _text(serving: Serving, pool: ThreadPoolExecutor, infer: Any) -> tuple[int, int]:  # noqa: ANN401
+    return _generated(serving, pool, partial(_greedy, infer))
+
+
+def _eager_text(serving: Serving, pool: ThreadPoolExecutor, _: Any) -> tuple[int, int]:  # noqa: ANN401
+    return _generated(serving, pool, partial(_eager, load_model_file(MODEL).model.eval()))
+
+
+_QUESTIONS = (("scores of a row", _scores), (f"{TOKENS} tokens", _text))
+
+
+def _generated(
+    serving: Serving, pool: ThreadPoolExecutor, judge: Callable[[Sequence[int]], list[int]]
+) -> tuple[int, int]:
     asked = [row[: LENGTH // 2] for row in prompts()[:8]]
     bodies = [{"prompt": row, "max_tokens": TOKENS} for row in asked]
     answers = list(pool.map(lambda body: ask(serving, "/v1/completions", body), bodies))
     equal = sum(
-        _greedy(infer, row) == answer["choices"][0]["tokens"]
+        judge(row) == answer["choices"][0]["tokens"]
         for row, answer in zip(asked, answers, strict=True)
     )
     return len(answers) * TOKENS, equal * TOKENS
@@ -148,12 +173,21 @@ def _greedy(infer: Any, prompt: Sequence[int]) -> list[int]:  # noqa: ANN401
     return known[len(prompt) :]
 
 
+def _eager(model: nn.Module, prompt: Sequence[int]) -> list[int]:
+    """Generate with the model as it is, whole rows in plain PyTorch."""
+    known = list(prompt)
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            known.append(int(model(torch.tensor([known]))[0, -1].argmax()))
+    return known[len(prompt) :]
+
+
 def _one_process(infer: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:  # noqa: ANN401
     output: torch.Tensor = infer({"tokens": torch.tensor(rows)})["output"]
     return output
 
 
-def measured(devices: int, scratch: Path) -> list[ServedRow]:
+def measured(devices: int, cache: bool, scratch: Path) -> list[ServedRow]:
     """Split the GPT over so many devices, serve it and ask."""
     unlike = (2, 1, 1)[:devices]
     cluster = Cluster(
@@ -163,12 +197,13 @@ def measured(devices: int, scratch: Path) -> list[ServedRow]:
         ),
         Link(5e-5, 1e9),
     )
-    name = f"gpt_{devices}"
-    options = Options("naive", mode="eval", micro_batches=2)
+    name = f"gpt_{devices}_{cache}"
+    micros = 1 if cache else 2  # a batch of single positions is too small to part
+    options = Options("naive", mode="eval", micro_batches=micros, cache=PLACES if cache else 0)
     bigbrain_fx.split(MODEL, cluster, scratch / name, options)
     infer = importlib.import_module(f"{name}.infer").infer
     with served(scratch / name, ServeOptions(port=0)) as serving:
-        return rows_of(serving, devices, infer)
+        return rows_of(serving, devices, infer, cache)
 
 
 def page(found: Sequence[ServedRow]) -> str:
@@ -177,7 +212,8 @@ def page(found: Sequence[ServedRow]) -> str:
         f"{_each(one) / _each(many):.1f}"
         for one in found
         for many in found
-        if (one.devices, one.what) == (many.devices, many.what) and one.clients < many.clients
+        if (one.devices, one.cache, one.what) == (many.devices, many.cache, many.what)
+        and one.clients < many.clients
     ]
     return "\n".join(
         [
@@ -185,7 +221,7 @@ def page(found: Sequence[ServedRow]) -> str:
             "Written by `python -m tools.serving --write docs/serving.md`; do not edit.\n",
             "```",
             "bigbrain-fx split model.py --mode eval --devices cluster.json --out served",
-            "bigbrain-fx serve served --port 8000",
+            "bigbrain-fx serve served --port 8000   # split with --cache 16: keeps keys and values",
             'curl localhost:8000/infer -d \'{"inputs": {"tokens": [[1, 2, ...]]}}\'',
             "```\n",
             "Requests share slots: each is the bundle's own batch, of a fixed shape, filled up "
@@ -195,25 +231,38 @@ def page(found: Sequence[ServedRow]) -> str:
             "under way, so that each device has the next one there. An answer names its slot and "
             "rows, and has the bits that",
             "`infer` of the bundle gives for the same slot in one process: the last column.\n",
-            "| devices | asked for | clients at once | answers | slots | answers a slot | "
+            "| devices | cache | asked for | clients at once | answers | slots | answers a slot | "
             "processor ms an answer | of it on each device | same bits (tokens) |",
-            "|---:|---|---:|---:|---:|---:|---:|---|---:|",
+            "|---:|---|---|---:|---:|---:|---:|---:|---|---:|",
             *map(str, found),
             "",
-            f"{MODEL.stem}.py, slots of {ROWS} rows of {LENGTH} tokens in two micro-batches; text "
-            "is compared with slots of one row. Eight clients",
-            f"take {', '.join(ratios)} times less processor time an answer than one (rows in this "
-            "order). Seconds are not given:",
-            "the machine was shared.\n",
+            f"{MODEL.stem}.py, prompts of {LENGTH // 2} tokens. Without a cache: slots of {ROWS} "
+            f"rows of {LENGTH} tokens in two micro-batches; text",
+            "is compared with slots of one row. With a cache: slots of "
+            f"{ROWS} positions of any rows, {PLACES} rows are kept; text is compared with greedy",
+            "decoding of the untouched model, whole rows in eager PyTorch. A token with the cache "
+            f"takes {_with_cache(found)} of the",
+            "processor time without, the prompt's reading included. Eight clients take "
+            f"{', '.join(ratios)}",
+            "times less processor time an answer than one (rows in this order). Seconds are not "
+            "given: the machine was shared.\n",
             "## What it answers\n",
             "- `POST /infer`: JSON, or safetensors as `application/octet-stream` (then `X-Slot`, "
             "`X-Rows`); up to a slot's rows.",
             "- `POST /v1/completions` (`prompt` as tokens, or text for a model of 256 words; "
             "`max_tokens`, `stream`): greedy, where",
             "  the model takes rows of tokens and a try at the start shows that scores do not "
-            "depend on later tokens. There is no",
-            "  cache of keys and values: **each token is computed from all before it again**, so a "
-            "token costs a whole row.",
+            "depend on later tokens. Of a bundle split",
+            "  without `--cache` each token is computed from all before it again, so a token costs "
+            "a whole row.",
+            "- With `split --cache ROWS` a token costs one position. A text holds a row of the "
+            "caches, on each device those of its",
+            "  layers; more texts than rows wait (`--queue`). A prompt is read as many positions a "
+            "slot as a slot has, several slots",
+            "  under way, in the same form that generates: it costs its positions, in full slots. "
+            "Texts share slots at unlike positions.",
+            "  `/infer` is refused: rows are the server's to give. Processes that die take their "
+            "caches along: texts under way end.",
             "- `GET /health`, `GET /v1/models`.\n",
             "400: other inputs, with what was expected; 401: no token (`--token-file`, needed "
             "beyond loopback); 413: a body or a",
@@ -229,6 +278,20 @@ def page(found: Sequence[ServedRow]) -> str:
     )
 
 
+def _with_cache(found: Sequence[ServedRow]) -> str:
+    """Say what a token costs with a cache, as shares of what it costs without."""
+    text = [row for row in found if row.what.endswith("tokens")]
+    shares = [
+        f"{_each(kept) / _each(again):.2f}"
+        for again in text
+        for kept in text
+        if (again.devices, again.clients) == (kept.devices, kept.clients)
+        and kept.cache
+        and not again.cache
+    ]
+    return ", ".join(shares)
+
+
 def _each(row: ServedRow) -> float:
     return sum(row.processor_s.values()) / row.answers
 
@@ -240,7 +303,12 @@ def main(write: Path | None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="serving-") as scratch:
         sys.path.insert(0, scratch)
-        found = [row for devices in (2, 3) for row in measured(devices, Path(scratch))]
+        found = [
+            row
+            for devices in (2, 3)
+            for cache in (False, True)
+            for row in measured(devices, cache, Path(scratch))
+        ]
     text = page(found)
     if write is None:
         click.echo(text)

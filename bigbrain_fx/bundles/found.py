@@ -373,7 +373,7 @@ def _carried(
     Raises:
         InputError: something has no source, or it is a module that no trace can hold.
     """
-    from bigbrain_fx.frontend import optimizer_facts, pads
+    from bigbrain_fx.frontend import Cached, optimizer_facts, pads
 
     named: dict[str, object] = {
         name: value
@@ -392,6 +392,7 @@ def _carried(
         grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
         module=IN_MEMORY,
         cache=cache,
+        positions=module.row.longest if isinstance(module, Cached) else 0,
         optimizer_state=facts.state,
         optimizer_temporaries=facts.temporaries,
         drop_last=recipe.drop_last,

@@ -98,6 +98,7 @@ class _Service:
             "autocast": file.autocast,
             "drop_last": file.drop_last,
             "cache": self.cache,
+            "positions": _positions(file),
             "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
             "pad": pads(self.captured.batch, file.pad),
             "parameters": sum(p.numel() for p in parameters.values()),
@@ -297,6 +298,12 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(plain.untyped_storage().data_ptr())
         found[name] = plain.cpu()
     return found
+
+
+def _positions(file: ModelFile) -> int:
+    from bigbrain_fx.frontend.cached.module import Cached
+
+    return file.model.row.longest if isinstance(file.model, Cached) else 0
 
 
 def _structure(template: object) -> object:

@@ -86,9 +86,7 @@ def load_model_file(
         CaptureError: `cache`, and the model has no form of one position.
     """
     if cache:
-        return _cached(
-            load_model_file(location, seed=seed, meta=meta, blank=blank), cache, meta, blank
-        )
+        return _cached(load_model_file(location, seed=seed, meta=meta, blank=blank), cache, meta)
     if is_hf(location):
         return _of_hf(str(location), seed, meta, blank)
     if is_onnx(location):
@@ -113,15 +111,9 @@ def load_model_file(
     )
 
 
-def _cached(file: ModelFile, rows: int, meta: bool, blank: bool) -> ModelFile:
+def _cached(file: ModelFile, rows: int, meta: bool) -> ModelFile:
     from bigbrain_fx.frontend.cached.model import with_cache
 
-    if blank:
-        raise InputError(
-            "the form of one position is tried with the model's numbers, and --weights leaves them "
-            "out until it is written",
-            help="leave --weights out, and give them to the bundle: `bigbrain-fx load`",
-        )
     with users_folder(file.path.parent):
         model, batch = with_cache(
             file.model,

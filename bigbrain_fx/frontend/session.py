@@ -30,7 +30,8 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
-        cache: rows of keys and values that are kept; 0 for a model of whole rows.
+        cache, positions: rows of keys and values that are kept, and tokens of each; 0 for a model
+            of whole rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
             optimizer holds, see `Source` of a plan.
         quantize, quantize_error: what frozen weights were put into, and the most that one is off.
@@ -57,6 +58,7 @@ class ModelFacts:
     optimizer_leftover: float = 0.0
     optimizer_states: dict[str, float] = field(default_factory=dict)
     cache: int = 0
+    positions: int = 0
     quantize: Literal["int8"] | None = None
     quantize_error: float | None = None
 

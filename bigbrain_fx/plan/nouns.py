@@ -141,9 +141,9 @@ class Source:
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
     those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
-    of so many rows the graph computes one position, and keeps keys and values. `quantize` is what
-    frozen weights were put into, `quantize_error` the most that one is off, where
-    the weights are known.
+    of so many rows, of `positions` each, the graph computes one position and keeps keys and values.
+    `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
+    where the weights are known.
     """
 
     path: str
@@ -163,6 +163,7 @@ class Source:
     batch_dims: dict[str, int] = field(default_factory=dict)
     pad: dict[str, int | float] = field(default_factory=dict)
     cache: int = 0
+    positions: int = 0
     quantize: Quantize | None = None
     quantize_error: float | None = None
 
@@ -268,7 +269,7 @@ def to_json(plan: Plan) -> bytes:
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
-    left_out["source"] = set() if plan.source.cache else {"cache"}
+    left_out["source"] = set() if plan.source.cache else {"cache", "positions"}
     if plan.source.quantize is None:
         left_out["source"] |= {"quantize", "quantize_error"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}

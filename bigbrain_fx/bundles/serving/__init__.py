@@ -16,9 +16,10 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.launch.compilers import require_compilers
 from bigbrain_fx.bundles.launch.ports import require_free
+from bigbrain_fx.bundles.serving.cached import CachedText, filling
 from bigbrain_fx.bundles.serving.crew import ServingCrew
 from bigbrain_fx.bundles.serving.engine import Engine, require_rows
-from bigbrain_fx.bundles.serving.generating import writer
+from bigbrain_fx.bundles.serving.generating import GreedyText, writer
 from bigbrain_fx.bundles.serving.http import Front
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
@@ -75,7 +76,7 @@ def served(bundle: str | Path, options: ServeOptions | None = None) -> Iterator[
     try:
         with _engine(plan, bundle, options, logs) as engine:
             require_rows(engine.spec)
-            front.open(engine, plan.graph.name, writer(engine, options.deadline_s))
+            front.open(engine, plan.graph.name, _writer(engine, plan, options.deadline_s))
             with _answering(front):
                 host, port = front.server_address[:2]
                 url = f"http://{host!s}:{port}"
@@ -92,11 +93,19 @@ def _engine(plan: Plan, bundle: Path, options: ServeOptions, logs: Path) -> Iter
         len(plan.stages.devices) + 1,  # slots under way: so that no device waits for us
         options.queue,
         options.deadline_s,
+        filling(plan.source.cache) if plan.source.cache else None,
     )
     try:
         yield engine
     finally:
         engine.close()
+
+
+def _writer(engine: Engine, plan: Plan, deadline_s: float) -> GreedyText | CachedText | str:
+    source = plan.source
+    if source.cache:
+        return CachedText(engine, source.cache, source.positions, deadline_s)
+    return writer(engine, deadline_s)
 
 
 @contextmanager

@@ -41,12 +41,15 @@ class Request:
 
     Attributes:
         is_gone: whether the client has left; then it is not computed.
+        epoch: how often the processes have been started again, where it counts: what they keep
+            dies with them.
         slot, start: which slot it was in, from which row on.
     """
 
     tensors: Raw
     rows: int
     is_gone: Callable[[], bool] = field(default=lambda: False)
+    epoch: int | None = None
     slot: int = -1
     start: int = 0
     outputs: Mapping[str, RawTensor] = field(default_factory=dict)
@@ -77,14 +80,21 @@ class Engine:
     they die before any slot was answered, it ends.
 
     Attributes:
+        filling: a row that fills slots up; None leaves that to the devices.
         slot_s: mean seconds from a slot's start to its answer.
         ended: why nothing is answered any more; None while it works.
     """
 
     def __init__(
-        self, start: Callable[[], ServingCrew], depth: int, limit: int, ready_s: float
+        self,
+        start: Callable[[], ServingCrew],
+        depth: int,
+        limit: int,
+        ready_s: float,
+        filling: Raw | None = None,
     ) -> None:
         self.start, self.depth, self.limit, self.ready_s = start, depth, limit, ready_s
+        self.filling = filling
         self.counted, self.slot_s = Counted(), 0.0
         self.ended: BigBrainError | None = None
         self._moved = threading.Condition()
@@ -177,6 +187,9 @@ class Engine:
                 self.counted.left += 1
                 request.fail("the client has gone")
                 continue
+            if request.epoch not in (None, self.counted.restarts):
+                request.fail("a device's process died, and what it had read of this with it")
+                continue
             request.start = rows
             rows += request.rows
             found.append(request)
@@ -190,6 +203,9 @@ class Engine:
         self.counted.slots += 1
         self._under_way.append((time.monotonic(), requests))
         parts = [request.tensors for request in requests]
+        if self.filling is not None:
+            rows = sum(request.rows for request in requests)
+            parts += [self.filling] * (self.spec.rows - rows)
         self._crew.send(encode(joined(parts) if len(parts) > 1 else parts[0]))
 
     # ------------------------------------------------------------------ from the devices

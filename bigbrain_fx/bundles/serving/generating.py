@@ -1,4 +1,4 @@
-"""Text, token by token: each is a whole slot again, for there is no cache of keys and values yet.
+"""Text, token by token, by a bundle that keeps nothing: each token is a whole row again.
 
 The row holds the tokens so far, filled up to the model's length; the next token is where the scores
 at the last of them are largest. That needs a model whose scores do not depend on what comes after:
@@ -47,7 +47,7 @@ class GreedyText:
             InputError: the prompt is empty or too long, or has a token that there is not.
             UnansweredError, QueueFullError: as `Engine.ask`.
         """
-        self._require_fitting(prompt, count)
+        require_fitting(prompt, count, self.length, self.words)
         known = list(prompt)
         for _ in range(count):
             asked = Request({self.entry: self._row(known)}, 1, request.is_gone)
@@ -55,20 +55,26 @@ class GreedyText:
             known.append(largest(scores, len(known) - 1))
             yield known[-1]
 
-    def _require_fitting(self, prompt: Sequence[int], count: int) -> None:
-        if not prompt or count < 1 or len(prompt) + count > self.length + 1:
-            raise InputError(
-                f"the prompt has {len(prompt)} tokens and max_tokens is {count}: expected one at "
-                f"least of each, and together {self.length + 1} at most, which is what the model "
-                "was split for"
-            )
-        wrong = [token for token in prompt if not 0 <= token < self.words]
-        if wrong:
-            raise InputError(f"there is no token {wrong[0]}: they go from 0 to {self.words - 1}")
-
     def _row(self, tokens: Sequence[int]) -> RawTensor:
         filled = [*tokens, *[0] * (self.length - len(tokens))]
         return RawTensor("I64", (1, self.length), struct.pack(f"<{self.length}q", *filled))
+
+
+def require_fitting(prompt: Sequence[int], count: int, length: int, words: int) -> None:
+    """Refuse a prompt that a row does not hold.
+
+    Raises:
+        InputError: it is empty or too long, or has a token that there is not.
+    """
+    if not prompt or count < 1 or len(prompt) + count > length + 1:
+        raise InputError(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {count}: expected one at "
+            f"least of each, and together {length + 1} at most, which is what the model "
+            "was split for"
+        )
+    wrong = [token for token in prompt if not 0 <= token < words]
+    if wrong:
+        raise InputError(f"there is no token {wrong[0]}: they go from 0 to {words - 1}")
 
 
 def answered(engine: Engine, request: Request, deadline_s: float) -> dict[str, RawTensor]:
@@ -78,6 +84,15 @@ def answered(engine: Engine, request: Request, deadline_s: float) -> dict[str, R
         QueueFullError, UnansweredError: as `Engine.ask`; or none came in time.
     """
     engine.ask(request)
+    return answer_to(request, deadline_s)
+
+
+def answer_to(request: Request, deadline_s: float) -> dict[str, RawTensor]:
+    """Wait for what was asked; return the outputs by name.
+
+    Raises:
+        UnansweredError: none came in time, or will come.
+    """
     if not request.done.wait(deadline_s):
         raise UnansweredError(f"no answer within {deadline_s:g} s")
     if request.error:

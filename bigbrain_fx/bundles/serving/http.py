@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
+from bigbrain_fx.bundles.serving.cached import CachedText
 from bigbrain_fx.bundles.serving.engine import Engine, QueueFullError, Request, UnansweredError
 from bigbrain_fx.bundles.serving.generating import BYTES, GreedyText, answered
 from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, decode, encode, kind_of, of_json
@@ -30,6 +31,7 @@ TENSORS = "application/octet-stream"
 JSON_BYTES = 32  # of a number, at most
 ROOM_BYTES = 1 << 16  # for names and headers
 IDLE_S = 30.0  # who connects and says nothing holds a thread for so long
+Writer: TypeAlias = GreedyText | CachedText
 _KNOWN = ("prompt", "max_tokens", "stream", "model", "temperature", "n", "user", "seed")
 
 
@@ -51,10 +53,11 @@ class Front(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.token, self.deadline_s = token, deadline_s
 
-    def open(self, engine: Engine, model: str, writer: GreedyText | str) -> None:
+    def open(self, engine: Engine, model: str, writer: Writer | str) -> None:
         """Say who answers; who connected before has waited."""
         self.engine, self.model, self.writer = engine, model, writer
         numbers = sum(math.prod(shape) for _, shape in engine.spec.inputs.values())
+        numbers += 0 if isinstance(writer, str) else writer.length  # of a prompt
         self.most_bytes = JSON_BYTES * numbers + ROOM_BYTES
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -149,6 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
         return found
 
     def _infer(self, body: bytes) -> None:
+        if isinstance(self.server.writer, CachedText):
+            raise HttpError(
+                400,
+                "this bundle keeps keys and values in rows that are the server's to give: POST "
+                "/v1/completions (for scores of whole rows split without --cache)",
+            )
         is_raw = self.headers.get_content_type() == TENSORS
         tensors = self._inputs(decode(body) if is_raw else _object(body).get("inputs"))
         request = Request(tensors, self._rows(tensors), self._is_gone)
@@ -224,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
             "choices": [{**choice, "finish_reason": why}],
         }
 
-    def _stream(self, tokens: Any, writer: GreedyText) -> None:  # noqa: ANN401  # an iterator
+    def _stream(self, tokens: Any, writer: Writer) -> None:  # noqa: ANN401  # an iterator
         """Send an event for each token; errors before the first one have a status."""
         first = next(tokens)
         self.begun = True
@@ -238,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
-    def _event(self, token: int, decoder: codecs.IncrementalDecoder, writer: GreedyText) -> None:
+    def _event(self, token: int, decoder: codecs.IncrementalDecoder, writer: Writer) -> None:
         text = decoder.decode(bytes([token])) if writer.words == BYTES else ""
         content = json.dumps(self._completion(text, [token], None))
         self._chunk(f"data: {content}\n\n".encode())
@@ -315,7 +324,7 @@ def _require_greedy(asked: Mapping[str, Any]) -> None:
         raise InputError("only greedy text is generated, one at a time: temperature 0, n 1")
 
 
-def _prompt(given: object, writer: GreedyText) -> list[int]:
+def _prompt(given: object, writer: Writer) -> list[int]:
     if isinstance(given, str):
         if writer.words != BYTES:
             raise InputError("there is no tokenizer here: give the prompt as a list of tokens")

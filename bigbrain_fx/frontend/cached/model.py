@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.cached.making import POSITION, ROW, TOKENS
 from bigbrain_fx.frontend.cached.module import Cached, cached_module
 from bigbrain_fx.frontend.cached.row import Row, row_of
 from bigbrain_fx.frontend.cached.trial import require_same
+from bigbrain_fx.frontend.tracing.blank import lent
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.translation.batch import BatchDims
+
+TRIED = 2  # rows of the trial
+COPIES = 4  # of the caches, while a capture compares the module with its graph
 
 
 def with_cache(
@@ -34,17 +40,36 @@ def with_cache(
         autocast: as in `capture`.
         batch_dims: as in `capture`.
         places: rows of keys and values that are kept.
-        tries: whether the model has numbers, so that the form can be tried.
+        tries: whether the form is tried; a model without numbers is lent some for that.
 
     Raises:
         InputError: its example has no rows of tokens.
         CaptureError: no form of one position was found, or it was tried and is another model.
     """
     row = row_of(model.eval(), example_batch, loss, autocast, batch_dims)
-    module = cached_module(row, places)
+    module = cached_module(row, TRIED)
     if tries:
-        require_same(row, module)
+        with lent(model):
+            require_same(row, module)
+    _require_memory(module, places)
+    module.hold(places)
     return module, _example(row, places)
+
+
+def _require_memory(module: Cached, places: int) -> None:
+    """Refuse rows that a capture cannot hold here: it compares what is written into them.
+
+    Raises:
+        CaptureError: with both numbers.
+    """
+    each = sum(cache[0].nbytes for cache in module.caches.values())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if COPIES * (places + 1) * each > there:
+        raise CaptureError(
+            f"--cache: keys and values of {places:,} rows take {each:,} bytes each, and a capture "
+            f"holds them {COPIES} times: this host has {there:,} bytes",
+            help=f"keep fewer rows: {max(1, there // (COPIES * each) - 1):,} at most",
+        )
 
 
 def _example(row: Row, places: int) -> dict[str, Tensor]:

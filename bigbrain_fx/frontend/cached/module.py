@@ -36,6 +36,14 @@ class Cached(nn.Module):
         self._made = row, form
         self.places = places
 
+    def hold(self, places: int) -> None:
+        """Keep so many rows, all empty."""
+        self.places = places
+        for name, cache in self.caches.items():
+            path, _, own = name.rpartition(".")
+            empty = cache.new_zeros((places + 1, *cache.shape[1:]))
+            self.get_submodule(path).register_buffer(own, empty, persistent=False)
+
     @property
     def row(self) -> Row:
         """The trace of the untouched model."""

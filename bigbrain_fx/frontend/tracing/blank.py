@@ -66,6 +66,23 @@ def supply(tensor: Tensor, numbers: Tensor) -> None:
     unmark(tensor)
 
 
+@contextlib.contextmanager
+def lent(model: nn.Module) -> Iterator[None]:
+    """Give blank tensors of a model some numbers for a while, so that it can be run."""
+    found = {id(t): t for t in (*model.parameters(), *model.buffers()) if is_blank(t)}
+    before = {key: tensor.data for key, tensor in found.items()}
+    dice = torch.Generator().manual_seed(0)
+    try:
+        for tensor in found.values():
+            if tensor.is_floating_point():
+                numbers = torch.empty(tensor.shape).normal_(0.0, 0.1, generator=dice)
+                tensor.data = (numbers if tensor.dim() > 1 else 1 + numbers).to(tensor.dtype)
+        yield
+    finally:
+        for key, tensor in found.items():
+            tensor.data = before[key]
+
+
 def unmark(tensor: Tensor) -> None:
     """Take note that a tensor has its numbers."""
     tensor.__dict__.pop(_MARK, None)

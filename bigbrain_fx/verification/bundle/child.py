@@ -108,8 +108,7 @@ def _verify(
     checkpoint: Path | None,
     plain: PlainLoop | None,
 ) -> list[dict[str, object]]:
-    cache = plan.source.cache
-    blank = checkpoint is not None and not cache  # a form of one position was tried with numbers
+    blank, cache = checkpoint is not None, plan.source.cache
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
     sys.path.insert(0, str(file.path.parent))
     if plan.source.quantize:

@@ -131,7 +131,7 @@ def test_each_position_has_the_scores_of_the_whole_row(
     torch.manual_seed(0)
     found = made(Words(attention()).double())
     assert require_same(found.row, found) < 1e-12
-    assert [tuple(cache.shape) for cache in found.caches.values()] == sizes
+    assert [tuple(found.get_buffer(name).shape) for name in found.caches] == sizes
     assert all(name.startswith("attention.") for name in found.caches)
 
 
@@ -197,6 +197,12 @@ def test_what_has_no_such_form_is_refused_at_its_place(model: type[nn.Module], s
     with pytest.raises(CaptureError, match=says) as refused:
         made(model())
     assert "leave --cache out" in str(refused.value.help)
+
+
+def test_more_rows_than_this_host_has_memory_for() -> None:
+    with pytest.raises(CaptureError, match=r"10,000,000,000 rows .* 2,560 bytes each") as refused:
+        made(Words(ByHand()), 10**10)
+    assert "fewer rows" in str(refused.value.help)
 
 
 def test_no_rows_of_tokens() -> None:

@@ -178,12 +178,13 @@ def _with_cache(options: Options) -> Options:
         "--replicas": (options.replicas or 1) > 1 or bool(options.replica_shares),
         "--offload": bool(options.offload),
         "--compile": options.compiled,
+        "--quantize": options.quantize is not None,
     }
     flag = next((flag for flag, given in asked.items() if given), None)
     if flag is not None:
         raise InputError(
-            f"--cache keeps keys and values whole, where they are made and as torch runs it, and "
-            f"does not go with {flag}",
+            f"--cache keeps keys and values whole, where they are made and as the model makes them, "
+            f"and does not go with {flag}",
             help=f"leave {flag} out",
         )
     return replace(options, tensor=1)

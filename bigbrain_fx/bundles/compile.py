@@ -183,7 +183,7 @@ def _with_cache(options: Options) -> Options:
     flag = next((flag for flag, given in asked.items() if given), None)
     if flag is not None:
         raise InputError(
-            f"--cache keeps keys and values whole, where they are made and as the model makes them, "
+            "--cache keeps keys and values whole, where they are made and as the model makes them, "
             f"and does not go with {flag}",
             help=f"leave {flag} out",
         )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.promise
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 

@@ -254,6 +254,8 @@ class Checker:
         self.on_nan = on_nan
         self.rank = -1
         self.device: Device | None = None
+        gc.collect()
+        gc.freeze()  # torch's many objects: looking through them costs more than a step
 
     def check(self, asked: TapeCheck) -> str:
         """Compute a step again; return what came out otherwise, "" where nothing did."""

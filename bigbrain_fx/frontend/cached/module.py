@@ -10,7 +10,7 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
-from bigbrain_fx.frontend.cached.rewrite import Form, one_position
+from bigbrain_fx.frontend.cached.rewrite import PositionForm, one_position
 from bigbrain_fx.frontend.cached.row import Row
 
 
@@ -21,7 +21,7 @@ class Cached(nn.Module):
     have one row more than `places`, for what only fills a batch up.
     """
 
-    def __init__(self, row: Row, form: Form, places: int) -> None:
+    def __init__(self, row: Row, form: PositionForm, places: int) -> None:
         super().__init__()
         model = row.model
         for name, child in model.named_children():

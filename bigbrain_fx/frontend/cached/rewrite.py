@@ -25,7 +25,7 @@ _SIZED = frozenset(
 
 
 @dataclass(frozen=True)
-class Form:
+class PositionForm:
     """A graph of one position, and the tensors it has beside the model's own.
 
     Attributes:
@@ -41,7 +41,7 @@ class Form:
     one: Mapping[fx.Node, fx.Node]
 
 
-def one_position(row: Row, places: int) -> Form:
+def one_position(row: Row, places: int) -> PositionForm:
     """Rewrite a trace.
 
     Args:
@@ -58,7 +58,7 @@ def one_position(row: Row, places: int) -> Form:
             rules.add(node)
     made.graph.output((made.one[row.scores],))
     made.graph.eliminate_dead_code()
-    return Form(made.graph, made.caches, made.tables, made.one)
+    return PositionForm(made.graph, made.caches, made.tables, made.one)
 
 
 @dataclass(eq=False)

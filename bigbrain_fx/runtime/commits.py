@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .disk import Disk, locked
+from .disk import Disk, listed, locked
 from .image import Buffer, read_layout
 from .loading import (
     Loaded as Loaded,
@@ -113,7 +113,7 @@ def number_kept(folder: Path) -> int:
 
 def newest_generation(folder: Path) -> int:
     """Return the number of the newest generation, 0 if there was none."""
-    found = [int(m[2]) for p in folder.glob("commit-*-g*") if (m := FOLDER.fullmatch(p.name))]
+    found = [int(m[2]) for p in listed(folder, "commit-*-g*") if (m := FOLDER.fullmatch(p.name))]
     fence = _fence(folder)
     if fence is not None:
         found.append(fence["generation"])
@@ -237,7 +237,7 @@ def prune(
         found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
         kept = found[:keep]
         steps = {record.step for record in kept}
-        for path in sorted(folder.glob("commit-*.json")):
+        for path in listed(folder, "commit-*.json"):
             if (m := RECORD.fullmatch(path.name)) and int(m[1]) not in steps:
                 disk.remove(path)
         disk.sync(folder)
@@ -252,7 +252,7 @@ def prune_own(folder: Path, device: str, kept: Sequence[str], disk: Disk = DISK)
     That is for a disk that the writer of the record does not see.
     """
     newest = max((int(m[1]) for name in kept if (m := FOLDER.fullmatch(name))), default=-1)
-    for place in sorted(folder.glob("commit-*-g*")):
+    for place in listed(folder, "commit-*-g*"):
         found = FOLDER.fullmatch(place.name)
         old = found is not None and int(found[1]) < newest and place.name not in kept
         if old and place.is_dir() and not place.is_symlink():
@@ -266,7 +266,7 @@ def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk:
     """Remove folders and parts of files that no commit needs and nobody is writing any more."""
     needed = {record.folder for record in kept}
     newest = max((record.step for record in kept), default=-1)
-    for place in sorted(folder.glob("commit-*-g*")):
+    for place in listed(folder, "commit-*-g*"):
         found = FOLDER.fullmatch(place.name)
         if not found or place.name in needed or place.is_symlink() or not place.is_dir():
             continue
@@ -274,13 +274,13 @@ def _remove_folders(folder: Path, kept: Sequence[Record], generation: int, disk:
             for path in sorted(place.iterdir()):
                 disk.remove(path)
             disk.remove(place)
-    for path in sorted(folder.glob(".*.tmp")):
+    for path in listed(folder, ".*.tmp"):
         disk.remove(path)
 
 
 def _remove_aside(folder: Path, disk: Disk) -> None:
     """Remove records that were set aside and whose states are gone: nobody can go back to them."""
-    for path in sorted(folder.glob(f"commit-*.json{ASIDE}")):
+    for path in listed(folder, f"commit-*.json{ASIDE}"):
         if RECORD.fullmatch(path.name.removesuffix(ASIDE)) and not _has_states(folder, path):
             disk.remove(path)
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Disk:
         Raises:
             OSError: as `put`.
         """
-        for stale in path.parent.glob(f".{escape(path.name)}.*.tmp"):  # of a process that died
+        for stale in listed(path.parent, f".{escape(path.name)}.*.tmp"):  # of a process that died
             self.remove(stale)
         part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -79,6 +80,22 @@ class Disk:
             self.remove(part)
             raise
         return part
+
+
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder whose names match, sorted; none where there is no folder.
+
+    `Path.glob` takes a folder that cannot be read for an empty one: commits would seem gone.
+
+    Raises:
+        OSError: the folder is there and cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in names if fnmatchcase(name, pattern)]
 
 
 LOCK_S = 30.0  # longest wait for another process that has locked a folder; it may be stopped

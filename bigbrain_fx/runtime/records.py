@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .disk import listed
 from .image import Buffer, ImageLayout
 from .regular import read_regular
 
@@ -161,7 +162,7 @@ def read_records(folder: Path, say: Say) -> list[Record]:
         CommitError: one is a symbolic link, or of a newer format.
     """
     found = []
-    for path in sorted(folder.glob("commit-*.json")):
+    for path in listed(folder, "commit-*.json"):
         if not RECORD.fullmatch(path.name):
             continue
         refuse_link(path)

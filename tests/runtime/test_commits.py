@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -81,6 +82,21 @@ def test_without_a_record_nothing_is_committed(tmp_path: Path) -> None:
     for device in DEVICES:
         write_shard(folder, device, image(30, device), generation)
     assert loaded_step(folder) == 20
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("looks", [read_records, newest_generation])
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
+    looks: Callable[..., object], error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+
+    def scandir(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        looks(folder, *[print][: looks is read_records])
 
 
 def test_a_record_names_one_step_only() -> None:

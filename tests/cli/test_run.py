@@ -107,7 +107,7 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
     monkeypatch.setattr("bigbrain_fx.bundles.launch.running.popen", start)
     monkeypatch.setattr("bigbrain_fx.bundles.launch.supervised.start_supervised", start)
     done = call("run", "bundle", "--no-replay", "--steps", "7", "--port", "4000", "--seed", "3")
-    rest = "MASTER_ADDR=node-1 MASTER_PORT=4000 python train.py --steps 7 --seed 3 --deadline 300.0"
+    rest = "MASTER_ADDR=node-1 MASTER_PORT=4000 python train.py --steps 7 --seed 3"
     assert done.code == 0
     assert done.out == (
         f"node-1$ RANK=0 LOCAL_RANK=0 WORLD_SIZE=3 {rest}\n"

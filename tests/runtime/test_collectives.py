@@ -89,7 +89,7 @@ def test_two_processes_sum_by_torchs_collectives() -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert said[1][1].endswith("this process dies\n"), said[1][1]
+    assert "this process dies\n" in said[1][1], said[1][1]  # gloo's threads may add a line
     groups, (whole, one, two, lost) = json.loads(said[0][0] or repr(said[0][1]))
     assert groups == [["d0", "d1"]]
     sums = {"a": [10.0, 20.0, 30.0], "b": [40.0, 80.0], "c": [406.0]}

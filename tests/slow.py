@@ -151,7 +151,6 @@ SLOW: dict[str, tuple[str, ...]] = {
 
 MORE: dict[str, tuple[str, ...]] = {
     "tests/supervisor/test_replay.py": ("test_deaths_and_commits", "test_a_replacement_dies_while"),
-    "tests/planning/test_third_party.py": ("test_it_is_chosen_by_name",),
     "tests/estimators/test_learned.py": ("test_the_preset_plans_with_it",),
     "tests/partitioners/test_differentiable.py": ("test_by_itself_it_comes_near",),
     "tests/partitioners/test_ideal_dp.py": ("test_many_orders_of_devices",),

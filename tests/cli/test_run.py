@@ -120,7 +120,7 @@ def test_a_plan_for_two_hosts_prints_a_command_for_each(
         assert f"{given[0]} is for a run on one host" in refused.err
     objects = call("run", "bundle", "--no-replay", "--json").objects
     assert [entry["host"] for entry in objects] == ["node-1", "node-2", "node-1"]
-    assert " --steps 10 " in objects[0]["command"]
+    assert " --steps 10" in objects[0]["command"]
     printed = call("run", "bundle", "--json")
     replaced = printed.objects
     assert "(umask 077; openssl req -x509 " in printed.err

@@ -60,27 +60,34 @@ class SpeedRow:
 @contextmanager
 def inside(net: Network, devices: Sequence[str]) -> Iterator[None]:
     """Start the processes of a served bundle on emulated devices."""
-    real = subprocess.Popen
+    real: Any = subprocess.Popen
     names = list(net.namespaces)
     master = address(names.index(devices[0]))
 
-    def started(words: Any, **options: Any) -> Any:  # noqa: ANN401  # as subprocess.Popen's
-        if "--serve" not in words:
-            return real(words, **options)
-        device = devices[int(options["env"]["RANK"])]
-        joined = net.groups.of[device]
-        order = {
+    class Placed(real):
+        def __init__(self, words: Any, **options: Any) -> None:  # noqa: ANN401  # as Popen's
+            if "--serve" in words:
+                rank = int(options["env"]["RANK"])
+                met = {"MASTER_ADDR": master, "GLOO_SOCKET_IFNAME": INTERFACE}
+                words = [words[0], str(INSIDE), _order(net, devices[rank]), *words[1:]]
+                options = {**options, "env": {**options["env"], **met}}
+            super().__init__(words, **options)
+
+    with mock.patch.object(subprocess, "Popen", Placed):
+        yield
+
+
+def _order(net: Network, device: str) -> str:
+    """Return what `emulation/inside.py` is told."""
+    joined = net.groups.of[device]
+    return json.dumps(
+        {
             "groups": joined.process,
             "namespace": net.namespaces[device],
             "quota_group": joined.compute,
             "cpus": net.cpus[device],
         }
-        met = {"MASTER_ADDR": master, "GLOO_SOCKET_IFNAME": INTERFACE}
-        placed = [words[0], str(INSIDE), json.dumps(order), *words[1:]]
-        return real(placed, **{**options, "env": {**options["env"], **met}})
-
-    with mock.patch.object(subprocess, "Popen", started):
-        yield
+    )
 
 
 def asked(

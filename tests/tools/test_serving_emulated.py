@@ -8,6 +8,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tools.emulation import Network
 from tools.serving_emulated import INSIDE, SpeedRow, cluster_of, inside
 
@@ -26,7 +28,7 @@ def test_devices_differ_as_the_speeds_say() -> None:
     assert first.host != second.host
 
 
-def test_only_device_processes_are_started_inside() -> None:
+def test_only_device_processes_are_started_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = SimpleNamespace(process=("group",), compute="quota")
     net = SimpleNamespace(
         namespaces={"d0": "space0", "d1": "space1"},
@@ -34,15 +36,16 @@ def test_only_device_processes_are_started_inside() -> None:
         groups=SimpleNamespace(of={"d0": joined, "d1": joined}),
     )
     seen: list[tuple[Any, Any]] = []
-    real = subprocess.Popen
-    try:
-        subprocess.Popen = lambda words, **options: seen.append((words, options))  # type: ignore[assignment,misc]
-        with inside(cast("Network", net), ["d1", "d0"]):
-            start: Any = subprocess.Popen
-            start([sys.executable, "infer.py", "--serve", "3,4"], env={"RANK": "1"})
-            start(["ls"], env={})
-    finally:
-        subprocess.Popen = real  # type: ignore[misc]
+
+    class Seen:
+        def __init__(self, words: Any, **options: Any) -> None:
+            seen.append((words, options))
+
+    monkeypatch.setattr(subprocess, "Popen", Seen)
+    with inside(cast("Network", net), ["d1", "d0"]):
+        start: Any = subprocess.Popen
+        start([sys.executable, "infer.py", "--serve", "3,4"], env={"RANK": "1"})
+        start(["ls"], env={})
     (words, options), (others, _) = seen
     assert words[:2] == [sys.executable, str(INSIDE)]
     assert json.loads(words[2])["namespace"] == "space0"

@@ -235,8 +235,8 @@ def _on_emulated(rows: Sequence[SpeedRow]) -> list[str]:
         "|---|---|---:|---:|---:|---:|",
         *map(str, rows),
         "",
-        "Cut evenly, a device of half the speed sets the pace: so small a model is served faster by "
-        "one process. Devices are for",
+        "Cut evenly, a device of half the speed sets the pace: so small a model is served faster "
+        "by one process. Devices are for",
         "models that one of them does not hold.\n",
     ]
 

@@ -64,7 +64,7 @@ def inside(net: Network, devices: Sequence[str]) -> Iterator[None]:
     names = list(net.namespaces)
     master = address(names.index(devices[0]))
 
-    class Placed(real):
+    class Placed(real):  # type: ignore[misc]  # what Popen is here
         def __init__(self, words: Any, **options: Any) -> None:  # noqa: ANN401  # as Popen's
             if "--serve" in words:
                 rank = int(options["env"]["RANK"])

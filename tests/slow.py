@@ -139,7 +139,10 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tests/measure/host/test_doctor.py": ("test_every_pair_of_devices_is_surveyed",),
     "tests/measure/host/test_gpu.py": ("test_unlike_kinds_are_measured_in_step",),
-    "tests/supervisor/test_device_calls_fail.py": ("test_each_call_fails_once[2]",),
+    "tests/supervisor/test_device_calls_fail.py": (
+        "test_each_call_fails_once[0-5",
+        "test_each_call_fails_once[2",
+    ),
     "tests/supervisor/test_replay_split.py": ("test_devices_that_die_with_gradients_waiting",),
     "tests/supervisor/test_replay_chaos.py": (
         "test_random_deaths_change_nothing[1]",
@@ -150,7 +153,39 @@ SLOW: dict[str, tuple[str, ...]] = {
 
 
 MORE: dict[str, tuple[str, ...]] = {
-    "tests/supervisor/test_replay.py": ("test_deaths_and_commits", "test_a_replacement_dies_while"),
+    "tests/supervisor/test_replay.py": (
+        "test_deaths_and_commits",
+        "test_a_replacement_dies_while",
+        "test_all_devices_die",
+        "test_a_device_dies_while_all_connect[ready]",
+        *(
+            f"test_a_killed_device_is_replayed[{place}]"
+            for place in ("before-anything", "first-forward", "last-forward", "end-of-a-step")
+        ),
+    ),
+    "tests/supervisor/test_failing_calls.py": tuple(
+        f"test_a_call_that_fails_once[{call}"
+        for call in (
+            "line_pair-1-ENOMEM",
+            "line_pair-3-EMFILE",
+            "end_of-1",
+            "init-1-ENOMEM",
+            "init-3-EAGAIN",
+            "open-2-ENOSPC",
+            "open-2-EMFILE",
+            "open-4-EROFS",
+            "open-4-EMFILE",
+            "register-2-ENOMEM",
+            "register-6-ENOSPC",
+            "memfd_create-1-EMFILE",
+            "memfd_create-4-ENOMEM",
+            "write-1-EIO",
+            "write-9-ENOSPC",
+        )
+    ),
+    "tests/cli/test_cli.py": ("test_from_init_to_verify",),
+    "tests/plan/test_memory.py": ("test_forecast_and_tracked_peak_of_real_processes",),
+    "tests/tools/test_faults.py": ("test_ctrl_c_leaves_nothing",),
     "tests/estimators/test_learned.py": ("test_the_preset_plans_with_it",),
     "tests/partitioners/test_differentiable.py": ("test_by_itself_it_comes_near",),
     "tests/partitioners/test_ideal_dp.py": ("test_many_orders_of_devices",),
@@ -163,8 +198,9 @@ MORE: dict[str, tuple[str, ...]] = {
     "tests/tools/test_benchmarks.py": ("test_what_got_slower_fails",),
     "tests/emit/files/test_readable.py": (
         "test_many_blocks_on_4_devices[24",
-        "test_many_blocks_on_4_devices[12-naive",
-        "test_many_blocks_on_4_devices[12-chain-dp-gpipe",
+        "test_many_blocks_on_4_devices[12",
+        "test_many_blocks_on_4_devices[8-naive",
+        "test_many_blocks_on_4_devices[8-chain-dp-gpipe",
         "test_few_lines_are_too_long[moe]",
     ),
     "tests/bundles/test_checkpoints.py": ("test_no_process_holds_the_whole_model[more0]",),
@@ -197,6 +233,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "test_the_remedy_of_a_refusal_works[rows-by-data]",
     ),
     "tests/tools/test_emulate.py": (
+        "test_ops_are_profiled_on_every_device_at_once",
         "test_nothing_is_left_of_a_killed_emulation",
         "test_a_bundle_is_run_by_the_command",
     ),
@@ -255,6 +292,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "tests/contract/test_partitioners.py": (
         "test_same_placement_under_four_hash_seeds[scattered]",
+        "test_same_placement_under_four_hash_seeds[chain-dp]",
         "test_same_placement_under_four_hash_seeds[m-topo]",
         "test_the_same_again[differentiable]",
         "test_the_same_again[mcmc]",
@@ -287,7 +325,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "test_models_from_python[gpt-naive-3]",
         "test_a_model_without_a_loss_in_real_processes",
     ),
-    "tests/planning/test_third_party.py": ("test_it_is_compared_with_ours",),
+    "tests/planning/test_third_party.py": ("test_it_is_compared_with_ours", "test_it_is_chosen_by"),
     "tests/verification/test_compare.py": ("test_auto_is_a_contender",),
     "tests/promise/test_foreign_loop.py": ("test_stages_in_a_foreign_loop[2-bundle",),
 }

@@ -57,7 +57,6 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # --------------------------------------------------------------------------- the whole road
 
 
-@pytest.mark.usefixtures("cold")
 def test_from_init_to_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert call("init", "new").out == "wrote new/model.py\nwrote new/cluster.json\n"

@@ -17,6 +17,7 @@ from tests.support.replayed import Fault, Seen, supervised
 
 NAMES = ("d0", "d1", "d2")
 STEPS = 6
+HANG_S = 6.0  # a host that is busy may keep a healthy process from its work for seconds
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,8 @@ def test_connections_that_are_lost_are_made_again(
 
 
 def test_a_stopped_process_is_ended(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, [Fault("d1", 3, 6, "stop")], hang_s=1.0)
+    faults = [Fault("d1", 3, 6, "stop")]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=HANG_S)
     require_same(seen, undisturbed, ["d1"])
     assert [e["device"] for e in seen.of("hang")] == ["d1"]
 
@@ -114,7 +116,7 @@ def test_of_those_that_make_no_progress_only_the_cause_is_ended(
 ) -> None:
     """The thread that tells of progress goes on; the one that computes does not."""
     faults = [Fault("d1", 3, 6, "sleep", 60.0)]
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=1.0)
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=HANG_S)
     require_same(seen, undisturbed, ["d1"])
     assert [e["device"] for e in seen.of("hang")] == ["d1"]
 
@@ -178,10 +180,10 @@ def test_too_many_deaths_stop_the_run(bundle: Path, tmp_path: Path) -> None:
 def test_a_slow_device_is_told_of_and_left_alone(
     bundle: Path, undisturbed: Seen, tmp_path: Path
 ) -> None:
-    faults = [Fault("d1", 3, 6, "sleep", 1.5)]
-    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=4.0)
+    faults = [Fault("d1", 3, 6, "sleep", 3.0)]
+    seen = supervised(bundle, tmp_path, NAMES, STEPS, faults, hang_s=8.0)
     require_same(seen, undisturbed, [])
-    assert [e["device"] for e in seen.of("slow")] == ["d1"]
+    assert "d1" in {e["device"] for e in seen.of("slow")}  # on a busy host others may be, too
 
 
 def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:

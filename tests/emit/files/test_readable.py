@@ -46,7 +46,7 @@ def device_lines(blocks: int, partitioner: str, schedule: str, micro_batches: in
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("partitioner", ["naive", "chain-dp"])
-@pytest.mark.parametrize("blocks", [12, 24])
+@pytest.mark.parametrize("blocks", [8, 12, 24])
 def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) -> None:
     few, many = (device_lines(blocks, partitioner, schedule, count) for count in MICRO)
     assert max(few) < LINES
@@ -66,7 +66,7 @@ def test_few_lines_are_too_long(model: str) -> None:
 
 
 def test_layers_are_one_class_in_a_loop() -> None:
-    texts = bundle_texts(samples.planned(gpt(24), "naive", 4, "1f1b", 8))
+    texts = bundle_texts(samples.planned(gpt(16), "naive", 4, "1f1b", 8))
     for number in (1, 2):
         text = texts[f"device_d{number}.py"]
         assert text.count("class Block(") == 1

@@ -70,13 +70,26 @@ def counts(graph: Graph, cluster: Cluster, options: Options, per_device: int = 4
         most = max(1, per_device * len(cluster.devices))
         return [count for count in range(1, min(batch, most) + 1) if batch % count == 0]
     if options.micro_batches < 1 or batch % options.micro_batches:
-        divisors = ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
         raise InputError(
             f"a batch of {batch} rows cannot be split into {options.micro_batches} equal "
             "micro-batches",
-            help=f"use --micro-batches with one of {divisors}",
+            help=_of_rows(batch, options.micro_batches),
         )
     return [options.micro_batches]
+
+
+def _of_rows(batch: int, count: int) -> str:
+    """Say which numbers of micro-batches there are, and how rows are split unevenly."""
+    divisors = [str(n) for n in range(1, batch + 1) if batch % n == 0]
+    said = f"use --micro-batches with one of {', '.join(divisors)}"
+    if not 1 < count < batch:
+        return said
+    parts = [str(len(range(first, batch, count))) for first in range(count)]
+    return (
+        f"{said}; or let example_batch() have {batch + -batch % count} rows and the model file say "
+        f"drop_last = False: batches of {batch} rows are then split as {' + '.join(parts[:8])}"
+        f"{' + ...' if count > 8 else ''}, each row weighing the same"
+    )
 
 
 def placement_of(

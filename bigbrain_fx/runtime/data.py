@@ -248,8 +248,9 @@ class Stream:
             return ": make it a tensor in batches(), as with torch.as_tensor"
         dtype, shape = wanted
         if len(shape) == value.dim() and shape != tuple(value.shape):
-            is_short = name not in self.whole and shape[1:] == tuple(value.shape[1:])
-            return _FEWER_ROWS if is_short else _pad(name, shape, tuple(value.shape))
+            if name in self.whole or shape[1:] != tuple(value.shape[1:]):
+                return _pad(name, shape, tuple(value.shape))
+            return _FEWER_ROWS if value.shape[0] < shape[0] else _more_rows(shape[0])
         if shape == tuple(value.shape):
             return f": give it the type torch.{dtype} in batches(), with .to(torch.{dtype})"
         return ": reshape it in batches()"
@@ -297,6 +298,13 @@ _FEWER_ROWS = (
     "drop_last=True), or drop_last = True in the model file); or let the model file say drop_last "
     "= False, so that its rows weigh as much as others, and split again"
 )
+
+
+def _more_rows(rows: int) -> str:
+    return (
+        f": let batches() give {rows} rows at most, or split again with an example_batch() of the "
+        "largest batch (and drop_last = False in the model file where others are smaller)"
+    )
 
 
 def _pad(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> str:

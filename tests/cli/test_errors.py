@@ -166,7 +166,9 @@ def test_batch_that_micro_batches_do_not_divide(here: Path) -> None:
     assert done.code == 2
     assert done.err == (
         "error: a batch of 8 rows cannot be split into 3 equal micro-batches\n"
-        "  help: use --micro-batches with one of 1, 2, 4, 8\n"
+        "  help: use --micro-batches with one of 1, 2, 4, 8; or let example_batch() have 9 rows "
+        "and the model file say drop_last = False: batches of 8 rows are then split as 3 + 3 + 2, "
+        "each row weighing the same\n"
     )
 
 

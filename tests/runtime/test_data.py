@@ -282,6 +282,13 @@ def test_a_smaller_batch_is_split_as_evenly_as_it_goes() -> None:
     assert (rows_of(data), data.sizes) == ([[0], [1], [2], [0]], (1, 1, 1, 0))
 
 
+def test_a_larger_batch_is_told_what_makes_it_fit() -> None:
+    data = uneven(Splitting(drop_last=False), [8], shape=(7, 3))
+    with pytest.raises(BatchError, match="7 rows at most, or split again") as error:
+        data.advance(0)
+    assert "drop_last = True" not in str(error.value)  # it leaves out smaller ones alone
+
+
 def test_a_smaller_batch_is_left_out_and_the_next_one_is_the_steps() -> None:
     data = uneven(Splitting(drop_last=True), [8, 5, 8, 7, 7])
     data.advance(1)

@@ -38,6 +38,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_dense,
     require_loss,
     require_memory_apart,
+    require_names,
     require_numbers,
     require_parameters_unwritten,
     require_python,
@@ -147,6 +148,7 @@ def capture(
         CaptureError: torch.export cannot follow the module; names the user's line.
     """
     require_python(module, loss)
+    require_names(module)
     require_sizes(module)
     on_meta = any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
     example_batch = to_meta(example_batch) if on_meta else example_batch

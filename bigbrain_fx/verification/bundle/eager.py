@@ -429,29 +429,29 @@ def input_name(micro: int, path: Path_) -> str:
 
 
 def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as they lie in memory: how they lie decides how kernels round."""
-    lying = {name: _order(tensor) for name, tensor in tensors.items()}
-    flat = {n: t.detach().permute(lying[n]).contiguous().clone() for n, t in tensors.items()}
-    save_file(flat, path, {"order": json.dumps(lying)})
+    """Write tensors and how they lie in memory: kernels round by it, by strides of size 1, too."""
+    lying = {name: tensor.stride() for name, tensor in tensors.items() if not _repeats(tensor)}
+    flat = {n: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for n, t in tensors.items()}
+    save_file(flat, path, {"strides": json.dumps(lying)})
 
 
-def _order(tensor: Tensor) -> list[int]:
-    """Return a tensor's dimensions, widest stride first, where its memory has no gaps."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    return order if tensor.permute(order).is_contiguous() else list(range(tensor.dim()))
+def _repeats(tensor: Tensor) -> bool:
+    """Whether elements share memory: nothing can be copied into such a tensor."""
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def read(path: Path) -> dict[str, Tensor]:
     """Read what `save` wrote, each tensor in memory of its own."""
     with safe_open(path, framework="pt") as file:
-        lying = json.loads(file.metadata()["order"])
-        flat = {name: file.get_tensor(name).clone() for name in lying}
-    return {name: tensor.permute(_inverse(lying[name])) for name, tensor in flat.items()}
+        lying = json.loads(file.metadata()["strides"])
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {name: _laid(tensor, lying.get(name)) for name, tensor in found.items()}
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=lambda position: order[position])
+def _laid(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+    if strides is None:
+        return tensor.clone()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 # --------------------------------------------------------------------------- its process

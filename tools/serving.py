@@ -241,6 +241,32 @@ def _on_emulated(rows: Sequence[SpeedRow]) -> list[str]:
     ]
 
 
+ANSWERS = """\
+## What it answers
+
+- `POST /infer`: JSON, or safetensors as `application/octet-stream` (then `X-Slot`, `X-Rows`); up
+  to a slot's rows.
+- `POST /v1/completions` (`prompt` as tokens, or text for a model of 256 words; `max_tokens`,
+  `stop_token_ids`, `stream`): the likeliest token each time, or with `temperature` above 0 drawn
+  among the `top_k` and `top_p` likeliest; the same `seed` gives the same text. It is for models
+  that take rows of tokens, where a try at the start shows that scores do not depend on later
+  tokens. Of a bundle split without `--cache` each token is computed from all before it again, so
+  a token costs a whole row.
+- With `split --cache ROWS` a token costs one position. A text holds a row of the caches, on each
+  device those of its layers; more texts than rows wait (`--queue`). A prompt is read as many
+  positions a slot as a slot has, several slots under way, in the same form that generates: it
+  costs its positions, in full slots. Texts share slots at unlike positions. `/infer` is refused:
+  rows are the server's to give. Processes that die take their caches along: texts under way end.
+- `GET /health`, `GET /v1/models`.
+
+400: other inputs, with what was expected; 401: no token (`--token-file`, needed beyond loopback);
+413: a body or a number of rows that no slot takes; 503 with Retry-After: `--queue` requests wait
+already, a device's process has died (then all are started again, and those in its slots are
+told), or scores are not all numbers. A client that has gone before its slot starts is left out; a
+stream ends when nobody reads it. A token that the model has no embedding for ends its process as
+any error of the model does. A model that draws at inference draws by the slot's number."""
+
+
 def page(found: Sequence[ServedRow], emulated: Sequence[SpeedRow] = ()) -> str:
     """Return the page."""
     ratios = [
@@ -281,33 +307,7 @@ def page(found: Sequence[ServedRow], emulated: Sequence[SpeedRow] = ()) -> str:
             f"{', '.join(ratios)}",
             "times less processor time an answer than one (rows in this order).\n",
             *_on_emulated(emulated),
-            "## What it answers\n",
-            "- `POST /infer`: JSON, or safetensors as `application/octet-stream` (then `X-Slot`, "
-            "`X-Rows`); up to a slot's rows.",
-            "- `POST /v1/completions` (`prompt` as tokens, or text for a model of 256 words; "
-            "`max_tokens`, `stream`): greedy, where",
-            "  the model takes rows of tokens and a try at the start shows that scores do not "
-            "depend on later tokens. Of a bundle split",
-            "  without `--cache` each token is computed from all before it again, so a token costs "
-            "a whole row.",
-            "- With `split --cache ROWS` a token costs one position. A text holds a row of the "
-            "caches, on each device those of its",
-            "  layers; more texts than rows wait (`--queue`). A prompt is read as many positions a "
-            "slot as a slot has, several slots",
-            "  under way, in the same form that generates: it costs its positions, in full slots. "
-            "Texts share slots at unlike positions.",
-            "  `/infer` is refused: rows are the server's to give. Processes that die take their "
-            "caches along: texts under way end.",
-            "- `GET /health`, `GET /v1/models`.\n",
-            "400: other inputs, with what was expected; 401: no token (`--token-file`, needed "
-            "beyond loopback); 413: a body or a",
-            "number of rows that no slot takes; 503 with Retry-After: `--queue` requests wait "
-            "already, or a device's process has died:",
-            "then all are started again, and those in its slots are told. A client that has gone "
-            "before its slot starts is left out;",
-            "a stream ends when nobody reads it. A token that the model has no embedding for ends "
-            "its process as any error of the",
-            "model does. A model that draws at inference draws by the slot's number.",
+            ANSWERS,
             "",
         ]
     )

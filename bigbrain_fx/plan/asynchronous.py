@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Asynchronous, Cluster, Costs, Graph, Stage, Stages
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.conflicts import Conflict, require_none, with_members
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.replica_statistics import written
 
@@ -19,62 +20,49 @@ SCHEDULE = "1f1b"
 
 def require_asynchronous(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
     """Refuse what does not go with --asynchronous, whatever the cut is."""
-    if options.asynchronous is None:
-        return
-    for what, help_ in _not_with(graph, cluster, source, options):
-        raise InputError(
-            f"--asynchronous {options.asynchronous} does not go with {what}",
-            at="--asynchronous",
-            help=help_,
-        )
+    if options.asynchronous is not None:
+        require_none("--asynchronous", _not_with(graph, cluster, source, options))
 
 
 def _not_with(
     graph: Graph, cluster: Cluster, source: Source, options: Options
-) -> Iterator[tuple[str, str]]:
-    """Yield what does not go with it, and what to do."""
-    or_leave = "or leave --asynchronous out"
+) -> Iterator[Conflict]:
     if graph.loss is None or not graph.training:
-        yield "inference: nothing is trained there", "leave --asynchronous out"
+        yield "inference: nothing is trained there", "split for training"
     if source.clip_norm is not None:
         no_norm = "clip_norm: no global norm exists while other devices go on"
-        yield no_norm, f"take clip_norm out of the model file, {or_leave}"
+        yield no_norm, "take clip_norm out of the model file"
     if source.grad_scaler is not None:
         asks = "a loss scale: all devices would have to agree on each update"
-        yield asks, f"take grad_scaler out of the model file, {or_leave}"
+        yield asks, "take grad_scaler out of the model file"
     if source.drop_last is False:
         few = "smaller last batches (drop_last = False)"
-        yield few, f"say drop_last = True in the model file, {or_leave}"
-    yield from _not_with_options(cluster, options, or_leave)
+        yield few, "say drop_last = True in the model file"
+    yield from _not_with_options(cluster, options)
     if options.asynchronous == "stash" and written(graph):
         said = f"what a forward writes ('{written(graph)[0]}'): its passes have unlike weights"
-        yield said, f"use --asynchronous 2bw, put the module into eval(), {or_leave}"
+        yield said, "use --asynchronous 2bw, put the module into eval()"
 
 
-def _not_with_options(
-    cluster: Cluster, options: Options, or_leave: str
-) -> Iterator[tuple[str, str]]:
+def _not_with_options(cluster: Cluster, options: Options) -> Iterator[Conflict]:
     if options.partitioner == AUTO:
-        yield (
-            "--partitioner auto, which chooses among plans that compute the same",
-            f"name another partitioner (--partitioner analytical), {or_leave}",
-        )
+        among = "--partitioner auto, which chooses among plans that compute the same"
+        yield among, "name another partitioner (--partitioner analytical)"
     if options.replicas not in (None, 1) or options.replica_shares or cluster.replicas:
-        yield "replicas: stages would sum unlike versions", f"leave them out, {or_leave}"
+        yield "replicas: stages would sum unlike versions", "leave them out"
     if options.zero_stage or options.sum_order != "replica":
-        yield "--zero and --sum-order: they are for replicas", f"leave them out, {or_leave}"
-    if options.tensor not in (None, 1) or options.tensor_shares:
-        yield "--tensor yet", f"leave --tensor out, {or_leave}"
+        yield "--zero and --sum-order: they are for replicas", "leave them out"
+    yield from with_members(options, "members would have unlike versions")
     if options.offload:
-        yield "--offload: versions are in memory", f"leave --offload out, {or_leave}"
+        yield "--offload: versions are in memory", "leave --offload out"
     if options.recompute:
-        yield "--recompute yet", f"leave --recompute out, {or_leave}"
+        yield "--recompute yet", "leave --recompute out"
     if options.defer:
-        yield "--defer: only gradients of whole backwards go on", f"leave --defer out, {or_leave}"
+        yield "--defer: only gradients of whole backwards go on", "leave --defer out"
     if options.schedule not in (None, SCHEDULE):
-        yield f"--schedule {options.schedule}", f"use --schedule {SCHEDULE}, {or_leave}"
+        yield f"--schedule {options.schedule}", f"use --schedule {SCHEDULE}"
     if options.in_flight is not None:
-        yield "in_flight: it has 1F1B's own", f"leave in_flight out, {or_leave}"
+        yield "in_flight: it has 1F1B's own", "leave in_flight out"
 
 
 def overlapping(

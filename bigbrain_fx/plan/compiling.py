@@ -9,43 +9,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Op, Stages
-from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.nouns import AUTO, Options, Source
-from bigbrain_fx.plan.schedule import SPLIT
-
-_OR_LEAVE = "or leave --compile out"
+from bigbrain_fx.plan.conflicts import (
+    Conflict,
+    require_none,
+    with_members,
+    with_split_backwards,
+)
+from bigbrain_fx.plan.nouns import Options, Source
 
 
 def require_compilable(graph: Graph, source: Source, options: Options) -> None:
     """Refuse what does not go with --compile, whatever the cut is."""
-    if not options.compiled:
-        return
-    for what, help_ in _not_with(graph, source, options):
-        raise InputError(
-            f"--compile does not go with {what}", at="--compile", help=f"{help_}, {_OR_LEAVE}"
-        )
+    if options.compiled:
+        require_none("--compile", _not_with(graph, source, options))
 
 
-def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[tuple[str, str]]:
-    """Yield what does not go with it, and what to do."""
-    taps = "a backward in two halves, which hooks into each layer"
-    if options.partitioner == AUTO:
-        among = "--partitioner auto, which chooses among schedules that do not go with it"
-        yield among, "name another partitioner (--partitioner analytical)"
-    if options.schedule in SPLIT:
-        yield f"--schedule {options.schedule}: it may have {taps}", "use --schedule 1f1b or gpipe"
-    if options.defer:
-        yield f"--defer: {taps}", "leave --defer out"
-    if options.recompute in ("ops", "auto"):
-        single = "it hooks into what autograd keeps"
-        yield f"--recompute {options.recompute}: {single}", "use --recompute all, or stages"
+def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[Conflict]:
+    yield from with_split_backwards(options, "it hooks into what autograd keeps of a layer")
     if {"weights", "activations"} & set(options.offload):
         moved = "--offload of weights and activations: they hook into what autograd keeps"
         yield moved, "use --offload state"
     if options.asynchronous:
-        yield "--asynchronous: its older weights take the place of others", "leave it out"
-    if options.tensor not in (None, 1) or options.tensor_shares:
-        yield "--tensor: members speak with each other within a forward", "leave --tensor out"
+        older = "--asynchronous: its older weights take the place of others"
+        yield older, "leave --asynchronous out"
+    yield from with_members(options, "members speak with each other within a forward")
     if options.zero_stage == 3:
         yield "--zero 3: weights come and go between forward and backward", "use --zero 2"
     if source.drop_last is False:
@@ -54,10 +41,8 @@ def _not_with(graph: Graph, source: Source, options: Options) -> Iterator[tuple[
     draws = next(_drawing(graph), None)
     if draws is not None:
         where = ", ".join(filter(None, (draws.name, draws.source)))
-        yield (
-            f"random numbers ({where}): compiled code draws others",
-            "set dropout to 0 in the model file",
-        )
+        drawn = f"random numbers ({where}): compiled code draws others"
+        yield drawn, "set dropout to 0 in the model file"
 
 
 def _drawing(graph: Graph) -> Iterator[Op]:

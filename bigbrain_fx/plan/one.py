@@ -216,13 +216,7 @@ def placed(
     concrete = graph.at(rows)
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
-    stages = overlapping(graph, stages, with_backward, micro_batches, options)
-    stages = compiling(stages, options)
-    stages = recomputing(graph, stages, with_backward, options.recompute, lenient=not keep_schedule)
-    schedule = _schedule_for(graph, stages, options, keep_schedule)
-    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
-    stages = deferring(graph, stages, with_backward, defer, lenient=not keep_schedule)
-    stages = requantising(graph, stages, with_backward)
+    stages, schedule = _marked(graph, stages, with_backward, micro_batches, options, keep_schedule)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
     fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
     in_flight = options.in_flight if fits else None
@@ -257,6 +251,25 @@ def placed(
         forecast,
         in_flight=in_flight,
     )
+
+
+def _marked(
+    graph: Graph,
+    stages: Stages,
+    with_backward: frozenset[int],
+    micro_batches: int,
+    options: Options,
+    keep_schedule: bool,
+) -> tuple[Stages, str]:
+    """Return stages with all that options say of how they run, and the schedule."""
+    stages = overlapping(graph, stages, with_backward, micro_batches, options)
+    stages = compiling(stages, options)
+    lenient = not keep_schedule
+    stages = recomputing(graph, stages, with_backward, options.recompute, lenient=lenient)
+    schedule = _schedule_for(graph, stages, options, keep_schedule)
+    defer = "all" if options.defer is None and schedule in SPLIT else options.defer
+    stages = deferring(graph, stages, with_backward, defer, lenient=lenient)
+    return requantising(graph, stages, with_backward), schedule
 
 
 def _in_pieces(

@@ -12,26 +12,23 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Param, Stages, quantised_weights
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan
-from bigbrain_fx.plan.schedule import SPLIT
-
-_OR_LEAVE = "or leave --quantize out"
+from bigbrain_fx.plan.conflicts import (
+    Conflict,
+    require_none,
+    with_members,
+    with_split_backwards,
+)
+from bigbrain_fx.plan.nouns import Options, Plan
 
 
 def require_quantisable(options: Options) -> None:
     """Refuse what does not go with --quantize, whatever the model is."""
-    if options.quantize is None:
-        return
-    for what, help_ in _not_with(options):
-        raise InputError(
-            f"--quantize does not go with {what}", at="--quantize", help=f"{help_}, {_OR_LEAVE}"
-        )
+    if options.quantize is not None:
+        require_none("--quantize", _not_with(options))
 
 
-def _not_with(options: Options) -> Iterator[tuple[str, str]]:
-    """Yield what does not go with it, and what to do."""
-    if options.tensor not in (None, 1) or options.tensor_shares:
-        yield "--tensor yet", "leave --tensor out"
+def _not_with(options: Options) -> Iterator[Conflict]:
+    yield from with_members(options, "weights in int8 are not divided yet")
     if "weights" in options.offload:
         yield "--offload weights yet", "use --offload activations,state"
     if options.cache:
@@ -39,15 +36,7 @@ def _not_with(options: Options) -> Iterator[tuple[str, str]]:
     if options.mode == "eval":
         return
     keeps = "float weights are made again for each backward"
-    if options.partitioner == AUTO:
-        among = "--partitioner auto, which may split backwards"
-        yield f"{among}: {keeps}", "name another partitioner (--partitioner analytical)"
-    if options.schedule in SPLIT:
-        yield f"--schedule {options.schedule}: {keeps}", "use --schedule 1f1b or gpipe"
-    if options.defer:
-        yield f"--defer: {keeps}", "leave --defer out"
-    if options.recompute in ("ops", "auto"):
-        yield f"--recompute {options.recompute} yet: {keeps}", "use --recompute all, or stages"
+    yield from with_split_backwards(options, keeps)
     if options.asynchronous:
         yield f"--asynchronous: {keeps}", "leave --asynchronous out"
     if options.compiled:

@@ -181,7 +181,7 @@ def test_rows_are_given_back_and_who_waits_for_one_is_counted(
     with pytest.raises(QueueFullError):
         next(writer.tokens([2], 1, Request({}, 0)))
     writer._waiting = 0
-    first.close()  # type: ignore[attr-defined]  # a generator: its client has gone
+    first.close()  # its client has gone
     assert list(writer.tokens([2], 1, Request({}, 0))) == greedy([2], 1)
     with pytest.raises(InputError, match=f"together {LENGTH + 1} at most"):
         next(writer.tokens([1] * LENGTH, 2, Request({}, 0)))

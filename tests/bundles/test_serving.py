@@ -148,6 +148,23 @@ def test_text_is_greedy_at_once_and_as_a_stream(serving: Serving, bundle: Path) 
     assert [token for tokens in told for token in tokens] == known[2:]
 
 
+def test_text_is_drawn_by_the_seed_and_ends_at_a_token(serving: Serving) -> None:
+    ask = {"prompt": [7, 8], "max_tokens": 4, "temperature": 5.0, "seed": 3}
+    drawn = [asked(serving, "POST", "/v1/completions", ask)[1]["choices"][0] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    other = asked(serving, "POST", "/v1/completions", {**ask, "seed": 4})[1]["choices"][0]
+    assert other["tokens"] != drawn[0]["tokens"]
+    *_, stop, _ = tokens = drawn[0]["tokens"]
+    end = {**ask, "stop_token_ids": [stop]}
+    ended = asked(serving, "POST", "/v1/completions", end)[1]["choices"][0]
+    assert ended["tokens"] == tokens[: tokens.index(stop) + 1]
+    assert (drawn[0]["finish_reason"], ended["finish_reason"]) == ("length", "stop")
+    _, events, _ = asked(serving, "POST", "/v1/completions", {**end, "stream": True})
+    *_, last, done = (line for line in events.decode().split("\n\n") if line)
+    assert done == "data: [DONE]"
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
@@ -163,7 +180,10 @@ def test_text_is_greedy_at_once_and_as_a_stream(serving: Serving, bundle: Path) 
         ("/v1/completions", {"prompt": [1] * 6, "max_tokens": 2}, 400, "together 7 at most"),
         ("/v1/completions", {"prompt": [256]}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": [256], "max_tokens": 1}, 400, "no token 256"),
-        ("/v1/completions", {"prompt": [1], "temperature": 1}, 400, "only greedy"),
+        ("/v1/completions", {"prompt": [1], "temperature": -1}, 400, "expected temperature"),
+        ("/v1/completions", {"prompt": [1], "top_p": 0}, 400, "expected top_p"),
+        ("/v1/completions", {"prompt": [1], "n": 2}, 400, "one text"),
+        ("/v1/completions", {"prompt": [1], "stop_token_ids": 3}, 400, "a list of tokens"),
         ("/v1/completions", {"prompt": [1], "stop": "x"}, 400, "'stop' is not known"),
     ],
 )

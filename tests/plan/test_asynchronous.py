@@ -138,7 +138,7 @@ def test_a_plan_says_it_and_one_without_is_written_as_ever() -> None:
     [
         ({"replicas": 2}, "replicas: stages would sum"),
         ({"zero_stage": 1}, "--zero and --sum-order"),
-        ({"tensor": 2}, "--tensor yet"),
+        ({"tensor": 2}, "--tensor: members"),
         ({"offload": ("state",)}, "--offload: versions"),
         ({"recompute": "all"}, "--recompute yet"),
         ({"defer": "all"}, "--defer"),

@@ -19,7 +19,7 @@ from bigbrain_fx.bundles.launch.ports import require_free
 from bigbrain_fx.bundles.serving.cached import CachedText, filling
 from bigbrain_fx.bundles.serving.crew import ServingCrew
 from bigbrain_fx.bundles.serving.engine import Engine, require_rows
-from bigbrain_fx.bundles.serving.generating import GreedyText, writer
+from bigbrain_fx.bundles.serving.generating import WholeText, writer
 from bigbrain_fx.bundles.serving.http import Front
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, read_plan
@@ -101,7 +101,7 @@ def _engine(plan: Plan, bundle: Path, options: ServeOptions, logs: Path) -> Iter
         engine.close()
 
 
-def _writer(engine: Engine, plan: Plan, deadline_s: float) -> GreedyText | CachedText | str:
+def _writer(engine: Engine, plan: Plan, deadline_s: float) -> WholeText | CachedText | str:
     source = plan.source
     if source.cache:
         return CachedText(engine, source.cache, source.positions, deadline_s)

@@ -12,19 +12,20 @@ import queue
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+from bigbrain_fx.bundles.serving.choosing import Choose, greedy
 from bigbrain_fx.bundles.serving.engine import Engine, QueueFullError, Request, UnansweredError
 from bigbrain_fx.bundles.serving.generating import answer_to, require_fitting
-from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, largest
+from bigbrain_fx.bundles.serving.rows import Raw, RawTensor
 
 INPUTS = ("tokens", "row", "position")
 
 
 @dataclass(eq=False)
 class CachedText:
-    """Greedy generation with one bundle that keeps keys and values.
+    """Text by one bundle that keeps keys and values.
 
     Attributes:
         engine: computes positions.
@@ -53,7 +54,9 @@ class CachedText:
         ((self.output, scores),) = answer_to(first, self.deadline_s).items()
         self.words = scores.shape[-1]
 
-    def tokens(self, prompt: Sequence[int], count: int, request: Request) -> Iterator[int]:
+    def tokens(
+        self, prompt: Sequence[int], count: int, request: Request, choose: Choose = greedy
+    ) -> Generator[int, None, None]:
         """Yield one token after another.
 
         Raises:
@@ -64,12 +67,12 @@ class CachedText:
         epoch = self.engine.counted.restarts  # before the row: what is kept there dies with them
         row = self._row()
         try:
-            word = self._read(prompt, row, request, epoch)
+            word = self._chosen(self._read(prompt, row, request, epoch), choose)
             yield word
             for position in range(len(prompt), len(prompt) + count - 1):
                 asked = Request(step([word], row, position), 1, request.is_gone, epoch=epoch)
                 self.engine.ask(asked)
-                word = self._chosen(asked)
+                word = self._chosen(asked, choose)
                 yield word
         finally:
             self._free.put(row)
@@ -88,8 +91,11 @@ class CachedText:
             with self._lock:
                 self._waiting -= 1
 
-    def _read(self, prompt: Sequence[int], row: int, request: Request, epoch: int) -> int:
-        """Read the prompt, a slot's positions at a time; several slots are under way at once."""
+    def _read(self, prompt: Sequence[int], row: int, request: Request, epoch: int) -> Request:
+        """Read the prompt, a slot's positions at a time; return what asked for the last ones.
+
+        Several slots are under way at once.
+        """
         under_way: deque[Request] = deque()
         most = self.engine.spec.rows
         for start in range(0, len(prompt), most):
@@ -102,11 +108,11 @@ class CachedText:
         *before, last = under_way
         for asked in before:
             answer_to(asked, self.deadline_s)
-        return self._chosen(last)
+        return last
 
-    def _chosen(self, asked: Request) -> int:
+    def _chosen(self, asked: Request, choose: Choose) -> int:
         scores = answer_to(asked, self.deadline_s)[self.output]
-        return largest(scores, scores.shape[0] - 1)
+        return choose(scores, scores.shape[0] - 1)
 
 
 def step(tokens: Sequence[int], row: int, start: int) -> Raw:

@@ -1,19 +1,20 @@
 """Text, token by token, by a bundle that keeps nothing: each token is a whole row again.
 
-The row holds the tokens so far, filled up to the model's length; the next token is where the scores
-at the last of them are largest. That needs a model whose scores do not depend on what comes after:
-this is tried when the server starts.
+The row holds the tokens so far, filled up to the model's length; the next token is chosen by the
+scores at the last of them. That needs a model whose scores do not depend on what comes after: this
+is tried when the server starts.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+from bigbrain_fx.bundles.serving.choosing import Choose, greedy
 from bigbrain_fx.bundles.serving.crew import SlotSpec
 from bigbrain_fx.bundles.serving.engine import Engine, Request, UnansweredError
-from bigbrain_fx.bundles.serving.rows import RawTensor, largest
+from bigbrain_fx.bundles.serving.rows import RawTensor
 from bigbrain_fx.errors import InputError
 
 BYTES = 256  # words of a vocabulary whose tokens are bytes
@@ -21,8 +22,8 @@ _SCORES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class GreedyText:
-    """Greedy generation with one bundle.
+class WholeText:
+    """Text by whole rows of one bundle.
 
     Attributes:
         engine: computes rows.
@@ -40,7 +41,9 @@ class GreedyText:
     words: int
     deadline_s: float
 
-    def tokens(self, prompt: Sequence[int], count: int, request: Request) -> Iterator[int]:
+    def tokens(
+        self, prompt: Sequence[int], count: int, request: Request, choose: Choose = greedy
+    ) -> Generator[int, None, None]:
         """Yield one token after another.
 
         Raises:
@@ -52,7 +55,7 @@ class GreedyText:
         for _ in range(count):
             asked = Request({self.entry: self._row(known)}, 1, request.is_gone)
             scores = answered(self.engine, asked, self.deadline_s)[self.output]
-            known.append(largest(scores, len(known) - 1))
+            known.append(choose(scores, len(known) - 1))
             yield known[-1]
 
     def _row(self, tokens: Sequence[int]) -> RawTensor:
@@ -100,13 +103,13 @@ def answer_to(request: Request, deadline_s: float) -> dict[str, RawTensor]:
     return dict(request.outputs)
 
 
-def writer(engine: Engine, deadline_s: float) -> GreedyText | str:
+def writer(engine: Engine, deadline_s: float) -> WholeText | str:
     """Return what generates text, or why this bundle cannot."""
     found = _token_input(engine.spec)
     if found is None:
         return "the model's input is not one row of tokens (int64, two dimensions)"
     entry, length = found
-    tried = GreedyText(engine, entry, "", length, 0, deadline_s)
+    tried = WholeText(engine, entry, "", length, 0, deadline_s)
     half = length // 2
     first, second = (
         answered(engine, Request({entry: tried._row([0] * half + [word] * half)}, 1), deadline_s)
@@ -119,7 +122,7 @@ def writer(engine: Engine, deadline_s: float) -> GreedyText | str:
     known = half * words * first[scores].itemsize
     if first[scores].data[:known] != second[scores].data[:known]:
         return "the scores of a token depend on tokens after it"
-    return GreedyText(engine, entry, scores, length, words, deadline_s)
+    return WholeText(engine, entry, scores, length, words, deadline_s)
 
 
 def _token_input(spec: SlotSpec) -> tuple[str, int] | None:

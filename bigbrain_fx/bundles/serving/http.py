@@ -2,7 +2,7 @@
 
 GET  /health            what it is doing; 503 while processes are started again
 POST /infer             JSON or safetensors: inputs by name, any number of rows up to a slot's
-POST /v1/completions    greedy text, at once or as a stream of events, as OpenAI's
+POST /v1/completions    text, at once or as a stream of events, as OpenAI's
 GET  /v1/models
 """
 
@@ -15,15 +15,17 @@ import math
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from typing import Any, TypeAlias
 
 from bigbrain_fx.bundles.serving.cached import CachedText
+from bigbrain_fx.bundles.serving.choosing import chooser, sampling_of
 from bigbrain_fx.bundles.serving.engine import Engine, QueueFullError, Request, UnansweredError
-from bigbrain_fx.bundles.serving.generating import BYTES, GreedyText, answered
+from bigbrain_fx.bundles.serving.generating import BYTES, WholeText, answered
 from bigbrain_fx.bundles.serving.rows import Raw, RawTensor, decode, encode, kind_of, of_json
 from bigbrain_fx.errors import InputError
 
@@ -31,8 +33,11 @@ TENSORS = "application/octet-stream"
 JSON_BYTES = 32  # of a number, at most
 ROOM_BYTES = 1 << 16  # for names and headers
 IDLE_S = 30.0  # who connects and says nothing holds a thread for so long
-Writer: TypeAlias = GreedyText | CachedText
-_KNOWN = ("prompt", "max_tokens", "stream", "model", "temperature", "n", "user", "seed")
+Writer: TypeAlias = WholeText | CachedText
+_KNOWN = (
+    *("prompt", "max_tokens", "stream", "model", "n", "user"),
+    *("temperature", "top_p", "top_k", "seed", "stop_token_ids"),
+)
 
 
 class HttpError(Exception):
@@ -209,19 +214,22 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(writer, str):
             raise HttpError(400, f"this model does not generate text: {writer}; POST /infer")
         asked = _object(body)
-        _require_greedy(asked)
+        _require_known(asked)
         prompt, count = _prompt(asked.get("prompt"), writer), asked.get("max_tokens", 16)
         if not isinstance(count, int) or isinstance(count, bool):
             raise InputError(f"expected a whole number of max_tokens, found {count!r}")
-        tokens = writer.tokens(prompt, count, Request({}, 0, self._is_gone))
-        if asked.get("stream"):
-            self._stream(tokens, writer)
-            return
-        found = list(tokens)
-        text = bytes(found).decode("utf-8", "replace") if writer.words == BYTES else ""
+        choose, stops = chooser(sampling_of(asked)), _stops(asked)
+        made = writer.tokens(prompt, count, Request({}, 0, self._is_gone), choose)
+        with closing(made):  # a text that ends early gives its row back
+            tokens = _until(made, stops)
+            if asked.get("stream"):
+                self._stream(tokens, writer, stops)
+                return
+            found = list(tokens)
+        text = _text(found, stops) if writer.words == BYTES else ""
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(found)}
         usage["total_tokens"] = len(prompt) + len(found)
-        self._say(200, {**self._completion(text, found, "length"), "usage": usage})
+        self._say(200, {**self._completion(text, found, _end(found[-1], stops)), "usage": usage})
 
     def _completion(self, text: str, tokens: list[int], why: str | None) -> dict[str, object]:
         choice = {"index": 0, "text": text, "tokens": tokens, "logprobs": None}
@@ -233,23 +241,27 @@ class _Handler(BaseHTTPRequestHandler):
             "choices": [{**choice, "finish_reason": why}],
         }
 
-    def _stream(self, tokens: Any, writer: Writer) -> None:  # noqa: ANN401  # an iterator
-        """Send an event for each token; errors before the first one have a status."""
-        first = next(tokens)
+    def _stream(self, tokens: Iterator[int], writer: Writer, stops: Collection[int]) -> None:
+        """Send an event for each token, and one that says why it ends.
+
+        Errors before the first one have a status.
+        """
+        first = last = next(tokens)
         self.begun = True
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in chain((first,), tokens):
-            self._event(token, decoder, writer)
+        for last in chain((first,), tokens):
+            shown = writer.words == BYTES and last not in stops
+            self._event(decoder.decode(bytes([last])) if shown else "", [last], None)
+        self._event(decoder.decode(b"", final=True), [], _end(last, stops))
         self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
-    def _event(self, token: int, decoder: codecs.IncrementalDecoder, writer: Writer) -> None:
-        text = decoder.decode(bytes([token])) if writer.words == BYTES else ""
-        content = json.dumps(self._completion(text, [token], None))
+    def _event(self, text: str, tokens: list[int], why: str | None) -> None:
+        content = json.dumps(self._completion(text, tokens, why))
         self._chunk(f"data: {content}\n\n".encode())
 
     def _chunk(self, content: bytes) -> None:
@@ -315,13 +327,36 @@ def _object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _require_greedy(asked: Mapping[str, Any]) -> None:
+def _require_known(asked: Mapping[str, Any]) -> None:
     """Refuse what would be answered otherwise than it was asked."""
     unknown = sorted(set(asked) - set(_KNOWN))
     if unknown:
         raise InputError(f"{unknown[0]!r} is not known here: {', '.join(_KNOWN)} are")
-    if asked.get("temperature", 0) != 0 or asked.get("n", 1) != 1:
-        raise InputError("only greedy text is generated, one at a time: temperature 0, n 1")
+    if asked.get("n", 1) != 1:
+        raise InputError("one text is generated at a time: n is 1")
+
+
+def _stops(asked: Mapping[str, Any]) -> frozenset[int]:
+    given = asked.get("stop_token_ids", [])
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        raise InputError(f"expected stop_token_ids to be a list of tokens, found {given!r}")
+    return frozenset(given)
+
+
+def _until(tokens: Iterator[int], stops: Collection[int]) -> Iterator[int]:
+    """Yield tokens up to one that ends the text, that one included."""
+    for token in tokens:
+        yield token
+        if token in stops:
+            return
+
+
+def _text(tokens: Sequence[int], stops: Collection[int]) -> str:
+    return bytes(token for token in tokens if token not in stops).decode("utf-8", "replace")
+
+
+def _end(last: int, stops: Collection[int]) -> str:
+    return "stop" if last in stops else "length"
 
 
 def _prompt(given: object, writer: Writer) -> list[int]:

@@ -195,13 +195,12 @@ def taken(tensor: RawTensor, dim: int, start: int, count: int) -> RawTensor:
     return RawTensor(tensor.kind, (*shape[:dim], count, *shape[dim + 1 :]), b"".join(pieces))
 
 
-def largest(tensor: RawTensor, position: int) -> int:
-    """Return the word of the largest score of [1, positions, words] at a position, the first."""
+def scores_at(tensor: RawTensor, position: int) -> Sequence[float]:
+    """Return the scores of all words at a position, of [1, positions, words]."""
     words = tensor.shape[-1]
     width = words * tensor.itemsize
     data = tensor.data[position * width : (position + 1) * width]
     if tensor.kind == "F32":
-        scores: Sequence[float] = array("f", data)
-    else:
-        scores = RawTensor(tensor.kind, (words,), data).values()
-    return max(range(words), key=scores.__getitem__)
+        return array("f", data)
+    found: list[float] = RawTensor(tensor.kind, (words,), data).values()
+    return found

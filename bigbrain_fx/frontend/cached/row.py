@@ -252,9 +252,9 @@ def _found(step: Step, program: ExportedProgram, batch: Batch, longest: int) -> 
     if not all(any(_free(size)) for size in shape_of(row.tokens)):
         raise CaptureError(
             f"--cache: the trace holds for rows of {longest} tokens only: the model has a table or "
-            "a size of that length that it does not cut",
-            help="take as many positions as there are tokens: table[:tokens.shape[1]]; or "
-            + LEAVE_OUT,
+            "a size of that length that it does not cut, or a layer goes over them one by one",
+            help="take as many positions as there are tokens: table[:tokens.shape[1]]; for LSTM "
+            f"or GRU layers {LEAVE_OUT}",
         )
     return row
 

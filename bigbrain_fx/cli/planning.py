@@ -67,11 +67,12 @@ def split(
     """
     from bigbrain_fx import bundles
     from bigbrain_fx.cli.console import json_line, show_plan, split_json
+    from bigbrain_fx.plan import telling
 
     if weights_by_reference and weights is None:
         raise InputError("--weights-by-reference is for --weights", help="add --weights FOLDER")
     model, options = located(model, choices), chosen(choices)
-    with working(f"capturing {model}"):
+    with working(f"splitting {model}") as say, telling(say):
         made = bundles.split(
             model,
             devices,
@@ -115,7 +116,7 @@ def estimate(
 ) -> None:
     """Say whether MODEL fits and how fast it would train, without weights or devices."""
     from bigbrain_fx import bundles
-    from bigbrain_fx.plan import write_plan
+    from bigbrain_fx.plan import telling, write_plan
 
     if devices is None:
         raise InputError("no devices were given", help="add --devices cluster.json")
@@ -124,7 +125,7 @@ def estimate(
     if out is not None:
         require_absent(out, force)
     model, options = located(model, choices), chosen(choices)
-    with working(f"capturing {model} without weights"):
+    with working(f"estimating {model} without weights") as say, telling(say):
         plan = bundles.estimate(model, devices, options, time_limit_s=time_limit)
     if out is not None:
         write_plan(plan, out)

@@ -72,6 +72,7 @@ from bigbrain_fx.plan.packing import (
     pack as pack,
     part_of as part_of,
 )
+from bigbrain_fx.plan.progress import telling as telling
 from bigbrain_fx.plan.quantising import (
     plain_params as plain_params,
     quantised_text as quantised_text,

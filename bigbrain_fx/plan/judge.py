@@ -16,12 +16,13 @@ from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.memory_check import needed_bytes
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
+from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
-from bigbrain_fx.planning import crowded
+from bigbrain_fx.planning import crowded, label
 
 
 class Maker(Protocol):
@@ -111,6 +112,7 @@ def by_partitioner(maker: Maker, known: Sequence[Plan] = ()) -> Plan:
 
 
 def _made(maker: Maker, micro_batches: int) -> Plan:
+    tell(f"{label(maker.options.partitioner)}, {micro_text(micro_batches)}")
     costs, options = maker.estimated(maker.graph.batch // micro_batches), maker.options
     placement = placement_of(maker.graph, maker.cluster, options, micro_batches, costs)
     return maker.placed(options, micro_batches, placement, costs)
@@ -127,6 +129,7 @@ class Judge:
         self.graph, self.cluster = maker.graph, maker.cluster
         self._costs: dict[int, Costs] = {}
         self._plans: dict[int, tuple[Trial, Plan]] = {}
+        self._fastest_s = float("inf")
 
     def plan(self, known: Sequence[Plan]) -> Plan:
         """Search, and return the best plan with what was tried."""
@@ -191,6 +194,8 @@ class Judge:
         costs = self.costs(self.graph.batch // micro)
         plan = self.maker.placed(options, micro, trial.placement, costs, is_trial=True)
         self._plans[id(trial)] = trial, plan
+        self._fastest_s = min(self._fastest_s, plan.forecast.step_s)
+        tell(f"{len(self._plans):,} plans simulated, the fastest {self._fastest_s:.3g} s a step")
         return _score(plan)
 
 

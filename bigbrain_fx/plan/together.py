@@ -22,6 +22,7 @@ from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import (
     divide,
     likeness,
@@ -227,6 +228,7 @@ class _SoFar:
     def add(self, what: str, make: Callable[[], Plan]) -> None:
         """Plan one, or note why there is none."""
         self.lacks_memory = False
+        tell(what)
         try:
             plan = make()
             self.plans.append((what, plan))

@@ -19,6 +19,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
+    "tests/verification/test_readings.py": ("test_an_iterator_outside_batches_is_refused[train",),
     "tests/verification/test_asynchronous.py": (
         "test_a_bundle_has_the_bits_of_its_recurrence[2",
         "test_a_bundle_has_the_bits_of_its_recurrence[4",

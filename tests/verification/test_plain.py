@@ -19,9 +19,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.runtime.data import BatchError, require_same
 from bigbrain_fx.verification.bundle import Check, Verification, eager, verify
-from bigbrain_fx.verification.bundle.failures import error_of
 from bigbrain_fx.verification.bundle.loop import lacking
 from bigbrain_fx.verification.bundle.plain import NAME, not_run
 from bigbrain_fx.verification.bundle.updates import Updates
@@ -349,16 +347,6 @@ def test_data_that_do_not_fit_are_an_error(
     assert help_ in str(error.value.help)
     if last == 0:
         assert verify(bundle, steps=1, time_limit_s=LIMIT_S).passed  # the remedy
-
-
-def test_a_generator_outside_batches_has_a_remedy() -> None:
-    """All devices of `verify` share it; in processes of their own, as in a run, each has one."""
-    with pytest.raises(BatchError) as error:
-        require_same("the batch of step 1", "d1 beef", "d0 cafe")
-    told = error_of(error.value, Path("out"), Path("letters.py"))
-    assert told is not None
-    assert "differs between devices" in told.what
-    assert "verify --processes" in str(told.help)
 
 
 def test_an_edit_that_fails_is_an_error(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ from bigbrain_fx.verification.bundle.module import (
     relative_error,
 )
 from bigbrain_fx.verification.bundle.plain import STEPS, not_run, plain_link
+from bigbrain_fx.verification.bundle.readings import read_alike
 from bigbrain_fx.verification.bundle.reference import Reference, Trace
 from bigbrain_fx.verification.bundle.roundly import same_to_rounding
 from bigbrain_fx.verification.bundle.stale import trained_once
@@ -226,7 +227,8 @@ def _processes(found: Mapping[str, Any]) -> Trace:
 def import_bundle(folder: Path) -> ModuleType:
     """Import the bundle's train.py, or infer.py, with its own runtime."""
     sys.path.insert(0, str(folder.resolve()))
-    return importlib.import_module("train" if (folder / "train.py").is_file() else "infer")
+    entry = "train" if (folder / "train.py").is_file() else "infer"
+    return read_alike(importlib.import_module(entry))
 
 
 def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:

@@ -137,7 +137,7 @@ class TrainingLoop:
         """Leave the gradients of one step in float64, from the given tensors."""
         put(self.model, read(Path(state)))
         self.model.zero_grad(set_to_none=True)
-        batches = [_tensors(batch, _wide) for batch in self.micro_batches(step)]
+        batches = [tensors_of(batch, _wide) for batch in self.micro_batches(step)]
         losses, _ = self.forward_and_backward(batches)
         save(self.gradients(), folder / "exact")
         return {"losses": losses}
@@ -149,7 +149,7 @@ class TrainingLoop:
             self.step += 1
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
-        return [_tensors(self.batch, _part(self.split, m, count, even)) for m in range(count)]
+        return [tensors_of(self.batch, _part(self.split, m, count, even)) for m in range(count)]
 
     def _rows(self, batch: object) -> int:
         """Return how many rows a batch has; none where no entry is split."""
@@ -159,7 +159,7 @@ class TrainingLoop:
             found.extend([tensor.shape[self.split[path]]] if path in self.split else [])
             return tensor
 
-        _tensors(batch, note)
+        tensors_of(batch, note)
         if len(set(found)) > 1:
             raise ValueError(f"the entries of a batch have {found} rows")
         return found[0] if found else 0
@@ -170,7 +170,7 @@ class TrainingLoop:
         batch = next(self.data)
         while self.file.drop_last and self._rows(batch) < full:
             batch = next(self.data)
-        return _tensors(batch, self.pad)
+        return tensors_of(batch, self.pad)
 
     def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
         """Return the losses of the micro-batches, and where the first of them drew."""
@@ -331,7 +331,7 @@ def _split_entries(example: object, dims: Mapping[str | int, int | None]) -> dic
     They are the most common length of dimension 0, but where the file says which dimension it is.
     """
     found: dict[Path_, Tensor] = {}
-    _tensors(example, lambda tensor, path: found.setdefault(path, tensor))
+    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
     said = {path: dim for name, dim in dims.items() for path in found if _is_of(path, name)}
     own = [found[path].shape[dim] for path, dim in said.items() if dim is not None]
     lengths = Counter(own or [t.shape[0] for p, t in found.items() if t.dim() and p not in said])
@@ -350,7 +350,7 @@ def _padding(
 ) -> Callable[[Tensor, Path_], Tensor]:
     """Return what fills a tensor up to the example's shape, but for its rows."""
     found: dict[Path_, Tensor] = {}
-    _tensors(example, lambda tensor, path: found.setdefault(path, tensor))
+    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
 
     def padded(tensor: Tensor, path: Path_) -> Tensor:
         fills = [fill for name, fill in pad.items() if _is_of(path, name)]
@@ -400,14 +400,14 @@ def _wide(tensor: Tensor, _: Path_) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _tensors(batch: Any, change: Callable[[Tensor, Path_], Tensor], path: Path_ = ()) -> Any:  # noqa: ANN401
+def tensors_of(batch: Any, change: Callable[[Tensor, Path_], Tensor], path: Path_ = ()) -> Any:  # noqa: ANN401
     """Return a batch like this one with every tensor changed."""
     if isinstance(batch, Tensor):
         return change(batch, path)
     if isinstance(batch, Mapping):
-        return {key: _tensors(value, change, (*path, key)) for key, value in batch.items()}
+        return {key: tensors_of(value, change, (*path, key)) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [_tensors(value, change, (*path, i)) for i, value in enumerate(batch)]
+        parts = [tensors_of(value, change, (*path, i)) for i, value in enumerate(batch)]
         return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
     return batch
 
@@ -416,7 +416,7 @@ def _inputs(batches: Sequence[object]) -> dict[str, Tensor]:
     """Return all tensors of micro-batches, by micro-batch and place; see `input_name`."""
     found: dict[str, Tensor] = {}
     for micro, batch in enumerate(batches):
-        _tensors(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
+        tensors_of(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import where
+from bigbrain_fx.verification.bundle.readings import OTHER
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _LIKE_THE_EXAMPLE = (
@@ -21,7 +22,7 @@ _LIKE_THE_EXAMPLE = (
 _REMEDIES = (
     ("ended before", "use fewer --steps, or let batches(seed) go on"),
     (
-        "differs between devices",
+        OTHER,
         "make in batches() what it changes, a torch.Generator say: here all devices share what is "
         "outside; or `verify --processes`: each device has it in a process of its own, as in a run",
     ),

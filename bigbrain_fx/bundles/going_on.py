@@ -264,8 +264,8 @@ def rollback(folder: str | Path, step: int, say: Callable[[str], None]) -> list[
     with os_error_as("commits cannot be set aside", at=str(place), help="see who owns it"):
         if newer:
             open_generation(place)  # whoever still writes there is of an older one, and stops
-        with locked(place):
-            return [_set_aside(place, record) for record in newer]
+        with locked(place):  # the newest last: until then a run would go on from it, as before
+            return [_set_aside(place, record) for record in reversed(newer)][::-1]
 
 
 def _require_whole(folder: Path, record: Record, say: Callable[[str], None]) -> None:

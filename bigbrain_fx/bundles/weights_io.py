@@ -5,7 +5,6 @@ This room joins plans and `weights`; it moves no bytes itself and knows no proce
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from bigbrain_fx.weights import (
     part_name,
     read_checkpoint,
     read_distributed,
+    replace_folder,
     rewrite_index,
     state,
     stored_tensors,
@@ -113,7 +113,7 @@ def load_weights(
         cut_weights(scratch, plan)
         owner = weight_index(plan) if plan.mode == "train" else {}
         rewrite_index(scratch, folder / "weights", owner)
-        _exchange(folder / "weights", scratch)
+        replace_folder(folder / "weights", scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return fit.notes
@@ -194,10 +194,3 @@ def _held(plan: Plan) -> set[str]:
     parts = {(shard.param, shard.member) for shard in plan.sharded.shards}
     held = {(name, stage.member) for stage in plan.stages.stages for name in stage.params}
     return {part_name(*each) if each in parts else each[0] for each in held}
-
-
-def _exchange(place: Path, new: Path) -> None:
-    old = place.with_name(f".weights-old-{os.getpid()}")
-    place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old)

@@ -126,7 +126,7 @@ def _state(found: Status) -> str:
 
 def _lines(found: Status) -> list[str]:
     wanted = f" of {found.steps}" if found.steps else ""
-    ago_s = time.time() - found.updated
+    ago_s = max(0.0, time.time() - found.updated)  # a clock may be set back
     lines = [f"{found.bundle}: {_state(found)}, {found.steps_done}{wanted} steps done"]
     if found.step_s and found.loss is not None and found.rows_per_s:
         pace = f"{found.step_s:.4f} s a step, {found.rows_per_s:.1f} rows a second"

@@ -28,6 +28,7 @@ from bigbrain_fx.weights.modes import (
     as_umask_says as as_umask_says,
     new_folder as new_folder,
     replace_file as replace_file,
+    replace_folder as replace_folder,
 )
 from bigbrain_fx.weights.nested import (
     finished_steps as finished_steps,

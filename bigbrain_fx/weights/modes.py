@@ -6,10 +6,14 @@ container, could not read a bundle. This file knows no tensors.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import stat
 from itertools import count
 from pathlib import Path
+
+_HERE, _EXCHANGE = -100, 2  # of renameat2(2): AT_FDCWD, RENAME_EXCHANGE
 
 
 def new_folder(place: Path) -> Path:
@@ -26,6 +30,33 @@ def new_folder(place: Path) -> Path:
             continue
         return folder
     raise AssertionError("numbers do not end")
+
+
+def replace_folder(place: Path, new: Path) -> None:
+    """Put a folder in the place of another, which is removed: a kill leaves the old or the new.
+
+    Where the system cannot exchange two names, a kill between two renames leaves the old one beside
+    its place, under a name that begins with a dot.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    if not place.exists():
+        new.rename(place)
+    elif _exchanged(place, new):
+        shutil.rmtree(new)
+    else:
+        old = new_folder(place)
+        place.rename(old)
+        new.rename(place)
+        shutil.rmtree(old)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; false where that is not known (no Linux, some NFS)."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+    return call is not None and call(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
 
 
 def replace_file(path: Path, content: bytes) -> None:

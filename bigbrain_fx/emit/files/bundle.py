@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
-from bigbrain_fx.weights import cut_file, new_folder, write_index
+from bigbrain_fx.weights import cut_file, new_folder, replace_folder, write_index
 
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
@@ -91,7 +90,7 @@ def write_bundle(
         scratch = new_folder(out)
     try:
         _fill(scratch, plan, texts, shipped, weights)
-        _move(scratch, out)
+        replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return out
@@ -199,13 +198,3 @@ def cut_weights(folder: Path, plan: Plan) -> None:
         if stage == plan.stages.of(stage.device)[0]:
             own = [s for s in plan.sharded.shards if s.member == stage.member]
             cut_file(folder / f"{stage.device}.safetensors", own)
-
-
-def _move(scratch: Path, out: Path) -> None:
-    if out.exists():
-        old = out.with_name(f".{out.name}-old-{os.getpid()}")
-        out.rename(old)
-        scratch.rename(out)
-        shutil.rmtree(old)
-    else:
-        scratch.rename(out)

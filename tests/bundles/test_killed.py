@@ -1,0 +1,103 @@
+"""A command that is killed at any of its writes leaves what was there, or what it was to make."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from bigbrain_fx.bundles import rollback
+from bigbrain_fx.runtime.commits import write_record, write_shard
+from bigbrain_fx.runtime.records import read_records
+from bigbrain_fx.weights import Copy, new_folder, read_header, replace_folder, write_joined
+from tests.support.commit_disks import ABOUT, DEVICES, image, with_two_commits
+
+MOST = 200  # writes: more than any of these commands does
+_TO_WRITE = os.O_WRONLY | os.O_RDWR
+WRITES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.")
+
+
+def killed_in_turn(work: Callable[[], object]) -> Iterator[int]:
+    """Do the work in a fork that is killed before its nth write, for n = 1, 2, ...; then whole."""
+    for nth in range(1, MOST):
+        pid = os.fork()
+        if pid == 0:
+            _do_until(nth, work)
+        _, status = os.waitpid(pid, 0)
+        assert status in (0, signal.SIGKILL)
+        yield nth
+        if status == 0:
+            return
+    raise AssertionError("it never ends")
+
+
+def _do_until(nth: int, work: Callable[[], object]) -> None:
+    left = nth
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        nonlocal left
+        flags = args[2] if event == "open" else 0
+        if event.startswith(WRITES) or (isinstance(flags, int) and flags & _TO_WRITE):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def test_rollback_goes_back_as_far_as_was_said_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    generation = with_two_commits(folder)
+    for step in (30, 40):
+        shards = [write_shard(folder, d, image(step, d), generation) for d in DEVICES]
+        write_record(folder, shards, generation, ABOUT)
+    turns = killed_in_turn(lambda: rollback(folder, 10, print))
+    newest = [read_records(folder, print)[0].step for _ in turns]
+    assert newest[0] == 40
+    assert newest[-1] == 10
+    assert set(newest) == {40, 10}
+
+
+def test_an_export_in_shards_is_one_when_its_index_is_there(tmp_path: Path) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out" / "model.safetensors"
+    save_file({f"t{i}": torch.full((4,), float(i)) for i in range(5)}, source)
+    copies = [Copy(name, "float32", stored) for name, stored in read_header(source).items()]
+    whole = []
+    for _ in killed_in_turn(lambda: write_joined(copies, out, 32)):
+        there = sorted(out.parent.glob("model*"))
+        shards = [path for path in there if path.suffix == ".safetensors"]
+        held = [name for path in shards for name in load_file(path)]  # each is whole
+        whole.append(shards != there)
+        assert not whole[-1] or sorted(held) == sorted(read_header(source))
+        for path in there:
+            path.unlink()
+    assert whole[-1]
+    assert not whole[0]
+
+
+def test_new_weights_take_the_old_ones_place_in_one_step(tmp_path: Path) -> None:
+    place = tmp_path / "weights"
+    place.mkdir()
+    (place / "old").touch()
+
+    def work() -> None:
+        new = new_folder(place)
+        (new / "new").touch()
+        replace_folder(place, new)
+
+    seen = [[path.name for path in place.iterdir()] for _ in killed_in_turn(work)]
+    assert seen[0] == ["old"]
+    assert seen[-1] == ["new"]
+    assert all(names in (["old"], ["new"]) for names in seen)

@@ -89,7 +89,8 @@ def _fault(detail: Any) -> tuple[JsonPath, str, str]:  # noqa: ANN401  # pydanti
         case "extra_forbidden":
             return path, f"unknown field {quoted(path[-1])}", _known_fields(path)
         case "literal_error":
-            return path, f"expected {context['expected']}, found {found}", 'write "cpu" or "cuda"'
+            which = context["expected"]
+            return path, f"expected {which}, found {found}", "write " + which.replace("'", '"')
         case "too_short" if path == ("devices",):
             return path, "the cluster has no devices", f"add one: {_EXAMPLES['devices']}"
         case "too_short" | "too_long" if path[-1] in ("devices", "hosts") and len(path) > 1:

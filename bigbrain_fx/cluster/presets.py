@@ -121,7 +121,8 @@ def _alike(name: str) -> list[str]:
 
 def _nearest(core: str) -> list[str]:
     cores = {_parts(known).core: known for known in reversed(list(PRESETS))}  # its first name stays
-    tried = (found for one in (core, f"rtx{core}") for found in nearest(one, cores))
+    asked = (core, f"rtx{core}") if core else ()  # a blank is near to nothing
+    tried = (found for one in asked for found in nearest(one, cores))
     return list(dict.fromkeys(cores[one] for one in tried))[:4]
 
 

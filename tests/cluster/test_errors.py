@@ -200,6 +200,12 @@ BAD: dict[str, tuple[str, str, str, str]] = {
         "cluster.json:1: devices[0].threads",
         "schema",
     ),
+    "unknown precision of products": (
+        '{"devices": [{"name": "d0", "preset": "t4", "matmul_precision": "tf32"}]}',
+        "devices[0].matmul_precision: expected 'highest', 'high' or 'medium', found \"tf32\"",
+        "cluster.json:1: devices[0].matmul_precision",
+        'write "highest", "high" or "medium"',
+    ),
     "unknown kind": (
         f'{{"devices": [{D0.replace("cpu", "tpu")}]}}',
         "devices[0].kind: expected 'cpu' or 'cuda', found \"tpu\"",

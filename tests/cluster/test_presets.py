@@ -55,6 +55,12 @@ def test_a_name_of_no_card_or_of_several_says_which(name: str, what: str, help: 
     assert help in raised.value.help
 
 
+def test_a_blank_is_near_to_no_card() -> None:
+    with pytest.raises(BadValueError) as raised:
+        preset_name("")
+    assert raised.value.help.startswith("known: ")
+
+
 def test_what_a_forecast_rests_on_is_said() -> None:
     entry = '"preset": "t4", "matmul_precision": "high"'
     two = f'{{"devices": [{{"name": "a", {entry}}}, {{"name": "b", {entry}}}]}}'

@@ -65,7 +65,12 @@ from bigbrain_fx.core.shards import (
     Sharded as Sharded,
 )
 from bigbrain_fx.core.showing import Shown as Shown
-from bigbrain_fx.core.sizes import DTYPE_BYTES as DTYPE_BYTES, Dim as Dim, size_of as size_of
+from bigbrain_fx.core.sizes import (
+    DTYPE_BYTES as DTYPE_BYTES,
+    Dim as Dim,
+    dense_strides as dense_strides,
+    size_of as size_of,
+)
 from bigbrain_fx.core.stages import (
     Asynchronous as Asynchronous,
     Bucket as Bucket,

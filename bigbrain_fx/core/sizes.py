@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -22,6 +22,22 @@ DTYPE_BYTES: Mapping[str, int] = {
 def size_of(dim: Dim, batch: int) -> int:
     """Return the number that `dim` stands for when the batch has `batch` rows."""
     return dim if isinstance(dim, int) else _evaluate(dim, batch)
+
+
+def dense_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the strides of a tensor that lies row by row."""
+    found: list[Dim] = []
+    step: Dim = 1
+    for n in reversed(shape):
+        found.append(step)
+        step = _times(step, n)
+    return tuple(reversed(found))
+
+
+def _times(step: Dim, n: Dim) -> Dim:
+    if isinstance(step, int) and isinstance(n, int):
+        return step * max(n, 1)  # as torch counts: an empty tensor has strides, too
+    return f"({step})*({n})"
 
 
 @lru_cache(maxsize=65536)

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bigbrain_fx.core import Const, Graph, Input, Op, Param, ParamRef, Ref, TensorSpec
+from bigbrain_fx.core import (
+    Const,
+    Graph,
+    Input,
+    Op,
+    Param,
+    ParamRef,
+    Ref,
+    TensorSpec,
+    dense_strides,
+)
 from bigbrain_fx.costs.profiles import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -32,17 +42,7 @@ from tests.support.synthetic import graph_of, op, random_graph, tensor, weight
 
 
 def spec(*shape: int, strides: tuple[int, ...] | None = None, grad: bool = True) -> TensorSpec:
-    dense = tuple(_dense(shape)) if strides is None else strides
-    return TensorSpec(shape, "float32", dense, grad)
-
-
-def _dense(shape: tuple[int, ...]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    return strides
+    return TensorSpec(shape, "float32", dense_strides(shape) if strides is None else strides, grad)
 
 
 def product(x: TensorSpec, w: TensorSpec, name: str = "y", kind: str = "parameter") -> Graph:

@@ -7,7 +7,7 @@ leaves out (names, which of several readers add up) the graph has not either.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,16 +24,15 @@ from bigbrain_fx.core import (
     ParamRef,
     Ref,
     TensorSpec,
+    dense_strides,
 )
-from bigbrain_fx.costs.model.features import ComputePlace, OpWork, Phase, family
+from bigbrain_fx.costs.model.features import ComputePlace, OpWork, Phase, has_chance
 from bigbrain_fx.costs.profiles import TensorArg
 from bigbrain_fx.planning import estimator
 
 LEAST_S = 1e-6  # what took less was not measured, but the clock
 
 _OUTPUT = re.compile(r"(\w+)\[([\d, ]*)\]")
-_CHANCE = re.compile(r"(?<![\w.])0\.\d*[1-9]")
-_LEAST_CHANCE = 1e-3  # a literal below it is an epsilon
 _ATTENTION = "scaled_dot_product_attention"
 _HERE = "device"
 
@@ -58,15 +57,14 @@ def _op(work: OpWork, args: list[Arg]) -> Op:
     signed = work.signature
     moved = work.reads_bytes + work.writes_bytes
     bases = [arg.value for arg in args if isinstance(arg, Ref)]
-    chance = any(float(text) > _LEAST_CHANCE for text in _CHANCE.findall(signed.literals))
-    name = family(signed.target)
+    may_draw = "dropout" in work.family or work.family == _ATTENTION
     return Op(
         name="op",
         target=signed.target,
         args=(*args, *(("tanh",) if '"tanh"' in signed.literals else ())),
         outputs=tuple(_output(text, signed.wants_backward) for text in signed.outputs),
         is_tuple=len(signed.outputs) > 1,
-        random=chance and ("dropout" in name or name == _ATTENTION),
+        random=may_draw and has_chance(signed),
         view_of=bases[0] if bases and moved == 0 and signed.outputs else None,
         flops=work.flops,
         reads_bytes=work.reads_bytes,
@@ -75,7 +73,7 @@ def _op(work: OpWork, args: list[Arg]) -> Op:
 
 
 def _spec(tensor: TensorArg) -> TensorSpec:
-    return TensorSpec(tensor.shape, tensor.dtype, _strides(tensor.shape), tensor.wants_grad)
+    return TensorSpec(tensor.shape, tensor.dtype, dense_strides(tensor.shape), tensor.wants_grad)
 
 
 def _output(text: str, wants_grad: bool) -> TensorSpec:
@@ -83,15 +81,7 @@ def _output(text: str, wants_grad: bool) -> TensorSpec:
     assert found is not None, f"expected float32[8, 512], found {text}"
     shape = tuple(int(size) for size in found[2].split(",") if size.strip())
     graded = wants_grad and found[1].startswith(("float", "bfloat", "complex"))
-    return TensorSpec(shape, found[1], _strides(shape), graded)
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(found))
+    return TensorSpec(shape, found[1], dense_strides(shape), graded)
 
 
 def device_of(place: ComputePlace) -> Device:

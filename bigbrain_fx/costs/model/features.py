@@ -198,8 +198,13 @@ def _of_shape(work: OpWork) -> list[float]:
         float(signature.target.rpartition(".")[0].endswith("_")),
         float(signature.mode.startswith("autocast")),
         float('"tanh"' in signature.literals),
-        float(any(float(s) >= _LEAST_CHANCE for s in _FRACTION.findall(signature.literals))),
+        float(has_chance(signature)),
     ]
+
+
+def has_chance(signature: Signature) -> bool:
+    """Whether a literal looks like a chance, as dropout's is."""
+    return any(float(text) >= _LEAST_CHANCE for text in _FRACTION.findall(signature.literals))
 
 
 def _rows_and_last(first: TensorArg | None) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Axis, Dim, Op, Place, TensorSpec, size_of
+from bigbrain_fx.core import Axis, Dim, Op, Place, TensorSpec, dense_strides, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,6 @@ class SizePart:
         )
 
 
-def contiguous(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the strides of a dense tensor."""
-    found: list[Dim] = []
-    step: Dim = 1
-    for n in reversed(shape):
-        found.append(step)
-        step = step * n if isinstance(step, int) and isinstance(n, int) else f"({step})*({n})"
-    return tuple(reversed(found))
-
-
 def dense(shape: Sequence[Dim], dtype: str, *, grad: bool) -> TensorSpec:
     """Return a dense tensor's spec."""
-    return TensorSpec(tuple(shape), dtype, contiguous(shape), grad)
+    return TensorSpec(tuple(shape), dtype, dense_strides(shape), grad)

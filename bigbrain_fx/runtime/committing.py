@@ -98,7 +98,7 @@ class Committer:
         self.folder = folder
         self.every = every
         self.name = name
-        self.names = tuple(names)
+        self.names = self.parts = tuple(names)  # who is there, and whose parts make a commit
         self.ledger = ledger
         self.about = dict(about)
         self.in_background = in_background
@@ -269,15 +269,18 @@ class Committer:
             return
         self.settle()  # it has the buffer
         state = state_of(device, self.about)
-        if len(self.buffer) < state.nbytes:
-            self.buffer = device.room_for_state(state.nbytes + state.nbytes // 64 + 4096)
-        state.copy_into(self.buffer)
+        self._copy(device, state)
         self.begun = state.step
         if not self.in_background:
             self._write(state)
             return
         self.thread = threading.Thread(target=self._write, args=(state,), daemon=True)
         self.thread.start()
+
+    def _copy(self, device: Device, state: State) -> None:
+        if len(self.buffer) < state.nbytes:
+            self.buffer = device.room_for_state(state.nbytes + state.nbytes // 64 + 4096)
+        state.copy_into(self.buffer)
 
     def _write(self, state: State) -> None:
         """Write this device's part and say so; of `state` only step and facts are still right."""
@@ -295,16 +298,23 @@ class Committer:
 
         The others wait for the word: whatever goes wrong here, it must be said.
         """
-        try:
-            shard = write_shard(folder, self.name, self.buffer, generation, disk=self.disk)
-            said = {"manifest": shard.manifest, "size": shard.size}
-        except FencedError as error:
-            self.fenced, said = error, {"fenced": str(error)}
-        except Exception as error:  # the disk's, and memory that is lacking
-            said = {"missed": f"{self.name} cannot write in {folder}: {_why(error)}"}
+        said = self._written(self.name, self.buffer, folder, generation)
         if not self.leads and kind == SHARD:
             self._hear_own(step, said)
         self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps(said))
+
+    def _written(
+        self, name: str, image: Buffer, folder: Path, generation: int
+    ) -> dict[str, str | int]:
+        """Write a device's part of a commit; return what to say of that."""
+        try:
+            shard = write_shard(folder, name, image, generation, disk=self.disk)
+        except FencedError as error:
+            self.fenced = error
+            return {"fenced": str(error)}
+        except Exception as error:  # the disk's, and memory that is lacking
+            return {"missed": f"{name} cannot write in {folder}: {_why(error)}"}
+        return {"manifest": shard.manifest, "size": shard.size}
 
     def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
         if "missed" in said:
@@ -315,7 +325,7 @@ class Committer:
     def _record_last(self, state: State) -> None:
         """Write the record if all others have done their parts: the devices take turns."""
         key = f"{SHARD}/{state.step}"
-        seen = [self.ledger.look(f"{key}/{name}") for name in self.names]
+        seen = [self.ledger.look(f"{key}/{name}") for name in self.parts]
         reports = [report for report in seen if report is not None]
         if len(reports) == len(seen) and self.ledger.claim(key):
             self._record(state, reports, self.folder, self.generation)
@@ -323,14 +333,14 @@ class Committer:
     def _record_all(self, state: State, kind: str, folder: Path, generation: int) -> bool:
         """Wait for all devices' parts and write the record; return whether it is written."""
         try:
-            reports = [self.ledger.wait(f"{kind}/{state.step}/{name}") for name in self.names]
+            reports = [self.ledger.wait(f"{kind}/{state.step}/{name}") for name in self.parts]
         except (TimeoutError, RuntimeError) as error:  # torch's stores raise the latter
             self._missed(state.step, f"a device did not report: {error}", folder)
             return False
         return self._record(state, reports, folder, generation)
 
     def _record(self, state: State, reports: Sequence[str], folder: Path, generation: int) -> bool:
-        found = dict(zip(self.names, map(json.loads, reports), strict=True))
+        found = dict(zip(self.parts, map(json.loads, reports), strict=True))
         missed = [report["missed"] for report in found.values() if "missed" in report]
         fenced = [report["fenced"] for report in found.values() if "fenced" in report]
         try:

@@ -131,6 +131,7 @@ class Control:
         self.log_bytes = log_limit()
         self.ended = False
         self.peers = False  # a dead device's state comes from its peers, not from a snapshot
+        self.lost: frozenset[str] = frozenset()  # devices that the run goes on without
         self.fed = False  # the caller's process sends the batches, see `feeding`
         self.batch: FedBatch | None = None
         self.batch_bytes = 0  # of the newest
@@ -424,11 +425,12 @@ class Control:
         self.stop_at = rest.pop("stop_at", None)
         self.fed = rest.pop("fed", False)
         self.peers = rest.pop("peers", False)
+        self.lost = frozenset(rest.pop("lost", ()))
         self.suspect = rest.pop("suspect", 0.0)
         self.duties.append(Duty(device, files=files, **rest))
 
-    def _do_generation(self, files: tuple[int, ...], number: int) -> None:
-        self.generation = number
+    def _do_generation(self, files: tuple[int, ...], number: int, lost: Sequence[str] = ()) -> None:
+        self.generation, self.lost = number, frozenset(lost)
         self.values.clear()
         self.on_generation()
 

@@ -455,6 +455,12 @@ class DeferringDevice(Device):
                     )
                 self._add(name, stage, micro, gradient)
 
+    def give_up_step(self) -> None:
+        """Be as this step began."""
+        super().give_up_step()
+        self._taps.clear()
+        self._waiting.clear()
+
     def optimizer_step(self) -> None:
         """Update the parameters.
 

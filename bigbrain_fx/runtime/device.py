@@ -105,6 +105,7 @@ class Device:
         empties_every: where steps run into each other and processes are replaced, each so-many-th
             ends with nothing under way: a state is of such a step's end.
         begins_empty: the next step begins so.
+        stands_for: lost devices, whose files it writes: it holds all that they held.
         compiled: its stages run under torch.compile. See `compiled`.
     """
 
@@ -128,6 +129,7 @@ class Device:
     store_bytes = 0
     empties_every = 1
     begins_empty = True
+    stands_for: tuple[str, ...] = ()
     compiled = False
 
     def __init__(
@@ -402,6 +404,13 @@ class Device:
     def _reports(self) -> bool:
         """Whether the losses made here are those to report: others have the same, or their own."""
         return not self.replica and self.name in (self.members or (self.name,))[:1]
+
+    def give_up_step(self) -> None:
+        """Be as this step began, which nobody has updated in: it is begun again."""
+        self._saved.clear()
+        self._kept.clear()
+        if self.statistics is not None:
+            self.statistics.take_back()
 
     def step_once(self) -> None:
         """Run this device's instructions for one step; emitted."""

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
+from .peers import StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
@@ -48,7 +50,7 @@ def serve(
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
     knows = ["forget", "part", "check", *(["peers"] if can_take_from_peers(bundle) else [])]
-    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows)
+    control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
         if isinstance(duty, Duty) and duty.device is None:
@@ -75,6 +77,18 @@ def serve(
             print(f"error: {error}", file=sys.stderr)
             sys.exit(code)
         raise
+
+
+def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list[str]]]:
+    """Return what else to say of a bundle: its replicas, where a run can go on without one."""
+    if not all(cls.micros for cls in bundle.devices):
+        return {}
+    from .standing import replicas_of  # only bundles with replicas have it
+
+    if commits is not None and commits.rescue is not None:
+        return {}
+    found = replicas_of(bundle, commits=commits is not None)
+    return {"replicas": found} if found else {}
 
 
 def warm_up(bundle: Bundle, seed: int, control: Control) -> None:
@@ -138,7 +152,8 @@ def _train(
     if control.fed:
         bundle = replace(bundle, batches=partial(fed_batches, control))
     cls = bundle.devices[duty.rank]
-    connect = partial(_connect, bundle, options, duty.rank, where, control)
+    connecting = partial(_connect, options, where, control)
+    connect = partial(connecting, bundle, duty.rank)
     count = cls.own_micro_batches()
     transport = ReplayTransport(cls.name, cls.channels, count, control, connect)
     device = make_device(bundle, duty.rank, transport, seed, where)
@@ -147,11 +162,18 @@ def _train(
         from .compiled import is_compiling  # only bundles of --compile have it
 
         control.is_busy = is_compiling
-    snapshots = OwnSnapshots(transport, control, duty)
-    _take_state(bundle, device, snapshots, duty.epoch)
-    first, committer = max(duty.epoch, 0), None
+    committer = None
     if commits is not None:
         committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
+    if cls.micros:
+        from .surviving import Survivor  # only bundles with replicas have it
+
+        survivor = Survivor(bundle, device, transport, connecting, committer)
+        bundle = survivor.begin()
+    snapshots = OwnSnapshots(transport, control, duty)
+    _take_state(bundle, device, snapshots, duty.epoch)
+    first = max(duty.epoch, 0)
+    if commits is not None and committer is not None:
         resume = commits.resume or (duty.again and committer.has_commits())
         first = committer.join(device, resume=resume, epoch=duty.epoch)
     if duty.again:
@@ -212,7 +234,7 @@ def _run(
         start = time.perf_counter()
         if snapshots.transport.peers is not None:
             snapshots.transport.peers.began = start
-        loss = device.run_step(step)
+        loss = _run_step(device, step)
         value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
         step_s = time.perf_counter() - start
         if recorder is not None:
@@ -227,6 +249,13 @@ def _run(
     return True
 
 
+def _run_step(device: Device, step: int) -> Tensor | None:
+    """Run a step, and again where fewer devices are to do it."""
+    while True:
+        with suppress(StepAgainError):
+            return device.run_step(step)
+
+
 def _goes_on(
     empties_every: int, steps: int, committer: SupervisedCommitter | None, step: int
 ) -> bool:
@@ -239,11 +268,11 @@ def _goes_on(
 
 
 def _connect(
-    bundle: Bundle,
     options: argparse.Namespace,
-    rank: int,
     where: torch.device,
     control: Control,
+    bundle: Bundle,
+    rank: int,
     generation: int,
 ) -> NetworkTransport:
     ranks = {cls.name: number for number, cls in enumerate(bundle.devices)}

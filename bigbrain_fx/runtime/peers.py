@@ -22,6 +22,10 @@ class SpoiledError(PeerLostError):
     """A message is not as it was sent: nobody has died, but it must be sent again."""
 
 
+class StepAgainError(Exception):
+    """Report that a step is begun again, by fewer devices: what this one has of it is gone."""
+
+
 class LateMessageError(TimeoutError):
     """Report a message that did not come within the deadline: its sender is slow, or stuck."""
 

@@ -28,7 +28,7 @@ from .checksum import seal
 from .control import Control, Meeting, said
 from .data import require_same
 from .network import NetworkTransport
-from .peers import PeerLostError, SpoiledError
+from .peers import PeerLostError, SpoiledError, StepAgainError
 
 if TYPE_CHECKING:
     from .peer_states import PeerStates
@@ -109,7 +109,16 @@ class ReplayTransport:
         self.held_bytes = 0  # by the log
         self.asked: deque[tuple[str, str]] = deque()  # what the supervisor was told; not compared
         self.peers: PeerStates | None = None  # instead of snapshots
+        self.lost: frozenset[str] = frozenset()  # devices that it has no channels to any more
+        self.go_on_without: Callable[[frozenset[str]], object] | None = None  # see `standing`
         self.tape: Tape | None = None  # of this step, where it is computed again
+        self.carry(name, channels, micro_batches)
+        control.on_generation = self._wake
+
+    def carry(self, name: str, channels: Iterable[Channel], micro_batches: int) -> None:
+        """Have these channels, of which nothing was sent; what others carried is forgotten."""
+        self.sent, self.received, self.held_bytes = {}, {}, 0
+        self.asked.clear()
         for channel in channels:
             per_step = channel.messages(micro_batches)
             if channel.is_local:
@@ -118,7 +127,6 @@ class ReplayTransport:
                 self.sent[channel.tag] = _Sent(channel, per_step)
             else:
                 self.received[channel.tag] = _Received(channel, per_step)
-        control.on_generation = self._wake
 
     def start(self, step: int, layouts: dict[str, tuple[list[int], list[int]]]) -> None:
         """Number messages from the beginning of `step`; `layouts` as `known_layouts` gave them."""
@@ -153,7 +161,7 @@ class ReplayTransport:
         try:
             self._living().begin_step(channels)
         except (PeerLostError, TimeoutError) as error:
-            self.form(error)
+            self._form_in_step(error)
 
     def send(self, channel: Channel, tensor: Tensor) -> None:
         """Keep a message and start sending it, unless the receiver has it already."""
@@ -169,7 +177,7 @@ class ReplayTransport:
             try:
                 self._send(self._living(), sent, entry)
             except (PeerLostError, TimeoutError) as error:
-                self.form(error)  # sends all that is in the log
+                self._form_in_step(error)  # sends all that is in the log
         self._keep_within(sent)
 
     def recv(self, channel: Channel) -> Tensor:
@@ -182,7 +190,7 @@ class ReplayTransport:
                     tensor = inner.recv(channel)
                 break
             except (PeerLostError, TimeoutError) as error:
-                self.form(error)
+                self._form_in_step(error)
         received.next += 1
         received.layout = received.layout or inner.layout(channel)
         self.step_bytes += tensor.untyped_storage().nbytes()
@@ -207,7 +215,7 @@ class ReplayTransport:
         about = {} if self.peers is None else self.peers.so_far()
         self.control.say("vote", step=step, yes=yes, **about)
         while (all_say := self.control.wait_vote(step, self.generation)) is None:
-            self.form()
+            self._form_in_step()
         if self.tape is not None:
             self.tape.votes.append(all_say)
         return all_say
@@ -227,7 +235,7 @@ class ReplayTransport:
                     inner.finish()
                 return
             except (PeerLostError, TimeoutError) as error:
-                self.form(error)
+                self._form_in_step(error)
 
     def _compare(self) -> None:
         """Raise if another device, or this one before it died, has read another batch."""
@@ -243,13 +251,27 @@ class ReplayTransport:
 
     # ------------------------------------------------------------------ generations
 
-    def form(self, error: Exception | None = None) -> None:
+    def form(self, error: Exception | None = None) -> bool:
         """Meet the other devices in a new generation and send them what they have not received.
 
         Nothing of this device is lost: parameters, activations and log stay as they are.
+
+        Returns:
+            Whether there are fewer of them: then it is where its step began.
         """
+        before = self.lost
         with self.control.waiting("", "all devices, to connect anew"):
             self._form(error)
+        return self.lost != before
+
+    def _form_in_step(self, error: Exception | None = None) -> None:
+        """Meet the others within a step.
+
+        Raises:
+            StepAgainError: there are fewer of them.
+        """
+        if self.form(error):
+            raise StepAgainError
 
     def _form(self, error: Exception | None) -> None:
         while True:
@@ -262,6 +284,10 @@ class ReplayTransport:
             if self.control.peers and self.peers is not None and self.peers.must_end_step:
                 return  # its next message finds no connection
             self.generation = newest
+            if self.control.lost != self.lost:
+                self.lost = self.control.lost
+                assert self.go_on_without is not None
+                self.go_on_without(self.lost)
             try:
                 if self._meet(self.generation):
                     return

@@ -106,7 +106,11 @@ def bucket_channels(device_file: str, device: str) -> tuple[Channel, ...]:
     Raises:
         WeightsError: it cannot be read.
     """
-    listed = read_buckets(Path(device_file).resolve().parent)
+    return channels_of(read_buckets(Path(device_file).resolve().parent), device)
+
+
+def channels_of(listed: Listed, device: str) -> tuple[Channel, ...]:
+    """Return the channels of a device's buckets."""
     found = [(name, entry["dtype"], "sends" in entry, entry) for name, entry in listed.items()]
     made = [_channel(*about, *each) for *about, entry in found for each in entry["channels"]]
     return tuple(channel for channel in made if device in (channel.sender, channel.receiver))
@@ -342,7 +346,7 @@ class Replicas:
         for bucket in self.buckets:
             running = self._now[bucket.name]
             if self.each:
-                self._take(bucket, running, before=1 + max(map(max, self.micros)))
+                self._take(bucket, running, before=1 + max(map(max, filter(None, self.micros))))
             else:
                 self._take_all(bucket, running)
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .replay import ReplayTransport
 
 
-def save_aside(device: Device, folder: Path) -> UnnamedFile:
-    """Write a device's tensors into a folder, not yet under their name.
+def save_aside(device: Device, folder: Path, name: str | None = None) -> UnnamedFile:
+    """Write a device's tensors into a folder, not yet under their name: its own, or another.
 
     Raises:
         SaveError: they cannot be written.
     """
-    return UnnamedFile(device.state(), folder / f"{device.name}.safetensors")
+    return UnnamedFile(device.state(), folder / f"{name or device.name}.safetensors")
 
 
 def require_room(folder: str | None) -> None:
@@ -90,3 +90,5 @@ def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> N
         if control.wait_for_disk(all_have, transport.generation):
             transport.form()
     file.put()
+    for lost in device.stands_for:
+        save_aside(device, folder, lost).put()

@@ -128,6 +128,12 @@ class Statistics:
         self._notes = {}
         self.began = {id(tensor): tensor.clone() for tensor in self._written}
 
+    def take_back(self) -> None:
+        """Be as this step began."""
+        with torch.no_grad():
+            for tensor in self._written:
+                tensor.copy_(self.began.get(id(tensor), tensor))
+
     def end(self) -> None:
         """Hear that the step's update is made: what was written counts."""
         self.began = {}

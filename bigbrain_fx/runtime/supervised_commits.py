@@ -7,8 +7,9 @@ the process before it has written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .commits import CommitError, graph_in, record_of
@@ -78,6 +79,8 @@ class SupervisedCommitter(Committer):
         self.control = transport.control
         self.transport = transport
         self.is_written = True
+        self.also: dict[str, frozenset[str]] = {}  # lost devices -> what this has of their states
+        self.images: dict[str, bytearray] = {}  # of them
 
     def join(self, device: Device, *, resume: bool, epoch: int) -> int:
         """Begin as all devices do, or take over from a process that has begun; return the step.
@@ -104,6 +107,44 @@ class SupervisedCommitter(Committer):
         self._commit(device)
         return 0
 
+    def go_on_with(
+        self, names: Sequence[str], also: Mapping[str, frozenset[str]], finished: int
+    ) -> None:
+        """Be one of fewer devices, and write parts of lost ones: a commit is read by all.
+
+        Args:
+            names: of the devices.
+            also: lost ones whose parts this writes -> what their states have.
+            finished: steps.
+        """
+        led, self.names = self.leads, tuple(names)
+        if self.leads and not led:
+            self._lead()
+        for name in also.keys() - self.also.keys():
+            self._give_up(name, finished)
+        self.also = dict(also)
+
+    def _lead(self) -> None:
+        """Write the records from now on; the one that is under way is nobody's."""
+        self.misses.tell, self.misses.newest = self._tell_event, self._newest()
+        if self.misses.newest < self.begun:
+            self.misses.miss(self.begun, "the device that writes the record was lost")
+
+    def _give_up(self, lost: str, finished: int) -> None:
+        """Miss commits under way for a device that writes its part no more."""
+        every = self.every or finished + 1
+        last = finished // every * every
+        for step in (last, last - every):
+            is_begun = 0 <= step <= max(self.begun, finished - 1)
+            if is_begun and self.ledger.look(f"{SHARD}/{step}/{lost}") is None:
+                self._miss(step, lost, f"{lost} was lost")
+
+    def _miss(self, step: int, name: str, why: str) -> None:
+        """Say that a device's part of a commit will not be written."""
+        text = json.dumps({"missed": f"{why} before its part was written"})
+        for kind in (SHARD, RESCUE):
+            self.ledger.post(f"{kind}/{step}/{name}", text)
+
     def has_commits(self) -> bool:
         """Whether there is a commit to go on from."""
         return self._newest() >= 0
@@ -122,13 +163,11 @@ class SupervisedCommitter(Committer):
         every = self.every or epoch + 1
         last = epoch // every * every
         for step in (last, last - every):
-            lacks = self.ledger.look(f"shard/{step}/{self.name}") is None
             if step == epoch:
                 self._commit(device)
-            elif step >= 0 and lacks:
-                why = f"the process of {self.name} died before its part was written"
-                for kind in (SHARD, RESCUE):
-                    self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps({"missed": why}))
+            for name in (self.name, *self.also) if 0 <= step < epoch else ():
+                if self.ledger.look(f"shard/{step}/{name}") is None:
+                    self._miss(step, name, f"the process of {name} died")
 
     def _tell_event(self, event: str, step: int, facts: dict[str, object]) -> None:
         """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
@@ -171,6 +210,20 @@ class SupervisedCommitter(Committer):
         return not self.leads or any(
             record.step >= step for record in read_records(self.folder, lambda _: None)
         )
+
+    def _copy(self, device: Device, state: State) -> None:
+        super()._copy(device, state)
+        for name, held in self.also.items():
+            part = state.part(held)
+            if len(self.images.get(name, b"")) < part.nbytes:
+                self.images[name] = bytearray(part.nbytes)
+            part.copy_into(self.images[name])
+
+    def _write_part(self, step: int, kind: str, folder: Path, generation: int) -> None:
+        for name, image in self.images.items():  # its own part comes last: then all are there
+            said = self._written(name, image, folder, generation)
+            self.ledger.post(f"{kind}/{step}/{name}", json.dumps(said))
+        super()._write_part(step, kind, folder, generation)
 
     def _write(self, state: State) -> None:
         self.is_written = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 
@@ -52,6 +53,10 @@ class CatchUp:
         before = self.ways.get(device)
         goal = max(done + 1, start, before.goal if before else 0)
         self.ways[device] = _Lag(start, goal, before.since if before else now)
+
+    def leave_out(self, devices: Collection[str]) -> None:
+        """Hear that some devices never will be there again."""
+        self.ways = {name: way for name, way in self.ways.items() if name not in devices}
 
     def begin(self, device: str, start: int) -> None:
         """Hear from which step a device goes on: not from the one that was said of its death."""

@@ -10,7 +10,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -41,6 +41,7 @@ class Crew:
     Attributes:
         clock: what all deadlines of the run are of.
         generation: the newest that was announced.
+        devices: that are left; others were lost for good, with their replicas.
         ending: they have been told to end.
     """
 
@@ -56,6 +57,7 @@ class Crew:
         self.events = events
         self.clock = AwakeClock(job.beat_s)
         self.generation = 0
+        self.devices = job.devices
         self.ending = False
         self.members: list[Member] = []
         self._start = start
@@ -70,8 +72,8 @@ class Crew:
     # ------------------------------------------------------------------ who is there
 
     def at_work(self) -> list[Member]:
-        """Return those that are devices."""
-        return [member for member in self.members if member.device is not None]
+        """Return those that are devices, and not lost."""
+        return [member for member in self.members if member.device in self.devices]
 
     def spares(self, host: str) -> list[Member]:
         """Return those of a host that are no device yet, the oldest first."""
@@ -81,7 +83,18 @@ class Crew:
     def all_are(self, generation_of: Callable[[Member], int]) -> bool:
         """Return whether all devices have come as far as the newest generation."""
         here = {m.device for m in self.at_work() if generation_of(m) == self.generation}
-        return here == set(self.job.devices)
+        return here == set(self.devices)
+
+    @property
+    def lost(self) -> list[str]:
+        """The devices that the run goes on without."""
+        return [device for device in self.job.devices if device not in self.devices]
+
+    def leave_out(self, devices: Collection[str]) -> None:
+        """Go on without some devices; processes that they have are ended."""
+        for member in [m for m in self.at_work() if m.device in devices]:
+            self.recall_one(member)
+        self.devices = tuple(name for name in self.devices if name not in devices)
 
     # ------------------------------------------------------------------ waiting
 

@@ -42,6 +42,9 @@ class EventLog:
         at_risk                     step at which the run ended, missed, newest: what was committed
         rolled_back                 step from which all devices start again
         moved                       step, devices, bundle: goes on without a device
+        replica_lost                replica, devices, left: "1 of 2", step that the others begin
+                                    again, text
+        standing                    at the end, after that: replicas ("1 of 2"), devices, lost
         suspect                     device, step, text: what a spare computes otherwise
         unchecked                   device, step, text: why no spare has computed it again
         log_lost, no_spare          text: what a process writes is not kept; there is no spare
@@ -135,6 +138,9 @@ def status(entry: Event) -> str | None:
         "rescued": "from step {step} commits are in {folder}: go on from there with --resume",
         "at_risk": "WARNING: the last {missed} commits were missed, and {newest_kept}: what was "
         "trained up to step {step} is in the files of --save only, or nowhere",
+        "replica_lost": "replica {replica} ({devices}) is lost for good, {text}: the others have "
+        "its micro-batches from step {step}, which they begin again; {left} replicas stand",
+        "standing": "{replicas} replicas stand at the end: {devices}; lost: {lost}",
         "moved": "going on from step {step} on {devices}: {bundle}",
     }
     text = words.get(entry["event"])

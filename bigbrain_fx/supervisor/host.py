@@ -22,6 +22,7 @@ from .interval import SnapshotCost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
 from .log_loss import LogLoss
+from .losing import Losing
 from .peering import Peering
 from .pipe import PARTS, Said
 from .processes import Member, Start, popen
@@ -69,9 +70,10 @@ class Supervisor:
         self.log_loss = LogLoss()
         self.catch_up = CatchUp()
         parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
-        self.peering = Peering(*parts, self._tell_step)
+        self.peering = Peering(*parts, self._tell_step, is_elastic=rescue is not None)
+        self.losing = Losing(self.crew, self.votes, self.catch_up, self.peering)
         self.suspicion = Suspicion(self.crew, self.spares, self._suspect)
-        wants_snapshots = feed is not None or rescue is not None or job.every is not None
+        wants_snapshots = feed is not None or job.every is not None
         wants_snapshots = wants_snapshots or bool(job.suspect)
         self.rendezvous = Rendezvous(self.crew, None if wants_snapshots else self.peering)
         self.stopping = Stopping()
@@ -137,11 +139,13 @@ class Supervisor:
             self.suspicion.close()
         stopped_at = self.stopping.at
         name = "finished" if stopped_at is None else "stopped"
+        self.losing.report_end()
         self.crew.report(name, restarts=self.restarts)
         return Outcome(stopped_at, self.restarts)
 
     def _rescue(self, error: FailedError) -> None:
-        if self.rescue is None or not error.moves or self.snapshots.epoch < 0:
+        has_none = self.snapshots.epoch < 0 or self.peering.is_on
+        if self.rescue is None or not error.moves or has_none:
             return
         self.crew.end_now()  # nobody writes to the slots then
         self.rescue(self.snapshots.epoch, self.snapshots.files())
@@ -188,7 +192,7 @@ class Supervisor:
 
     def _look_where_to_stop(self) -> None:
         least = max(self.snapshots.epoch, self.reported + 1)
-        if self.stopping.decide(self.job.devices, least):
+        if self.stopping.decide(self.crew.devices, least):
             self.crew.report("stopping", step=self.stopping.at)
             self.crew.tell("stop_at", step=self.stopping.at)
 
@@ -239,8 +243,9 @@ class Supervisor:
             **({"fed": True} if self.feeding else {}),
             **({"suspect": self.job.suspect} if self.job.suspect else {}),
             **self.peering.orders(),
+            **({"lost": self.crew.lost} if self.crew.lost else {}),
         )
-        self.crew.order(member, "generation", number=self.crew.generation)
+        self.crew.order(member, "generation", **self.rendezvous.generation())
 
     def _fill_spares(self) -> None:
         """Start spares, if nobody needs the processors for something more urgent."""
@@ -252,7 +257,7 @@ class Supervisor:
         self.suspicion.hear_end(member)
         if member.device is None:
             self.spares.hear_end(member, code)
-        else:
+        elif member.device in self.crew.devices:
             self._replace(member, member.device, code)
 
     def _replace(self, dead: Member, device: str, code: int) -> None:
@@ -263,7 +268,8 @@ class Supervisor:
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
         if stop is not None:
-            raise FailedError(death, stop.reason, moves=stop.moves)
+            self._go_on_without(death, stop)
+            return
         self.restarts += 1
         self.peering.take_over(device)
         self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
@@ -272,7 +278,8 @@ class Supervisor:
         try:
             chosen = self.spares.take(device)
         except StartError as error:
-            raise FailedError(death, str(error), moves=True) from error
+            self._go_on_without(death, Stop(str(error), moves=True))
+            return
         self._become(chosen, device)
         self._look_where_to_stop()
         self.crew.report(
@@ -282,6 +289,17 @@ class Supervisor:
             warm=chosen.is_warm,
             step=-1 if self.peering.begins_again else self.snapshots.start,
         )
+
+    def _go_on_without(self, death: Death, stop: Stop) -> None:
+        """Leave a device out that cannot be replaced, with its replica, or end the run."""
+        if not (stop.moves and self.losing.can_leave_out(death.device)):
+            raise FailedError(death, stop.reason, moves=stop.moves)
+        self.losing.leave_out(death, stop.reason)
+        self.stopping.move(self.crew.clock.now())
+        self._look_where_to_stop()
+        self._look_for_end()
+        if not self.crew.ending:
+            self._next_generation()
 
     def _report_death(self, dead: Member, death: Death, now: float) -> None:
         self.crew.report(
@@ -305,6 +323,8 @@ class Supervisor:
     def _hear(self, member: Member, said: Said) -> None:
         member.pulse.heard = self.crew.clock.now()
         what = said.pop("say")
+        if member.device in self.crew.lost:
+            return
         if member.recalled and self.job.suspect:  # what it computed may be wrong
             return
         act = self.acts.get(what)
@@ -317,13 +337,20 @@ class Supervisor:
                 raise
             raise ValueError(f"it says {what!r} with {sorted(said)}") from error
 
-    def _hear_hello(self, member: Member, pid: int, plan: str, knows: Sequence[str] = ()) -> None:
+    def _hear_hello(
+        self,
+        member: Member,
+        pid: int,
+        plan: str,
+        knows: Sequence[str] = (),
+        replicas: Sequence[list[str]] = (),
+    ) -> None:
         """Hear that it has imported its program; from now on its heart beats.
 
         A bundle's program may be older than this: `knows` has the orders that came later.
         """
         member.greeted = True
-        member.knows = frozenset(knows)
+        member.knows, member.replicas = frozenset(knows), list(replicas)
         member.orders.takes_parts = PARTS in member.knows
         if self.job.suspect and "check" not in member.knows:
             self.crew.refuse(member, "its bundle is older than --suspect: split again")
@@ -367,6 +394,8 @@ class Supervisor:
     def _hear_vote(
         self, member: Member, step: int, yes: bool, loss: float | None = None, step_s: float = 0.0
     ) -> None:
+        if self.losing.is_of_before(member):
+            return
         self.peering.hear_loss(step, loss, step_s)
         decision = self.votes.vote(str(member.device), step, yes)
         if decision is None:
@@ -436,8 +465,11 @@ class Supervisor:
     def _hear_finished(self, member: Member) -> None:
         member.finished = True
         member.pulse.is_at_work = False
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
         done = {m.device for m in self.crew.at_work() if m.finished}
-        if done == set(self.job.devices):
+        if done == set(self.crew.devices):
             self.suspicion.when_clean(END, self.crew.end)
 
     # ------------------------------------------------------------------ suspicion

@@ -7,7 +7,7 @@ device alone would have told after its update, the step's loss, it tells with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .catch_up import CatchUp
 from .crew import Crew
@@ -23,6 +23,7 @@ class Peering:
     """What follows for the parts of a supervisor; nothing, where a run keeps snapshots.
 
     Attributes:
+        is_elastic: only where the run can go on without a replica.
         is_on: states come from peers; known when all devices have first met.
         begins_again: no step has ended since nobody had the state of a device any more.
         told: of the newest step of which the loss was told: step, loss, seconds until the vote.
@@ -36,11 +37,18 @@ class Peering:
         log_loss: LogLoss,
         catch_up: CatchUp,
         tell_step: TellStep,
+        *,
+        is_elastic: bool = False,
     ) -> None:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
         self.log_loss, self.catch_up, self.tell_step = log_loss, catch_up, tell_step
+        self.is_elastic = is_elastic
         self.is_on = self.begins_again = False
         self.told: tuple[int, float, float] | None = None
+
+    def can_be_on(self, members: Iterable[Member]) -> bool:
+        """Whether the program of all processes can give states, and what else is wanted."""
+        return all("peers" in m.knows and (m.replicas or not self.is_elastic) for m in members)
 
     def orders(self) -> dict[str, bool]:
         """Return what a process is told besides that it is to be a device."""
@@ -91,6 +99,6 @@ class Peering:
 
     def hear_begins(self, member: Member, step: int) -> None:
         """Hear from which step a device goes on then."""
-        if member.device == self.crew.job.devices[0]:
+        if member.device == self.crew.devices[0]:
             self.crew.report("rolled_back", step=step)
         self.catch_up.begin(str(member.device), step)

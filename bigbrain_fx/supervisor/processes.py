@@ -177,6 +177,7 @@ class Member:
         recalled: it was ended so that all devices start again.
         ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.
+        replicas: the devices of each, where a run can go on without one of them.
     """
 
     name: str
@@ -203,6 +204,7 @@ class Member:
     recalled: bool = False
     ended_at: float | None = None
     knows: frozenset[str] = frozenset()
+    replicas: list[list[str]] = field(default_factory=list)
 
     def kill(self) -> None:
         """End it, and what it has started, also while they are stopped."""

@@ -44,7 +44,12 @@ class Rendezvous:
         """Let all devices meet in the crew's generation."""
         self.lost = None
         self.break_up(self.crew.clock.now())
-        self.crew.tell("generation", number=self.crew.generation)
+        self.crew.tell("generation", **self.generation())
+
+    def generation(self) -> dict[str, Any]:
+        """Return what a device is told of the newest generation; old bundles know no lost ones."""
+        lost = self.crew.lost
+        return {"number": self.crew.generation, **({"lost": lost} if lost else {})}
 
     def all_formed(self) -> bool:
         """Return whether all devices are connected in the newest generation."""
@@ -70,7 +75,7 @@ class Rendezvous:
             for kind, found in other.ready[1].items():
                 told[kind] |= found
         at_work = self.crew.at_work()
-        if self.peering is not None and all("peers" in other.knows for other in at_work):
+        if self.peering is not None and self.peering.can_be_on(at_work):
             self.peering.is_on = True
             lacking = {m.device: m.lacks for m in at_work if m.lacks is not None}
             told |= {"peers": True, "lacking": lacking}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .notes import Notes
@@ -61,6 +62,11 @@ class Votes:
         """Forget the votes of a device that begins its step again."""
         for votes in self.votes.values():
             votes.pop(device, None)
+
+    def leave_out(self, devices: Collection[str]) -> None:
+        """Hear that some devices vote no more, and that all others do again."""
+        self.devices -= set(devices)
+        self.votes.clear()
 
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""

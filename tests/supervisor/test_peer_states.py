@@ -23,7 +23,12 @@ ALONE = {"self.drop = nn.Dropout(0.1)": "self.drop = nn.Identity()",  # plain Py
          "        self.head.weight = self.embed.weight\n": ""}  # fmt: skip
 
 
-def split(folder: Path, replicas: tuple[tuple[str, ...], ...], text: str = MODEL) -> Path:
+def split(
+    folder: Path,
+    replicas: tuple[tuple[str, ...], ...],
+    text: str = MODEL,
+    shares: tuple[int, ...] = (),
+) -> Path:
     """Split the model, untied and without dropout, with sums in the order of one process."""
     for old, new in ALONE.items():
         assert old in text
@@ -34,6 +39,7 @@ def split(folder: Path, replicas: tuple[tuple[str, ...], ...], text: str = MODEL
     devices = Cluster(whole.devices, whole.default_link, replicas=replicas)
     options = Options("naive", schedule="1f1b", micro_batches=MICROS)
     options = replace(options, replicas=len(replicas), sum_order="micro")
+    options = replace(options, replica_shares=shares)
     return bigbrain_fx.split(folder / "letters.py", devices, folder / "bundle", options).bundle
 
 

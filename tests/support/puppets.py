@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.supervisor import Event, EventLog, Job, Order, Supervisor
+from bigbrain_fx.supervisor import Event, EventLog, Job, Order, Rescue, Supervisor
 from bigbrain_fx.supervisor.hosts import RemoteProcess
 
 LIMIT_S = 20.0
@@ -58,17 +58,24 @@ class Puppet:
 class Stage:
     """A supervisor that is turned by hand, and its puppets, by the number of their start."""
 
-    def __init__(self, folder: Path, knows: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        knows: Sequence[str] = (),
+        rescue: Rescue | None = None,
+        **options: Any,
+    ) -> None:
         given = {"devices": ("d0", "d1"), "spares": 0, "hang_s": 0.4, **options}
         job = Job(words=("x",), folder=folder, environment={}, logs=folder, **given)
         self.events: list[Event] = []
         self.steps: list[int] = []
         self.puppets: list[Puppet] = []
+        self.replicas: list[list[str]] = []  # that their program says it has
         self.knows = ["forget", "part", *knows]  # the orders that their program takes
         self.fail_starts: list[OSError] = []  # of the next ones
         log = EventLog(None, self.events.append)
         self.supervisor = Supervisor(
-            job, self._start, lambda step, *_: self.steps.append(step), log
+            job, self._start, lambda step, *_: self.steps.append(step), log, rescue
         )
 
     def _start(self, order: Order) -> RemoteProcess:
@@ -88,7 +95,8 @@ class Stage:
         generation = self.supervisor.crew.generation
         living = [p for p in self.puppets if p.process.poll() is None]
         for puppet in living:
-            puppet.say("hello", pid=1, plan="a", knows=self.knows)
+            more = {"replicas": self.replicas} if self.replicas else {}
+            puppet.say("hello", pid=1, plan="a", knows=self.knows, **more)
             puppet.say("ready", generation=generation, expected={}, layouts={})
         self.turn_until(lambda: all("go" in p.hear() for p in living))
         for puppet in living:

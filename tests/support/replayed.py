@@ -21,6 +21,7 @@ from bigbrain_fx.supervisor import (
     FailedError,
     Job,
     Outcome,
+    Rescue,
     Start,
     Supervisor,
 )
@@ -232,6 +233,7 @@ def supervised(
     start: Start = start_supervised,
     more_words: Sequence[str] = (),
     on_supervisor: Callable[[Supervisor], None] | None = None,
+    rescue: Rescue | None = None,
     **options: Any,
 ) -> Seen:
     """Run a bundle under a supervisor, with faults; return what was seen."""
@@ -246,6 +248,7 @@ def supervised(
         start,
         lambda step, loss, _: losses.append(loss),
         log,
+        rescue,
     )
     if on_supervisor is not None:
         on_supervisor(supervisor)
@@ -264,7 +267,9 @@ def supervised(
     for file in (copy / "faults").glob("*-*.json"):
         processes[file.name.rpartition("-")[0]].append(json.loads(file.read_text()))
     hashes = {
-        name: max(found, key=lambda p: p["steps"][-1])["hash"] for name, found in processes.items()
+        name: max(found, key=lambda p: p["steps"][-1])["hash"]
+        for name, found in processes.items()
+        if found
     }
     struck = [float(f.read_text()) for f in sorted((copy / "faults").glob("struck-*"))]
     return Seen(hashes, processes, losses, events, outcome, struck)

@@ -1,0 +1,72 @@
+"""A replica that is lost for good: which devices go with it, and what the others then forget.
+
+They begin again the step in which it was lost: nobody has updated in it. This file knows groups of
+devices; what one computes in place of another is theirs to know.
+"""
+
+from __future__ import annotations
+
+from .catch_up import CatchUp
+from .crew import Crew
+from .judging import Death
+from .peering import Peering
+from .processes import Member
+from .votes import Votes
+
+
+class Losing:
+    """Leave replicas out of a crew.
+
+    Attributes:
+        planned: the devices of each replica, as processes have said it; none, where the run cannot
+            go on without one.
+        since: the generation of the newest loss; -1: there was none.
+    """
+
+    def __init__(self, crew: Crew, votes: Votes, catch_up: CatchUp, peering: Peering) -> None:
+        self.crew, self.votes, self.catch_up, self.peering = crew, votes, catch_up, peering
+        self.planned: list[list[str]] = []
+        self.since = -1
+
+    @property
+    def standing(self) -> list[list[str]]:
+        """The replicas that are left."""
+        return [group for group in self.planned if set(group) <= set(self.crew.devices)]
+
+    def can_leave_out(self, device: str) -> bool:
+        """Whether others have all that a device's replica has."""
+        if not (self.peering.is_on and self.peering.is_elastic):
+            return False
+        self.planned = self.planned or next((m.replicas for m in self.crew.at_work()), [])
+        return len(self.standing) > 1 and any(device in group for group in self.standing)
+
+    def leave_out(self, death: Death, reason: str) -> None:
+        """End what is left of a replica; all others are to meet without it."""
+        lost = next(group for group in self.standing if death.device in group)
+        self.crew.leave_out(lost)
+        self.votes.leave_out(lost)
+        self.catch_up.leave_out(lost)
+        self.peering.take_over(death.device)
+        self.since = self.crew.generation + 1
+        self.crew.report(
+            "replica_lost",
+            replica=self.planned.index(lost),
+            devices=", ".join(lost),
+            left=self.said(),
+            step=self.peering.snapshots.start,
+            text=f"{death.device} {death.how}: {reason}",
+        )
+
+    def said(self) -> str:
+        """Say how many replicas stand."""
+        return f"{len(self.standing)} of {len(self.planned)}"
+
+    def report_end(self) -> None:
+        """Say, where a run has gone on without replicas, who is left."""
+        devices, lost = ", ".join(self.crew.devices), ", ".join(self.crew.lost)
+        if lost:
+            self.crew.report("standing", replicas=self.said(), devices=devices, lost=lost)
+
+    def is_of_before(self, member: Member) -> bool:
+        """Whether what a device says may be of a step that is begun again."""
+        return member.ready[0] < self.since

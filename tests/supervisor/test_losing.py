@@ -1,0 +1,121 @@
+"""Replicas that are lost for good: the others go on in their processes, with undisturbed bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.supervisor import FailedError
+from tests.supervisor.test_peer_states import STEPS, UNLIKE, named, require_same, split
+from tests.support.bundles import MODEL
+from tests.support.puppets import Stage
+from tests.support.replayed import Fault, Seen, supervised
+
+NORMS = MODEL.replace("nn.LayerNorm(16)", "nn.BatchNorm1d(5)")  # over letters
+
+
+def lost(folder: Path, bundle: Path, devices: int, faults: list[Fault], *words: str) -> Seen:
+    """Run where no death is worth a restart; the bits are plain PyTorch's."""
+    seen = supervised(
+        bundle,
+        folder,
+        named(devices),
+        STEPS,
+        faults,
+        more_words=words,
+        rescue=lambda *_: None,
+        every=None,
+        restarts=0,
+    )
+    assert len(seen.struck) == len(faults)
+    assert not seen.of("assigned")
+    require_same(seen, folder, bundle)
+    return seen
+
+
+REPLICAS = [["d0", "d1"], ["d2", "d3"]]
+
+
+def standing(folder: Path, replicas: list[list[str]]) -> Stage:
+    """Connect puppets of which none is replaced."""
+    made = Stage(folder, ("peers",), lambda *_: None, devices=named(4), restarts=0)
+    made.replicas = replicas
+    made.begin()
+    return made
+
+
+def close(on: Stage) -> None:
+    for puppet in on.puppets:
+        puppet.end(-9)
+    on.supervisor.crew.close()
+    on.supervisor.snapshots.close()
+    for puppet in on.puppets:
+        puppet.process.dispose()
+
+
+def test_what_was_said_of_the_step_before_a_loss_counts_no_more(tmp_path: Path) -> None:
+    on = standing(tmp_path, REPLICAS)
+    d0, d1, d2, d3 = on.puppets
+    for puppet in (d0, d2, d3):
+        puppet.say("vote", step=0, yes=True)
+    on.turn_until(lambda: len(on.supervisor.votes.votes.get(0, {})) == 3)
+    d2.end(-9)
+    on.turn_until(lambda: d3.process.poll() is not None and not on.supervisor.crew.ending)
+    assert d0.order("generation") == {"do": "generation", "number": 1, "lost": ["d2", "d3"]}
+    d1.say("vote", step=0, yes=True)  # before it has heard of it
+    for puppet in (d0, d1):
+        puppet.say("ready", generation=1, expected={}, layouts={})
+    on.turn_until(lambda: d0.order("go")["generation"] == 1)
+    assert on.supervisor.votes.votes == {}
+    assert "voted" not in d0.hear()
+    for puppet in (d0, d1):
+        puppet.say("vote", step=0, yes=True)
+    on.turn_until(lambda: "voted" in d0.hear())
+    d1.end(-9)
+    with pytest.raises(FailedError, match="d1"):  # nobody has what it has
+        on.turn_until(lambda: False)
+    close(on)
+
+
+def test_nothing_is_left_out_where_the_program_cannot(tmp_path: Path) -> None:
+    """Then snapshots are kept, for `--elastic` to go on from."""
+    on = standing(tmp_path, [])
+    assert "peers" not in on.puppets[0].order("go")
+    on.puppets[3].end(-9)
+    with pytest.raises(FailedError, match="d3") as caught:
+        on.turn_until(lambda: False)
+    assert caught.value.moves
+    close(on)
+
+
+def test_the_other_goes_on_in_its_process(tmp_path: Path) -> None:
+    bundle = split(tmp_path / "made", (("d0",), ("d1",)))
+    seen = lost(tmp_path / "run", bundle, 2, [Fault("d0", 2, 5)])
+    (gone,) = seen.of("replica_lost")
+    assert (gone["replica"], gone["devices"], gone["step"]) == (0, "d0", 2)
+    (end,) = seen.of("standing")
+    assert (end["replicas"], end["devices"], end["lost"]) == ("1 of 2", "d1", "d0")
+    (survivor,) = seen.processes["d1"]
+    assert survivor["steps"] == list(range(STEPS))
+
+
+def test_three_of_unlike_cuts_lose_two(tmp_path: Path) -> None:
+    bundle = split(tmp_path / "made", (*UNLIKE, ("d5",)), NORMS, (2, 1, 1))
+    faults = [Fault("d4", 1, "updated"), Fault("d1", 3, 9)]
+    seen = lost(tmp_path / "run", bundle, 6, faults)
+    assert [event["left"] for event in seen.of("replica_lost")] == ["2 of 3", "1 of 3"]
+    assert [event["step"] for event in seen.of("replica_lost")] == [2, 3]
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 9, 10, 12, "updated", "end"])
+def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
+    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), NORMS)
+    for name in ("d0", "d3"):
+        lost(tmp_path / name, bundle, 4, [Fault(name, 2, at)])
+
+
+def test_the_last_one_ends_the_run(tmp_path: Path) -> None:
+    bundle = split(tmp_path / "made", (("d0",), ("d1",)))
+    with pytest.raises(FailedError, match="d1 was killed"):
+        lost(tmp_path / "run", bundle, 2, [Fault("d0", 2, 5), Fault("d1", 3, 5)])

@@ -136,7 +136,9 @@ def _move(
     bundle: Path, options: RunOptions, rescued: _Rescued, lost: DeviceLostError, out: Path
 ) -> Resplit:
     """Write the bundle of those that are left, from the newest state there is."""
-    cluster = without(rescued.plan.cluster, lost.device)
+    cluster: Cluster | None = rescued.plan.cluster
+    for device in (*lost.left_out, lost.device):
+        cluster = None if cluster is None else without(cluster, device)
     commits = _newest(options, rescued)
     if cluster is None or commits is None:
         if rescued.failure:

@@ -169,6 +169,8 @@ def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> in
 def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
     """Write what all devices hold in memory at one step as a commit.
 
+    Where the run has gone on without replicas, the record says without whom.
+
     Raises:
         OSError: it cannot be written.
     """
@@ -180,7 +182,9 @@ def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
         with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as image:
             facts = dict(read_layout(image).facts)
             shards.append(commit_shard(folder, device, image, generation, about))
-    write_record(folder, shards, generation, about_of({**facts, **about}))
+    lost = [name for name in read_plan(bundle).stages.devices if name not in files]
+    agreed = about_of({**facts, **about})
+    write_record(folder, shards, generation, {**agreed, "without": lost} if lost else agreed)
 
 
 def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:

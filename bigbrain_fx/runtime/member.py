@@ -182,7 +182,6 @@ def _train(
         transport.start(first, {})
     if transport.inner is None:
         transport.form()
-    device.updates_together = control.peers
     recorder = TapeRecorder(transport, control, control.suspect) if control.suspect else None
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full
@@ -234,7 +233,7 @@ def _run(
         start = time.perf_counter()
         if snapshots.transport.peers is not None:
             snapshots.transport.peers.began = start
-        loss = _run_step(device, step)
+        loss = _run_step(device, step, snapshots)
         value = None if loss is None else float(loss)  # of a GPU, it comes after all its work
         step_s = time.perf_counter() - start
         if recorder is not None:
@@ -249,9 +248,13 @@ def _run(
     return True
 
 
-def _run_step(device: Device, step: int) -> Tensor | None:
+def _run_step(device: Device, step: int, snapshots: OwnSnapshots) -> Tensor | None:
     """Run a step, and again where fewer devices are to do it."""
+    control = snapshots.control
     while True:
+        device.updates_together = control.peers
+        if control.lost and not control.peers and max(snapshots.slots) < 0:
+            snapshots.take_now(device, step)  # the last replica's, which had peers until now
         with suppress(StepAgainError):
             return device.run_step(step)
 

@@ -144,6 +144,7 @@ class Supervisor:
         return Outcome(stopped_at, self.restarts)
 
     def _rescue(self, error: FailedError) -> None:
+        error.left_out = tuple(self.crew.lost)
         has_none = self.snapshots.epoch < 0 or self.peering.is_on
         if self.rescue is None or not error.moves or has_none:
             return
@@ -267,6 +268,8 @@ class Supervisor:
         self.rendezvous.break_up(now)
         self._report_death(dead, death, now)
         stop = self._stop_for(dead, death, now)
+        if stop is None and self.peering.lacks_snapshot():
+            stop = Stop("no replica but its own is left, which had no snapshot yet", moves=True)
         if stop is not None:
             self._go_on_without(death, stop)
             return

@@ -81,8 +81,12 @@ class Outcome:
 class FailedError(Exception):
     """Report a run that ended before its time: whose death it was, and why nobody replaced it.
 
-    `moves`: the run could go on without that device.
+    Attributes:
+        moves: the run could go on without that device.
+        left_out: devices that it had gone on without before.
     """
+
+    left_out: tuple[str, ...] = ()
 
     def __init__(self, death: Death, reason: str, *, moves: bool = False) -> None:
         super().__init__(f"the process of device {death.device} {death.how}: {reason}")

@@ -47,6 +47,7 @@ class Losing:
         self.votes.leave_out(lost)
         self.catch_up.leave_out(lost)
         self.peering.take_over(death.device)
+        self.peering.snapshots.leave_out(lost)
         self.since = self.crew.generation + 1
         self.crew.report(
             "replica_lost",
@@ -56,6 +57,8 @@ class Losing:
             step=self.peering.snapshots.start,
             text=f"{death.device} {death.how}: {reason}",
         )
+        if len(self.standing) == 1:
+            self.peering.end()
 
     def said(self) -> str:
         """Say how many replicas stand."""

@@ -25,6 +25,7 @@ class Peering:
     Attributes:
         is_elastic: only where the run can go on without a replica.
         is_on: states come from peers; known when all devices have first met.
+        is_over: one replica is left: from its next meeting on, its devices take snapshots.
         begins_again: no step has ended since nobody had the state of a device any more.
         told: of the newest step of which the loss was told: step, loss, seconds until the vote.
     """
@@ -43,11 +44,13 @@ class Peering:
         self.crew, self.snapshots, self.votes = crew, snapshots, votes
         self.log_loss, self.catch_up, self.tell_step = log_loss, catch_up, tell_step
         self.is_elastic = is_elastic
-        self.is_on = self.begins_again = False
+        self.is_on = self.is_over = self.begins_again = False
         self.told: tuple[int, float, float] | None = None
 
     def can_be_on(self, members: Iterable[Member]) -> bool:
         """Whether the program of all processes can give states, and what else is wanted."""
+        if self.is_over:
+            return False
         return all("peers" in m.knows and (m.replicas or not self.is_elastic) for m in members)
 
     def orders(self) -> dict[str, bool]:
@@ -69,6 +72,15 @@ class Peering:
             self.snapshots.keep_beginning(step + 1)
             self.votes.forget_steps(before=step + 1)
             self.log_loss.end_step()
+
+    def end(self) -> None:
+        """Hear that nobody has a peer any more."""
+        self.is_on, self.is_over = False, True
+        self.snapshots.lose()
+
+    def lacks_snapshot(self) -> bool:
+        """Whether nobody has a dead device's state, though others have gone on from it."""
+        return self.is_over and self.snapshots.epoch < 0
 
     def take_over(self, device: str) -> None:
         """Hear that a process has died: no other may update before its replacement votes."""

@@ -5,7 +5,7 @@ Where a device's state comes from its peers in other replicas, none is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .interval import SnapshotCost, available_bytes, interval
 from .snapshot_memory import SnapshotMemory, common
@@ -64,6 +64,12 @@ class Snapshots:
     def keep_beginning(self, step: int) -> None:
         """Hear that all devices have the beginning of a step until all have all of it."""
         self.epoch = step
+
+    def leave_out(self, devices: Collection[str]) -> None:
+        """Hear that some devices are lost for good; give their memory back."""
+        for name in devices:
+            self.slots.pop(name).close()
+            self.costs.pop(name, None)
 
     def lose(self) -> None:
         """Hear that nobody has a device's state any more."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from bigbrain_fx.supervisor import FailedError
+from bigbrain_fx.supervisor import FailedError, Rescue, Supervisor
+from bigbrain_fx.supervisor.judging import Death
 from tests.supervisor.test_peer_states import STEPS, UNLIKE, named, require_same, split
 from tests.support.bundles import MODEL
 from tests.support.puppets import Stage
@@ -15,8 +17,36 @@ from tests.support.replayed import Fault, Seen, supervised
 NORMS = MODEL.replace("nn.LayerNorm(16)", "nn.BatchNorm1d(5)")  # over letters
 
 
-def lost(folder: Path, bundle: Path, devices: int, faults: list[Fault], *words: str) -> Seen:
-    """Run where no death is worth a restart; the bits are plain PyTorch's."""
+def lost(
+    folder: Path,
+    bundle: Path,
+    devices: int,
+    faults: list[Fault],
+    *words: str,
+    rescue: Rescue = lambda *_: None,
+    restarts: int = 0,
+) -> Seen:
+    """Run where no death is worth a restart, until replicas are lost; the bits are plain PyTorch's.
+
+    Args:
+        folder: for the run.
+        bundle: what is run.
+        devices: how many it has.
+        faults: what happens.
+        words: more for train.py.
+        rescue: as the supervisor's.
+        restarts: allowed after the first loss.
+    """
+
+    def allow(supervisor: Supervisor) -> None:
+        leave_out = supervisor.losing.leave_out
+
+        def leave_out_and_allow(death: Death, reason: str) -> None:
+            leave_out(death, reason)
+            supervisor.judge.restarts = restarts
+
+        supervisor.losing.leave_out = leave_out_and_allow  # type: ignore[method-assign]
+
     seen = supervised(
         bundle,
         folder,
@@ -24,12 +54,12 @@ def lost(folder: Path, bundle: Path, devices: int, faults: list[Fault], *words: 
         STEPS,
         faults,
         more_words=words,
-        rescue=lambda *_: None,
+        on_supervisor=allow,
+        rescue=rescue,
         every=None,
         restarts=0,
     )
     assert len(seen.struck) == len(faults)
-    assert not seen.of("assigned")
     require_same(seen, folder, bundle)
     return seen
 
@@ -115,7 +145,24 @@ def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
         lost(tmp_path / name, bundle, 4, [Fault(name, 2, at)])
 
 
-def test_the_last_one_ends_the_run(tmp_path: Path) -> None:
+def test_the_last_ones_devices_are_replaced_from_snapshots(tmp_path: Path) -> None:
+    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), NORMS)
+    faults = [Fault("d0", 1, 5), Fault("d3", 3, 7), Fault("d2", 5, "updated")]
+    seen = lost(tmp_path / "run", bundle, 4, faults, restarts=5)
+    assert [event["device"] for event in seen.of("assigned")] == ["d3", "d2"]
+    assert seen.of("snapshot")[0]["step"] == 1
+    assert not seen.of("took_state")
+
+
+def test_the_last_one_ends_the_run_and_what_it_had_is_kept(tmp_path: Path) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
-    with pytest.raises(FailedError, match="d1 was killed"):
-        lost(tmp_path / "run", bundle, 2, [Fault("d0", 2, 5), Fault("d1", 3, 5)])
+    kept: dict[int, list[str]] = {}
+
+    def keep(step: int, files: Mapping[str, int]) -> None:
+        kept[step] = list(files)
+
+    faults = [Fault("d0", 2, 5), Fault("d1", 3, 5)]
+    with pytest.raises(FailedError, match="d1 was killed") as caught:
+        lost(tmp_path / "run", bundle, 2, faults, rescue=keep)
+    assert caught.value.left_out == ("d0",)
+    assert kept == {2: ["d1"]}

@@ -25,9 +25,11 @@ class DeviceLostError(RunError):
 
     Attributes:
         device: its name.
+        left_out: devices that the run had gone on without before.
     """
 
     device: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def failure(

@@ -167,7 +167,7 @@ def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     if not error.moves:
         return found
     lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
-    lost.device = death.device
+    lost.device, lost.left_out = death.device, error.left_out
     return lost
 
 

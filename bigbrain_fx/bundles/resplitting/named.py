@@ -104,7 +104,8 @@ def read_named(
     def problems(record: Record) -> list[str]:
         loaded.clear()
         found = []
-        for device in devices:
+        without = record.about.get("without", ())  # replicas that were lost for good
+        for device in (name for name in devices if name not in without):
             try:
                 loaded[device] = load_shard(folder, record, device, expected, notes.append)
                 loaded[device].forget()  # all of them together are the whole model

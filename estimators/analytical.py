@@ -3,8 +3,9 @@
 Forward and backward apart, and in the backward the gradients of the op's inputs apart from those of
 its parameters. It runs nothing and needs no weights.
 
-T = max(flops / (F e_f), bytes / (BW e_b)) + launch. Source: the roofline of Williams, Waterman and
-Patterson, CACM 2009. The shares e_f and e_b are in `op_rules`.
+T = max(flops / (F e_f), bytes / (BW e_b)) + launches. Source: the roofline of Williams, Waterman
+and Patterson, CACM 2009. The shares e_f and e_b are in `op_rules`. A CPU's convolution copies its
+tensors into blocks before the product and back after it, so there the times add up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from estimators.cuda_residuals import residual
 from estimators.kept import saved_bytes, scores_bytes
 from estimators.op_rules import (
     ANY_OTHER,
-    CONVOLUTION_3X3,
     CUDA_OPTIMIZER_LAUNCHES,
     DICE,
     GELU_TANH,
@@ -27,18 +27,17 @@ from estimators.op_rules import (
     OPTIMIZER_LAUNCHES,
     OPTIMIZER_TOUCHES,
     VIEW,
+    Blocked,
     OpRule,
-    Speed,
 )
 
 ATTENTION_BACKWARD = 2.5  # five matrix products backward to two forward
 SUM_TOUCHES = 3.0  # adding up moves each byte three times: two reads and a write
-FORWARD_LAUNCHES = 4.0  # of the device's launch_s: measured 1.5 to 5, and a module's call
-BACKWARD_LAUNCHES = 5.0  # for each product or pass: measured 3 to 5
-VIEW_LAUNCHES = 1.0
+SUM_LAUNCHES = 3.0  # to add the gradient of one parameter to what is there
+VIEW_LAUNCHES = 4.5  # a module's call among them
+PART_LAUNCHES = 1.0  # one of several results: no op
+VIEW_BACKWARD_LAUNCHES = 1.3
 OPTIMIZER_STATE = 2.0  # Adam keeps two moments
-
-_WIDE_CHANNELS = 64
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _cost(call: PricedCall, device: Device, kept: set[str], fused: bool) -> OpCo
         host_forward_s, host_backward_s = clock.host_forward_s(), clock.host_backward_s()
         factor = residual(device, clock.likeness)
     else:
-        clock = _Clock(call, rule, CONVOLUTION_3X3 if _is_wide_3x3(call) else rule.speed, device)
+        clock = _Clock(call, rule, device)
     if not op.requires_grad:
         return OpCost(factor * clock.forward_s(), host_forward_s=host_forward_s)
     input_s = factor * (clock.inputs_backward_s() + clock.fan_out_s())
@@ -160,21 +159,12 @@ def _workspace_bytes(call: PricedCall, rule: OpRule, device: Device) -> int:
     return inputs + (scores_bytes(call, device.kind) if rule.kind == "attention" else 0)
 
 
-def _is_wide_3x3(call: PricedCall) -> bool:
-    if family(call.op.target) != "conv2d":
-        return False
-    found = (call.scope.param(name) for name in call.op.params)
-    shapes = [spec.shape for spec in found if spec is not None and len(spec.shape) == 4]
-    return any(s[2:] == (3, 3) and number(s[1]) >= _WIDE_CHANNELS for s in shapes)
-
-
 @dataclass(frozen=True)
 class _Clock:
     """The seconds of one call on one CPU, which starts each op when the one before is done."""
 
     call: PricedCall
     rule: OpRule
-    speed: Speed
     device: Device
 
     @property
@@ -184,11 +174,15 @@ class _Clock:
         return (self.device.half_flops_per_s if is_half else None) or self.device.flops_per_s
 
     def forward_s(self) -> float:
+        speed = self.rule.speed
         if self.call.op.view_of is not None:
-            return self._view_s()
-        compute_s = self.call.flops / (self.flops_per_s * self.speed.flops)
-        memory_s = self.call.moved_bytes / (self.device.memory_bytes_per_s * self.speed.bytes)
-        return max(compute_s, memory_s) + self._noise_s() + self._launches_s(FORWARD_LAUNCHES)
+            is_part = family(self.call.op.target) == "getitem"
+            return self._launches_s(PART_LAUNCHES if is_part else VIEW_LAUNCHES)
+        if self.rule.blocked is not None:
+            return self._blocked_s(self.rule.blocked.forward)
+        compute_s = self.call.flops / (self.flops_per_s * speed.flops)
+        memory_s = self.call.moved_bytes / (self.device.memory_bytes_per_s * speed.bytes)
+        return max(compute_s, memory_s) + self._noise_s() + self._launches_s(speed.launches)
 
     def inputs_backward_s(self) -> float:
         """Return the seconds to make the gradients of its inputs."""
@@ -197,13 +191,15 @@ class _Clock:
         match self.rule.kind:
             case "product":
                 factors = 1 if self.call.trained else self.call.wanted
-                return factors * self._products_s(1.0)
+                blocked = self.rule.blocked
+                each_s = self._blocked_s(blocked.inputs) if blocked else self._products_s(1.0)
+                return factors * each_s
             case "attention":
                 return self._products_s(ATTENTION_BACKWARD)
             case "view":
                 return self._view_backward_s()
-        if self.speed.backward_bytes is None:
-            return self._launches_s(BACKWARD_LAUNCHES)
+        if self.rule.speed.backward_bytes is None:
+            return self._launches_s(self.rule.speed.backward_launches)
         return self._pass_s(self.call.moved_bytes)
 
     def weights_backward_s(self) -> float:
@@ -212,14 +208,16 @@ class _Clock:
             return 0.0
         nbytes = sum(spec.nbytes for spec in self.call.trained)
         own_s = 0.0
-        if self.rule.kind == "product":
+        if self.rule.blocked is not None:
+            own_s = self._blocked_s(self.rule.blocked.weights)
+        elif self.rule.kind == "product":
             own_s = self._products_s(1.0)
         elif self.rule.kind == "lookup":
             own_s = self._pass_s(nbytes)
         elif not self.call.wanted:
             own_s = self._pass_s(self.call.moved_bytes)
         summed_s = (1.0 + SUM_TOUCHES) * nbytes / self.device.memory_bytes_per_s
-        return own_s + summed_s + self._launches_s(float(len(self.call.trained)))
+        return own_s + summed_s + self._launches_s(SUM_LAUNCHES * len(self.call.trained))
 
     def fan_out_s(self) -> float:
         """Return the seconds to add up the gradients that come from several readers."""
@@ -236,22 +234,30 @@ class _Clock:
         drawn = scores_bytes(self.call, self.device.kind)
         return drawn / (self.device.memory_bytes_per_s * DICE.bytes)
 
+    def _blocked_s(self, blocked: Blocked) -> float:
+        """Time a product and the reorders of its tensors, one after another."""
+        weights = sum(spec.nbytes for spec in self.call.weights)
+        tensors = self.call.moved_bytes - weights
+        touched = blocked.tensor_touches * tensors + blocked.weight_touches * weights
+        compute_s = self.call.flops / (self.flops_per_s * blocked.flops)
+        reorders_s = touched / self.device.memory_bytes_per_s
+        return compute_s + reorders_s + self._launches_s(blocked.launches)
+
     def _products_s(self, products: float) -> float:
-        rate = self.flops_per_s * self.speed.backward_flops
+        rate = self.flops_per_s * self.rule.speed.backward_flops
         return max(products * self.call.flops / rate, self._pass_s(self.call.moved_bytes))
 
     def _pass_s(self, nbytes: int) -> float:
-        share = self.speed.backward_bytes or 1.0
+        share = self.rule.speed.backward_bytes or 1.0
         pass_s = nbytes / (self.device.memory_bytes_per_s * share)
-        return pass_s + self._launches_s(BACKWARD_LAUNCHES)
-
-    def _view_s(self) -> float:
-        return self._launches_s(VIEW_LAUNCHES)
+        return pass_s + self._launches_s(self.rule.speed.backward_launches)
 
     def _view_backward_s(self) -> float:
         """Time zeros and a copy for a part, a sum for an expansion, nothing for other views."""
         base, own = self.call.values[0][1].nbytes, self.call.result.nbytes
-        return self._view_s() if base == own else self._pass_s(base + own)
+        if base == own:
+            return self._launches_s(VIEW_BACKWARD_LAUNCHES)
+        return self._pass_s(base + own)
 
     def _launches_s(self, launches: float) -> float:
         return self.device.launch_s * launches

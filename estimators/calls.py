@@ -109,10 +109,15 @@ class PricedCall:
         return tuple((name, spec) for name, spec in found if spec is not None)
 
     @cached_property
+    def weights(self) -> tuple[TensorSpec, ...]:
+        """Its parameters, buffers and constants."""
+        found = (self.scope.param(name) for name in self.op.params)
+        return tuple(spec for spec in found if spec is not None)
+
+    @cached_property
     def trained(self) -> tuple[TensorSpec, ...]:
         """Its parameters that want a gradient."""
-        found = (self.scope.param(name) for name in self.op.params)
-        return tuple(spec for spec in found if spec is not None and spec.requires_grad)
+        return tuple(spec for spec in self.weights if spec.requires_grad)
 
     @cached_property
     def wanted(self) -> int:

@@ -1,12 +1,14 @@
 """What is assumed of each family of ops: which share of a device's rates it gets, what it keeps.
 
-Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies). Most were
-measured op by op with torch 2.13 on one x86 core, float32, tensors of 0.1 to 10 MiB; attention,
-convolutions and SIMPLE were then lowered by eye to what the small shapes of `models/` reach;
-SORTING and UNKNOWN are guesses; a GPU's are in `cuda_rules`. Above 1: the data is in a cache, or
-the kernel is smarter than the plain product (Winograd convolutions). All are assumptions for other
-machines: `doctor` measures the rates, not the shares. Backward shares are relative to the bytes of
-the *forward* call.
+Speeds are shares of two measured rates of `cluster.json` (FP32 products, large copies) and numbers
+of its launches. They were fitted op by op (least squares of logarithms) to what `bigbrain-fx
+profile` measured of torch 2.13 on one x86 core with AVX2, float32: 1142 ops of `models/`, 96 of a
+plain CNN, and 25 convolutions and 26 other ops of image models, each at 1 to 32 rows. Families with
+fewer than eight times keep what an earlier microbenchmark of 0.1 to 10 MiB found; SORTING and
+UNKNOWN are guesses; a GPU's are in `cuda_rules`. Above 1: the data is in a cache, or the rate of
+products is not the core's best. All are assumptions for other machines: `doctor` measures the
+rates, not the shares. Backward shares are relative to the bytes of the *forward* call. In a step an
+op costs more launches than in a loop: its code is in no cache.
 
 What is kept for backward follows torch's tools/autograd/derivatives.yaml; tests compare it with the
 tensors that autograd really saves. This file knows aten's names; it knows no graph and no device.
@@ -18,18 +20,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+FORWARD_LAUNCHES = 5.0  # of most ops in the device's launch_s, and a module's call
+BACKWARD_LAUNCHES = 4.0  # for each product or pass
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Shares of the device's rates that an op reaches, forward and backward.
+    """Shares of the device's rates that an op reaches, forward and backward, and what starts it.
 
-    `backward_bytes` None: the backward only hands gradients on.
+    `backward_bytes` None: the backward only hands gradients on. Launches are in the device's
+    launch_s: of the forward and a module's call, and of each product or pass of the backward.
     """
 
     flops: float = 1.0
     bytes: float = 1.0
     backward_flops: float = 1.0
     backward_bytes: float | None = 1.0
+    launches: float = FORWARD_LAUNCHES
+    backward_launches: float = BACKWARD_LAUNCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """One product of a CPU's convolution: between reorders of its tensors, so that all add up.
+
+    Tensors and weights come plain and are copied into blocks of channels for each call, results
+    are copied back: oneDNN's "Memory format propagation". A few rows pay the weights' whole copy.
+
+    Attributes:
+        flops: share of the device's rate.
+        tensor_touches, weight_touches: how often their bytes are moved, at the rate of copies.
+        launches: in the device's launch_s; to look a primitive up and to start the reorders.
+    """
+
+    flops: float
+    tensor_touches: float
+    weight_touches: float
+    launches: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedProducts:
+    """A convolution's forward, and its gradients: of the inputs, of the weights."""
+
+    forward: Blocked
+    inputs: Blocked
+    weights: Blocked
 
 
 Kind: TypeAlias = Literal["product", "attention", "lookup", "view", "pointwise"]
@@ -53,7 +89,8 @@ class OpRule:
     """What is assumed of one family.
 
     `keeps` are parts of what is kept; `floats_per_row` more of them for each row of the input
-    (statistics), `bytes_per_element` more for each element of the output (indices, gates).
+    (statistics), `bytes_per_element` more for each element of the output (indices, gates). Where
+    there is `blocked`, a CPU's times are by it, and not by `speed`.
     """
 
     speed: Speed
@@ -61,28 +98,37 @@ class OpRule:
     keeps: tuple[Kept, ...] = ()
     floats_per_row: int = 0
     bytes_per_element: int = 0
+    blocked: BlockedProducts | None = None
 
 
-PRODUCT = Speed(flops=0.95, backward_flops=0.85)
-CONVOLUTION = Speed(flops=0.6, backward_flops=0.5)
-CONVOLUTION_3X3 = Speed(flops=1.5, backward_flops=1.4)  # 64 channels or more
-ATTENTION = Speed(flops=0.4, backward_flops=0.5)  # of 2.5 products backward
-COPY = Speed(bytes=1.5, backward_bytes=4.0)
-TRANSPOSING = Speed(bytes=0.45, backward_bytes=None)
-PASS_ON = Speed(bytes=1.5, backward_bytes=None)
-SIMPLE = Speed(bytes=1.3, backward_bytes=0.6)
-SMOOTH = Speed(bytes=0.9, backward_bytes=0.6)
-GELU = Speed(bytes=0.85, backward_bytes=0.33)
-GELU_TANH = Speed(bytes=0.16, backward_bytes=0.15)
+PRODUCT = Speed(0.95, 0.3, 0.92, 0.35, launches=10.0, backward_launches=7.5)
+"""Of few rows the weights are read and packed for each call: a third of a copy's rate."""
+EINSUM = Speed(0.87, 0.27, 0.87, 0.3, launches=17.0, backward_launches=14.0)
+CONVOLUTION = BlockedProducts(
+    Blocked(1.2, 3.3, 3.8, 30.0), Blocked(1.4, 5.0, 3.7, 23.0), Blocked(0.96, 3.3, 7.4, 22.0)
+)
+TRANSPOSED_CONVOLUTION = BlockedProducts(
+    Blocked(0.48, 8.0, 5.4, 33.0), Blocked(0.47, 1.9, 1.6, 25.0), Blocked(0.51, 2.3, 5.0, 28.0)
+)
+ATTENTION = Speed(0.4, backward_flops=0.5, launches=15.0, backward_launches=10.0)
+"""Backward of 2.5 products. Rates are of heads of 32 numbers or more; heads of 16 reach half."""
+COPY = Speed(bytes=1.1, backward_bytes=4.0, launches=7.5, backward_launches=3.5)
+TRANSPOSING = Speed(bytes=0.4, backward_bytes=None, backward_launches=1.5)
+PASS_ON = Speed(bytes=1.5, backward_bytes=None, backward_launches=1.5)
+SIMPLE = Speed(bytes=1.4, backward_bytes=0.85, launches=5.5, backward_launches=2.5)
+SMOOTH = Speed(bytes=0.45, backward_bytes=0.4)
+GELU = Speed(bytes=0.32, backward_bytes=0.21, launches=9.5, backward_launches=6.0)
+GELU_TANH = Speed(bytes=0.16, backward_bytes=0.15, launches=9.5, backward_launches=6.0)
 TANH = Speed(bytes=0.09, backward_bytes=0.7)
 EXPONENTIAL = Speed(bytes=0.31, backward_bytes=0.8)
 TRIGONOMETRIC = Speed(bytes=0.19, backward_bytes=0.14)
-POWER = Speed(bytes=2.2, backward_bytes=0.3)
-NORM = Speed(bytes=0.85, backward_bytes=0.4)
+POWER = Speed(bytes=2.2, backward_bytes=0.4)
+LAYER_NORM = Speed(bytes=0.46, backward_bytes=0.39, launches=9.5, backward_launches=3.5)
+GROUP_NORM = Speed(bytes=0.86, backward_bytes=0.6, launches=9.5, backward_launches=4.5)
 RMS_NORM = Speed(bytes=0.6, backward_bytes=0.1)
-BATCH_NORM = Speed(bytes=0.2, backward_bytes=0.5)
+BATCH_NORM = Speed(bytes=0.23, backward_bytes=0.5, launches=11.0)
 SOFTMAX = Speed(bytes=0.48, backward_bytes=0.8)
-DICE = Speed(bytes=0.04, backward_bytes=0.6)
+DICE = Speed(bytes=0.04, backward_bytes=0.9, launches=15.0, backward_launches=2.5)
 MASKING = Speed(bytes=0.06, backward_bytes=0.06)
 INDEXING = Speed(bytes=0.28, backward_bytes=0.29)  # it counts its dimensions for every element
 SELECTING = Speed(bytes=1.3, backward_bytes=0.35)
@@ -91,11 +137,13 @@ SCATTERING = Speed(bytes=0.33, backward_bytes=0.5)
 PUTTING = Speed(bytes=0.22, backward_bytes=0.16)
 """Of rows of 32 to 256 numbers, 500 to 2,000 of them (a graph's nodes), read 4 to 20 times each:
 the middle of four sizes. Tables beyond the caches are slower: of 5 MiB, 0.1 either way."""
-LOOKUP = Speed(bytes=3.0, backward_bytes=1.3)
-LOSS = Speed(bytes=0.22, backward_bytes=0.22)
+LOOKUP = Speed(bytes=0.8, backward_bytes=0.22, launches=12.0, backward_launches=13.0)
+LOSS = Speed(bytes=0.16, backward_bytes=0.17, launches=10.0, backward_launches=10.5)
+SUM = Speed(bytes=0.6, backward_bytes=None, launches=6.5, backward_launches=2.5)
+MEAN = Speed(bytes=1.2, backward_bytes=0.45, launches=10.0, backward_launches=7.0)
 REDUCTION = Speed(bytes=2.0, backward_bytes=0.3)
-MAX_POOL = Speed(bytes=0.03, backward_bytes=0.4)
-AVERAGE_POOL = Speed(bytes=0.09, backward_bytes=0.09)
+MAX_POOL = Speed(bytes=0.064, backward_bytes=0.47, launches=6.5, backward_launches=5.0)
+AVERAGE_POOL = Speed(bytes=0.115, backward_bytes=0.094, launches=9.5, backward_launches=7.0)
 RESIZE = Speed(bytes=0.04, backward_bytes=0.22)
 SORTING = Speed(bytes=0.05, backward_bytes=0.3)
 UNKNOWN = Speed(flops=0.5, bytes=0.5, backward_flops=0.5, backward_bytes=0.5)
@@ -129,12 +177,17 @@ def _rows(names: str, rule: OpRule) -> dict[str, OpRule]:
 
 OP_RULES: Mapping[str, OpRule] = {
     **_rows(
-        "linear mm matmul bmm mv dot inner addmm baddbmm addbmm addmv einsum _grouped_mm",
+        "linear mm matmul bmm mv dot inner addmm baddbmm addbmm addmv _grouped_mm",
         OpRule(PRODUCT, "product", ("factors",)),
     ),
+    "einsum": OpRule(EINSUM, "product", ("factors",)),
     **_rows(
-        "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d",
-        OpRule(CONVOLUTION, "product", ("factors",)),
+        "conv1d conv2d conv3d convolution",
+        OpRule(PRODUCT, "product", ("factors",), blocked=CONVOLUTION),
+    ),
+    **_rows(
+        "conv_transpose1d conv_transpose2d conv_transpose3d",
+        OpRule(PRODUCT, "product", ("factors",), blocked=TRANSPOSED_CONVOLUTION),
     ),
     "lstm": OpRule(PRODUCT, "product", ("factors",), bytes_per_element=24),
     **_rows(
@@ -163,8 +216,8 @@ OP_RULES: Mapping[str, OpRule] = {
         "pow square abs clamp clamp_min clamp_max leaky_relu hardtanh prelu",
         OpRule(POWER, keeps=("first",)),
     ),
-    **_rows("layer_norm native_layer_norm", OpRule(NORM, keeps=("first",), floats_per_row=2)),
-    **_rows("group_norm native_group_norm instance_norm", OpRule(NORM, keeps=("first",))),
+    **_rows("layer_norm native_layer_norm", OpRule(LAYER_NORM, keeps=("first",), floats_per_row=2)),
+    **_rows("group_norm native_group_norm instance_norm", OpRule(GROUP_NORM, keeps=("first",))),
     **_rows("rms_norm", OpRule(RMS_NORM, keeps=("first", "copy"), floats_per_row=1)),
     **_rows("batch_norm native_batch_norm", OpRule(BATCH_NORM, keeps=("first",))),
     **_rows("dropout feature_dropout alpha_dropout native_dropout", OpRule(DICE, keeps=("noise",))),
@@ -184,7 +237,8 @@ OP_RULES: Mapping[str, OpRule] = {
         OpRule(LOSS, keeps=("inputs",)),
     ),
     "l1_loss": OpRule(SMOOTH, keeps=("copy",)),  # its difference
-    **_rows("sum mean", OpRule(REDUCTION)),
+    "sum": OpRule(SUM),
+    "mean": OpRule(MEAN),
     **_rows("var std var_mean", OpRule(REDUCTION, keeps=("first",))),
     **_rows(
         "norm linalg_vector_norm logsumexp amax amin prod",
@@ -195,7 +249,7 @@ OP_RULES: Mapping[str, OpRule] = {
         "max_pool1d max_pool2d max_pool3d", OpRule(MAX_POOL, keeps=("first",), bytes_per_element=8)
     ),
     **_rows("avg_pool1d avg_pool2d avg_pool3d", OpRule(AVERAGE_POOL, keeps=("first",))),
-    **_rows("adaptive_avg_pool1d adaptive_avg_pool2d", OpRule(REDUCTION)),
+    **_rows("adaptive_avg_pool1d adaptive_avg_pool2d", OpRule(MEAN)),
     **_rows(
         "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d interpolate", OpRule(RESIZE)
     ),

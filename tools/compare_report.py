@@ -52,10 +52,11 @@ def _head(found: Comparison) -> list[str]:
         "time of what was left out at once (all ops of a model, say), averaged over what was left",
         f"out. Families of fewer than {FEWEST_OF_A_FAMILY} signatures are not left out; times "
         "under",
-        "1 µs are not judged, they are the clock's. `analytical` is fitted to nothing here, but "
-        "the",
-        "shares in `estimators/op_rules.py` were once measured op by op on a CPU of this kind, so",
-        "no family is new to it.\n",
+        "1 µs are not judged, they are the clock's. The numbers in `estimators/op_rules.py` were "
+        "fitted",
+        "to such ops on a CPU of this kind, these among them: what `analytical` has here is the "
+        "error",
+        "of a fit of some three numbers a family, left out or not, and what others correct.\n",
     ]
 
 

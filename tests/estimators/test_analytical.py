@@ -29,16 +29,10 @@ from bigbrain_fx.core import (
     TensorSpec,
 )
 from bigbrain_fx.frontend import capture
-from estimators.analytical import (
-    BACKWARD_LAUNCHES,
-    FORWARD_LAUNCHES,
-    SUM_TOUCHES,
-    Analytical,
-    family,
-    rule_of,
-)
+from estimators.analytical import SUM_TOUCHES, Analytical, family, rule_of
 from estimators.op_rules import (
     ANY_OTHER,
+    CONVOLUTION,
     GELU_TANH,
     OPTIMIZER_LAUNCHES,
     OPTIMIZER_TOUCHES,
@@ -99,6 +93,38 @@ def test_a_product_is_bound_by_its_bytes_where_these_take_longer() -> None:
     assert cost(op("a", "aten.neg.default"), made, params=(weight("w", 4, 4),)).forward_s > 1.0
 
 
+def convolution(rows: int) -> OpCost:
+    """Return the cost of a 3 x 3 convolution of 8 to 16 channels, of 4 x 4 pixels."""
+    before = op("a", "aten.neg.default", out=tensor(rows, 8, 4, 4))
+    flops, moved = rows * 16 * 16 * 2 * 72, 4 * (rows * 128 + 16 * 72)
+    made = op(
+        "v",
+        "aten.conv2d.default",
+        Ref("a"),
+        ParamRef("w"),
+        out=tensor(rows, 16, 4, 4),
+        flops=flops,
+        reads_bytes=moved,
+        writes_bytes=4 * rows * 256,
+    )
+    return cost(before, made, params=(weight("w", 16, 8, 3, 3),))
+
+
+def test_a_convolution_adds_up_its_product_its_reorders_and_its_start() -> None:
+    blocked = CONVOLUTION.forward
+    tensors, weights, flops = 4 * 4 * (128 + 256), 4 * 16 * 72, 4 * 16 * 16 * 2 * 72
+    product_s = flops / 1e9 / blocked.flops
+    touched = blocked.tensor_touches * tensors + blocked.weight_touches * weights
+    expected_s = product_s + touched / 1e9 + blocked.launches * 1e-6
+    assert convolution(4).forward_s == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_convolutions_of_few_rows_cost_more_a_row() -> None:
+    one, many = convolution(1), convolution(64)
+    for name in ("forward_s", "backward_s", "backward_input_s"):
+        assert getattr(one, name) > 1.5 * getattr(many, name) / 64
+
+
 def test_frozen_weights_and_plain_inputs_save_a_product_each() -> None:
     before = op("a", "aten.neg.default")
     frozen = replace(weight("w", 4, 4), spec=tensor(4, 4, grad=False))
@@ -121,8 +147,8 @@ def test_elementwise_ops_are_bound_by_bytes() -> None:
 
 def test_a_small_op_costs_its_launches() -> None:
     found = cost(op("a", "aten.neg.default"), op("v", "aten.relu.default", Ref("a")))
-    assert found.forward_s == pytest.approx(FORWARD_LAUNCHES * 1e-6, rel=0.05)
-    assert found.backward_s == pytest.approx(BACKWARD_LAUNCHES * 1e-6, rel=0.05)
+    assert found.forward_s == pytest.approx(SIMPLE.launches * 1e-6, rel=0.05)
+    assert found.backward_s == pytest.approx(SIMPLE.backward_launches * 1e-6, rel=0.05)
 
 
 def test_views_cost_next_to_nothing() -> None:

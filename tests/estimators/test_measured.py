@@ -13,7 +13,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Options, Source, make_plan, measured_share
 from bigbrain_fx.plan.explain import explain
 from bigbrain_fx.planning import registry as plugins
-from estimators.analytical import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
+from estimators.op_rules import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from tests.support.profiled import MACHINE, profile_of
 from tests.support.synthetic import cluster_of, graph_of, op, random_graph
 

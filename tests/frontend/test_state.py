@@ -369,3 +369,33 @@ def test_a_cached_function_gives_runs_nothing_of_a_trace() -> None:
     assert_same(model, found, model)
     assert _mask.cache_info().misses >= 1
     assert type(_mask(5)) is Tensor
+
+
+@functools.lru_cache
+def _first(layer: nn.Linear) -> Tensor:
+    return layer.weight.detach().clone()
+
+
+class ByFunction(Net):
+    def middle(self, h: Tensor) -> Tensor:
+        return h @ _first(self.up)
+
+
+class ByProperty(Net):
+    @functools.cached_property
+    def norm(self) -> Tensor:
+        return self.up.weight.detach().norm()
+
+    def middle(self, h: Tensor) -> Tensor:
+        return h @ self.up.weight * self.norm
+
+
+@pytest.mark.parametrize(("kind", "name"), [(ByFunction, "_first"), (ByProperty, "norm")])
+def test_what_is_kept_of_the_first_weights_is_refused(kind: type[Net], name: str) -> None:
+    model = kind()
+    model.down = nn.Linear(4, 4)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(CaptureError, match=rf"BX0160: forward keeps \S*{name} ") as caught:
+        capture(model, batch())
+    assert "register_buffer" in (caught.value.help or "")
+    assert all(map(torch.equal, model.parameters(), before))

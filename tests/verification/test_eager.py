@@ -1,7 +1,8 @@
-"""Files of the plain loop: tensors come back as they lay in memory, for kernels round by it."""
+"""The plain loop is the user's own: attributes stay, and tensors lie as they lay in memory."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -32,3 +33,48 @@ def test_a_tensor_that_repeats_itself_is_written_out(tmp_path: Path) -> None:
     found = eager.read(tmp_path / "file")["x"]
     assert found.is_contiguous()
     assert torch.equal(found, found[:1].expand(4, 3))
+
+
+CACHED = """
+import functools
+import torch
+from torch import nn
+
+
+@functools.lru_cache
+def first(layer):
+    return layer.weight.detach().clone()
+
+
+class Net(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x @ first(self).t()  * self.weight.sum()
+
+
+def model():
+    return Net(6, 2)
+
+
+def example_batch():
+    return torch.ones(4, 6)
+
+
+def loss(output, batch):
+    return output.square().mean()
+"""
+
+
+def test_what_a_call_leaves_is_there_for_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "cached_first.py"
+    path.write_text(CACHED)
+    loop = eager.TrainingLoop(eager.Wanted(str(path), 0, 2, random=False))
+    for step in ("0", "1"):
+        (tmp_path / step).mkdir()
+        loop.run_step(tmp_path / step)
+    assert vars(loop.model)["calls"] == 4
+    first = sys.modules[type(loop.model).__module__].first
+    assert first.cache_info().misses == 1
+    assert not torch.equal(first(loop.model), loop.model.get_parameter("weight"))

@@ -84,8 +84,9 @@ class Attributes:
             kept = {key: value for key, value in _items(owner) if _counts(owner, key, value)}
             found._owners.append((owner, kept))
             found._named.append((name, owner))
-            caches = (v for v in vars(owner).values() if isinstance(v, _Cached))
-            found._undo.extend(cached.cache_clear for cached in caches)
+            for key, cached in _items(owner):
+                if isinstance(cached, _Cached):
+                    found._look_at_cache(f"{name}.{key}" if name else key, cached)
             for key, value in kept.items():
                 found._look(f"{name}.{key}" if name else key, value)
         for path, part in model.named_modules():
@@ -98,6 +99,11 @@ class Attributes:
         marks: Marks = {}
         self._walk("", value, marks, 0)
         self.marks[name] = marks
+
+    def _look_at_cache(self, name: str, cached: _Cached[Any]) -> None:
+        """Note how often a function with a cache has computed: a call finds the cache empty."""
+        self.marks[name] = {"": ("cache", cached.cache_info().misses)}
+        self._undo.append(cached.cache_clear)
 
     def _look_at_module(self, before: str, part: nn.Module) -> None:
         """Note what forward may do to a module's own tensors and parts."""

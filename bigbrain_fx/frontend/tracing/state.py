@@ -1,10 +1,12 @@
 """Whether what forward leaves in plain attributes changes what the next forward computes.
 
     forward(x) ─▶ put back ─▶ forward(other), forward(x): the same numbers?
+    weights moved: forward(x) ─▶ put back ─▶ forward(x): the same numbers?
 
 A cache made at first use, or a loss that is kept for a look at it, changes nothing and is let be; a
 hidden state, a counter that warms something up, a generator of its own would be a constant of the
-trace. This file runs steps; it knows no graphs.
+trace. A cache of what the first weights give is one in plain PyTorch, and would not be in a trace.
+This file runs steps; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
@@ -55,6 +57,8 @@ class State:
             made = [name for name in moved if after.is_part(name)]
             if made or not self._same_later(before, first, example):
                 return self._refused(made or moved, before, after, example)
+            if self.step.trains and not self._same_when_trained(before, example):
+                return _stale(moved)
         return None
 
     def _same_later(self, before: Attributes, first: Numbers, example: Sequence[Tensor]) -> bool:
@@ -74,6 +78,16 @@ class State:
         except Exception:
             return False  # it ran the first time
         return True
+
+    def _same_when_trained(self, before: Attributes, example: Sequence[Tensor]) -> bool:
+        """Whether what calls before have left gives, with other weights, what a first call does."""
+        with _other_weights(self.step.model):
+            try:
+                kept = self.plain.gradients(example, 0)
+                before.put_back()
+                return alike(kept, self.plain.gradients(example, 0))
+            except Exception:
+                return False  # it ran with the first weights
 
     def _another(self) -> None:
         """Run on another batch; where the model takes none that is made up, on the example."""
@@ -112,6 +126,35 @@ class State:
         finally:
             self.step.watch.keeps = False
             before.put_back()
+
+
+@contextlib.contextmanager
+def _other_weights(model: nn.Module) -> Iterator[None]:
+    """Move each trained weight a little in a direction of its own, as training does."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    dice = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for p in trained:
+                noise = torch.randn(p.shape, generator=dice).to(p.dtype)
+                p.add_(noise, alpha=0.05 * float(p.abs().mean().nan_to_num()) + 0.01)
+        yield
+    finally:
+        with torch.no_grad():
+            for p, numbers in zip(trained, before, strict=True):
+                p.copy_(numbers)
+
+
+def _stale(names: Sequence[str]) -> CaptureError:
+    """Refuse what is kept of the first weights: a trace computes it of those of each step."""
+    last = names[0].rpartition(".")[2]
+    return CaptureError(
+        f"BX0160: forward keeps {', '.join(names[:4])} from one call to the next, and what was "
+        "made of the first weights is no longer what those of a later step would give",
+        help="compute it in every forward, without the cache; or, where it is to stay as the first "
+        f"weights make it, in __init__: self.register_buffer({last!r}, value.detach().clone())",
+    )
 
 
 def alike(first: Numbers, second: Numbers) -> bool:

@@ -253,6 +253,11 @@ class Step(nn.Module):
         """The user's loss function."""
         return self._loss if self._trains else None
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is a step of training."""
+        return self._trains
+
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return (loss, *outputs), or the outputs alone."""
         if self.watch.keeps or torch.compiler.is_dynamo_compiling():

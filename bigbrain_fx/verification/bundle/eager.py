@@ -190,6 +190,7 @@ class TrainingLoop:
         how = route(self.model, batch, self.file.loss is not None)
         apart = take_apart(batch)
         step = Step(self.model, self._own_loss(), apart, how)
+        step.watch.keeps = True  # what a call leaves in attributes is the user's own
         tensors = [entry.tensor for entry in apart.entries]
         with self._autocast():
             found = step(*tensors)

@@ -27,7 +27,7 @@ from pathlib import Path
 import click
 
 from bigbrain_fx.core import Graph
-from bigbrain_fx.costs.fit import fit
+from bigbrain_fx.costs.fit import DEFAULT, fit
 from bigbrain_fx.costs.model import PlaceRates, write_model
 from bigbrain_fx.costs.profiles import ProfileStore
 from bigbrain_fx.errors import BigBrainError, NoPlanError
@@ -173,7 +173,7 @@ def without(profiles: Path, model: str, folder: Path) -> Path:
         )
     ]
     path = folder / f"{model}.json"
-    write_model(fit(kept, "random-forest"), path)
+    write_model(fit(kept, DEFAULT), path)
     return path
 
 

@@ -33,21 +33,18 @@ class Caches:
 
     def full(self, node: fx.Node, name: str) -> fx.Node:
         """Return a value over all positions: from a cache, written where the value is small."""
-        if node not in self.made.row.dependent:
-            return (
-                self.table.over_all(node)
-                if self.made.row.positions(node)
-                else self.table.free(node)
-            )
+        row = self.made.row
+        if node not in row.dependent:
+            return self.table.over_all(node) if row.positions(node) else self.table.free(node)
         if node not in self._whole:
-            turned = not self.made.row.is_rows(shape_of(node)[0]) and node.target in _PLAIN_VIEWS
-            grown = turned or self._grown(node)
-            self._whole[node] = self._viewed(node, name) if grown else self._cached(node, name)
+            turned = not row.is_rows(shape_of(node)[0]) and node.target in _PLAIN_VIEWS
+            make = self._viewed if turned or self._grown(node) else self._cached
+            self._whole[node] = make(node, name)
         return self._whole[node]
 
     def _grown(self, node: fx.Node) -> bool:
         """Whether a value is some smaller one, repeated and viewed."""
-        while node.target in _PLAIN_VIEWS and node not in (self.made.row.tokens,):
+        while node.target in _PLAIN_VIEWS and node is not self.made.row.tokens:
             if node.target in _GROWING:
                 return True
             node = node.args[0]  # type: ignore[assignment]  # a view's source is a node

@@ -68,10 +68,11 @@ class Making:
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
         """Add a call; what it returns is known at once, or it is refused at its place."""
-        node = self.graph.call_function(target, args, dict(kwargs or {}))
+        named = dict(kwargs or {})
+        node = self.graph.call_function(target, args, named)
         if like is not None:
             node.meta.update({key: like.meta[key] for key in _META if key in like.meta})
-        values = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
+        values = fx.map_arg((args, named), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad():
                 node.meta["val"] = target(*values[0], **values[1])

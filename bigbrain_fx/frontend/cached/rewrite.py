@@ -107,17 +107,9 @@ class _Rules:
 
     def _op(self, like: fx.Node, args: tuple[Any, ...]) -> fx.Node:
         kwargs = {
-            key: self.made.one[value]
-            if isinstance(value, fx.Node) and value in self.made.one
-            else value
+            key: fx.map_arg(value, lambda n: self._argument(n, like))
             for key, value in like.kwargs.items()
         }
-        if any(
-            isinstance(value, fx.Node) and value in self.made.row.sized for value in kwargs.values()
-        ):
-            kwargs = {
-                k: fx.map_arg(v, lambda n: self._argument(n, like)) for k, v in kwargs.items()
-            }
         return self.made.call(like, like.target, args, kwargs)
 
     def _kept_sizes(self, node: fx.Node) -> list[Any] | None:

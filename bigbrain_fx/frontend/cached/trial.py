@@ -148,10 +148,8 @@ def first_unlike(row: Row, module: Cached, most: float) -> fx.Node | None:
         if node not in module.one or not isinstance(whole.get(node), Tensor) or len(positions) != 1:
             continue
         for place in places:
-            have, want = (
-                steps[place].get(module.one[node].name),
-                whole[node].select(positions[0], place),
-            )
+            have = steps[place].get(module.one[node].name)
+            want = whole[node].select(positions[0], place)
             if isinstance(have, Tensor) and not _close(have, want, positions[0], most):
                 return node
     return None
@@ -160,12 +158,14 @@ def first_unlike(row: Row, module: Cached, most: float) -> fx.Node | None:
 def _close(have: Tensor, want: Tensor, dim: int, most: float) -> bool:
     if have.dim() != want.dim() + 1 or have.shape[dim] != 1:
         return True
-    have = have.select(dim, 0).double()
-    unlike = (have - want.double()).nan_to_num(0.0, 0.0, 0.0).abs()
-    return bool(
-        unlike.max()
-        <= 10 * most * max(1.0, float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().max()))
-    )
+    want = want.double()
+    unlike = _largest(have.select(dim, 0).double() - want)
+    return unlike <= 10 * most * max(1.0, _largest(want))
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest number but for infinities and NaN, which masks have."""
+    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _whole(row: Row, tokens: Tensor) -> Mapping[fx.Node, Any]:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from tools.published_gpus.__main__ import main, said_of
 from tools.published_gpus.balances import BALANCES, balanced
 from tools.published_gpus.graphs import FOLDER, read_graphs
-from tools.published_gpus.held_out import band, corrected, other_model
+from tools.published_gpus.held_out import again, band, corrected, other_model
 from tools.published_gpus.kernels import TimedKernel, drawn, kernel_errors, timed_kernels
 from tools.published_gpus.pairs import pairs, within
 from tools.published_gpus.rows import FILES, data_folder, read_rows
@@ -86,6 +86,14 @@ def test_a_row_is_forecast_through_the_products_own_road(tmp_path: Path) -> None
     assert [each.row.id for each in usual] == ["a", "b"]
     assert len(corrected(usual, lambda _one, _each: True)) == 2
     assert corrected(usual, other_model) == []
+
+
+def test_a_slower_card_does_not_slow_a_step_that_waits_for_its_process(tmp_path: Path) -> None:
+    _, large = read_rows(written(tmp_path))[0]
+    small = replace(large, id="one image", micro_batch=1)
+    one, slow_one, many, slow = again([(row, f) for row in (small, large) for f in (1.0, 1.25)])
+    assert slow_one.step_s == one.step_s
+    assert slow.step_s == pytest.approx(1.25 * many.step_s, rel=0.02)
 
 
 def test_without_data_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,11 +39,21 @@ class Said:
         return self.rule_s / self.row.step_s - 1
 
 
-def forecast(row: Row, graph: Graph, *, usual: bool = False) -> Said:
-    """Forecast one row; `usual`: as if nobody had measured its card."""
+def forecast(row: Row, graph: Graph, *, usual: bool = False, slower: float = 1.0) -> Said:
+    """Forecast one row.
+
+    Args:
+        row: the measurement.
+        graph: of its model.
+        usual: as if nobody had measured its card.
+        slower: what the card's rates are divided by; what its process takes to start ops stays.
+    """
     cluster = cluster_of(row)
     if usual:
         cluster = replace(cluster, devices=tuple(map(unmeasured, cluster.devices)))
+    if slower != 1.0:
+        devices = tuple(_slowed(device, slower) for device in cluster.devices)
+        cluster = replace(cluster, devices=devices)
     plan = planned(row, graph, cluster)
     step_s = plan.forecast.step_s
     if row.last_is_kept:
@@ -98,6 +108,18 @@ def unmeasured(device: Device) -> Device:
         half_flops_per_s=card.sustained_half_flops_per_s,
         tf32_flops_per_s=card.sustained_tf32_flops_per_s,
         memory_bytes_per_s=card.sustained_memory_bytes_per_s,
+    )
+
+
+def _slowed(device: Device, times: float) -> Device:
+    """Return a device at a part of all its rates."""
+    tf32, half = device.tf32_flops_per_s, device.half_flops_per_s
+    return replace(
+        device,
+        flops_per_s=device.flops_per_s / times,
+        half_flops_per_s=half and half / times,
+        tf32_flops_per_s=tf32 and tf32 / times,
+        memory_bytes_per_s=device.memory_bytes_per_s / times,
     )
 
 

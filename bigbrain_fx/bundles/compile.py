@@ -44,6 +44,7 @@ from bigbrain_fx.plan import (
     require_placeable,
     require_stores,
     timeline,
+    turned_text,
     wants_tensor,
     with_placement,
 )
@@ -128,7 +129,7 @@ def split(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
-        rounded = half_sums_text(plan.graph, plan.stages)
+        rounded = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
         notes = (*kept, *require_optimizer(found, plan), *rounded)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)

@@ -33,7 +33,11 @@ from bigbrain_fx.plan.explain import (
     size_text as size_text,
 )
 from bigbrain_fx.plan.freezing import with_frozen as with_frozen
-from bigbrain_fx.plan.half_sums import half_sums as half_sums, half_sums_text as half_sums_text
+from bigbrain_fx.plan.half_sums import (
+    half_sums as half_sums,
+    half_sums_text as half_sums_text,
+    turned_text as turned_text,
+)
 from bigbrain_fx.plan.making import (
     costs_of as costs_of,
     make_plan as make_plan,

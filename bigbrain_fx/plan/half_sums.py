@@ -1,15 +1,17 @@
-"""Gradients that one process adds in sixteen bits, and a bundle in another order or in more.
+"""What equals one process to rounding only: gradients added in sixteen bits, weights turned round.
 
 autograd adds the uses of a weight one by one. In float32 another grouping is in the last place; in
-sixteen bits it shows. This file finds those parameters. It knows graph and stages; no numbers.
+sixteen bits it shows. A bundle holds weights row by row, and kernels round by how they lie. This
+file finds those parameters. It knows graph and stages; no numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
-from bigbrain_fx.core import Graph, Op, Stages
+from bigbrain_fx.core import Graph, Op, Param, Stages
 
 _HALVES = frozenset({"bfloat16", "float16"})
 _NAMED = 3
@@ -74,3 +76,24 @@ def half_sums_text(graph: Graph, stages: Stages) -> tuple[str, ...]:
         f"{', '.join(found[:_NAMED])}{more}: {why} add up gradients that one process adds in "
         f"{graph.autocast or 'sixteen bits'}, so they are the same to rounding, not bit for bit",
     )
+
+
+def turned_text(graph: Graph) -> tuple[str, ...]:
+    """Say which weights lie otherwise than row by row in the model, in at most one sentence."""
+    found = [p.name for p in graph.params if p.name == p.canonical and _is_turned(p)]
+    if not found:
+        return ()
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return (
+        f"{', '.join(found[:_NAMED])}{more}: the model holds them otherwise than row by row "
+        "(channels_last, say), a bundle row by row, so it is the same to rounding, not bit for bit",
+    )
+
+
+def _is_turned(param: Param) -> bool:
+    """Whether strides are not a row-major tensor's; those of size 1 count for images alone."""
+    sizes = [max(1, int(size)) for size in param.spec.shape]
+    rows = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+    counted = [dim for dim, size in enumerate(sizes) if size > 1 or len(sizes) > 3]
+    other = any(int(param.spec.strides[dim]) != rows[dim] for dim in counted)
+    return other and param.kind != "constant"

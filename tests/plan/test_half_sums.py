@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Graph, Stage, Stages
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import half_sums, half_sums_text
+from bigbrain_fx.plan import half_sums, half_sums_text, turned_text
 
 
 class Twice(nn.Module):
@@ -53,3 +53,14 @@ def test_replicas_add_all_gradients_of_sixteen_bits_otherwise() -> None:
     trained = ("table.weight", "mix.weight", "mix.bias")
     assert half_sums(graph, Stages((whole,), ())) == ()
     assert half_sums(graph, Stages((whole,), (), micros=((0,), (1,)))) == trained
+
+
+def test_weights_that_lie_otherwise_are_said() -> None:
+    """A bundle holds them row by row; kernels for images look at strides of size 1, too."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, groups=3))
+    model.append(nn.Flatten())
+    image = {"input": torch.randn(2, 2, 8, 8)}
+    assert turned_text(capture(model, image).graph) == ()
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    (said,) = turned_text(capture(model, image).graph)
+    assert said.startswith("0.weight, 1.weight, 2.weight: the model holds them otherwise")

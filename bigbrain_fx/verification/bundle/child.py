@@ -37,7 +37,7 @@ from bigbrain_fx.frontend import (
     quantise,
     unit_of,
 )
-from bigbrain_fx.plan import Plan, half_sums, half_sums_text, read_plan
+from bigbrain_fx.plan import Plan, half_sums, half_sums_text, read_plan, turned_text
 from bigbrain_fx.runtime import WeightsError, filled_up
 from bigbrain_fx.verification.bundle.again import capture_again
 from bigbrain_fx.verification.bundle.failures import error_of
@@ -361,7 +361,8 @@ def _same_grouping(
     found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limits[n]]
     worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
     most = f"(allowed {max(limits.values(), default=0.0):g})"
-    said = "; ".join((f"{worst} {most}", *half_sums_text(plain.graph, plain.stages)))
+    rounded = (*half_sums_text(plain.graph, plain.stages), *turned_text(plain.graph))
+    said = "; ".join((f"{worst} {most}", *rounded))
     return _check(
         "captured graph = reference", found, f"{len(expected)} gradients of step 0, {said}"
     )

@@ -36,7 +36,12 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tests/bundles/test_replicas.py": ("test_weights_that_are_divided", "test_three_processes_sum"),
     "tests/supervisor/test_replay_overlap.py": ("test_devices_that_die_while_steps_overlap",),
-    "tests/supervisor/test_losing.py": ("test_three", "test_no_place", "test_the_last"),
+    "tests/supervisor/test_losing.py": (
+        "test_three",
+        "test_no_place",
+        "test_the_last",
+        "test_commits",
+    ),
     "tests/supervisor/test_peer_states.py": (
         "test_states_come",
         "test_another_gives",

@@ -39,6 +39,7 @@ from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
 from .suspicion import Checker, TapeRecorder, require_repeatable
+from .weights import WeightsError
 
 
 def serve(
@@ -87,8 +88,10 @@ def _about(bundle: Bundle, commits: CommitOptions | None) -> dict[str, list[list
 
     if commits is not None and commits.rescue is not None:
         return {}
-    found = replicas_of(bundle, commits=commits is not None)
-    return {"replicas": found} if found else {}
+    with suppress(WeightsError):  # whoever loads weights says it
+        found = replicas_of(bundle, commits=commits is not None)
+        return {"replicas": found} if found else {}
+    return {}
 
 
 def warm_up(bundle: Bundle, seed: int, control: Control) -> None:

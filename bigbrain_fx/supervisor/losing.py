@@ -34,11 +34,18 @@ class Losing:
         return [group for group in self.planned if set(group) <= set(self.crew.devices)]
 
     def can_leave_out(self, device: str) -> bool:
-        """Whether others have all that a device's replica has."""
+        """Whether others have all that a device's replica has.
+
+        A process that has taken over a device has its state once it was connected.
+        """
         if not (self.peering.is_on and self.peering.is_elastic):
             return False
         self.planned = self.planned or next((m.replicas for m in self.crew.at_work()), [])
-        return len(self.standing) > 1 and any(device in group for group in self.standing)
+        others = [group for group in self.standing if device not in group]
+        if not others or len(others) == len(self.standing):
+            return False
+        last = others[0] if len(others) == 1 else []
+        return all(member.formed >= 0 for member in self.crew.at_work() if member.device in last)
 
     def leave_out(self, death: Death, reason: str) -> None:
         """End what is left of a replica; all others are to meet without it."""

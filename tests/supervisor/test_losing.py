@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from bigbrain_fx.bundles.resplitting import resplit
 from bigbrain_fx.supervisor import FailedError, Rescue, Supervisor
 from bigbrain_fx.supervisor.judging import Death
-from tests.supervisor.test_peer_states import STEPS, UNLIKE, named, require_same, split
-from tests.support.bundles import MODEL
+from tests.supervisor.test_peer_states import STEPS, UNLIKE, named, plain, require_same, split
+from tests.supervisor.test_replay_bundle import python
+from tests.support.bundles import MODEL, cluster
 from tests.support.puppets import Stage
 from tests.support.replayed import Fault, Seen, supervised
 
@@ -67,9 +71,9 @@ def lost(
 REPLICAS = [["d0", "d1"], ["d2", "d3"]]
 
 
-def standing(folder: Path, replicas: list[list[str]]) -> Stage:
-    """Connect puppets of which none is replaced."""
-    made = Stage(folder, ("peers",), lambda *_: None, devices=named(4), restarts=0)
+def standing(folder: Path, replicas: list[list[str]], restarts: int = 0) -> Stage:
+    """Connect puppets of which so many are replaced."""
+    made = Stage(folder, ("peers",), lambda *_: None, devices=named(4), restarts=restarts)
     made.replicas = replicas
     made.begin()
     return made
@@ -104,6 +108,21 @@ def test_what_was_said_of_the_step_before_a_loss_counts_no_more(tmp_path: Path) 
     on.turn_until(lambda: "voted" in d0.hear())
     d1.end(-9)
     with pytest.raises(FailedError, match="d1"):  # nobody has what it has
+        on.turn_until(lambda: False)
+    close(on)
+
+
+def test_a_replica_that_waits_for_its_state_is_not_left_alone(tmp_path: Path) -> None:
+    """It would go on with the weights that it has begun with."""
+    on = standing(tmp_path, REPLICAS, restarts=1)
+    d0, *_, d3 = on.puppets
+    for puppet in on.puppets:
+        puppet.say("vote", step=0, yes=True)
+    on.turn_until(lambda: on.supervisor.snapshots.epoch == 1)
+    d3.end(-9)
+    on.turn_until(lambda: len(on.puppets) == 5 and "be" in on.puppets[-1].hear())
+    d0.end(-9)
+    with pytest.raises(FailedError, match="d0"):
         on.turn_until(lambda: False)
     close(on)
 
@@ -143,6 +162,26 @@ def test_no_place_is_a_bad_one(tmp_path: Path, at: int | str) -> None:
     bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), NORMS)
     for name in ("d0", "d3"):
         lost(tmp_path / name, bundle, 4, [Fault(name, 2, at)])
+
+
+def test_commits_afterwards_are_read_by_resume_and_resplit(tmp_path: Path) -> None:
+    """The one that is under way when the replica is lost is missed, and said."""
+    bundle, run = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3"))), tmp_path / "run"
+    commits = ("--commits", str(tmp_path / "commits"))
+    seen = lost(run, bundle, 4, [Fault("d0", 3, "updated")], *commits, "--commit-every", "2")
+    assert {event["step"] for event in seen.of("missed")} <= {4}
+    assert {path.stem for path in (run / "bundle" / "out").iterdir()} == set(named(4))
+    _, expected = plain(bundle, STEPS + 2)
+    resplit(bundle, cluster(1), tmp_path / "one", tmp_path / "commits")
+    for where, words in ((bundle, commits), (tmp_path / "one", ("--commits", "commits"))):
+        out = str(tmp_path / "out" / where.name)
+        given = (*words, "--resume", "--steps", str(STEPS + 2), "--save", out)
+        done = python(where, "train.py", "--in-process", *given)
+        assert done.returncode == 0, done.stderr
+        assert "step     6" in done.stdout
+        assert "step     5" not in done.stdout
+        for path in Path(out).iterdir():
+            assert all(torch.equal(t, expected[n]) for n, t in load_file(path).items())
 
 
 def test_the_last_ones_devices_are_replaced_from_snapshots(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tests/bundles/test_replicas.py": ("test_weights_that_are_divided", "test_three_processes_sum"),
     "tests/supervisor/test_replay_overlap.py": ("test_devices_that_die_while_steps_overlap",),
+    "tests/supervisor/test_hosts.py": ("test_of_replicas_the_other_hosts_go_on",),
     "tests/supervisor/test_losing.py": (
         "test_three",
         "test_no_place",

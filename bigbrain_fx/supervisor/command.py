@@ -84,6 +84,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         log_bytes=None if options.log_mib is None else options.log_mib * MIB,
         hosts=tuple(hosts) if bridges else (),
         grace_s=options.grace,
+        elastic=options.elastic,
     )
     events = Path(options.events) if options.events else None
     code = _run(job, bridges, events, options.json)
@@ -301,6 +302,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
         metavar="RATE",
         help="let a spare compute this share of all devices' steps again, and go back where it "
         "finds another result (default 0)",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on without a replica of which a device, or its host, is lost for good (replicas "
+        "of ZeRO 0 that are summed by micro or tree; else the run ends, as without it)",
     )
     parser.add_argument(
         "--log-mib",

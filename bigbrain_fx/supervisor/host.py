@@ -70,7 +70,9 @@ class Supervisor:
         self.log_loss = LogLoss()
         self.catch_up = CatchUp()
         parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
-        self.peering = Peering(*parts, self._tell_step, is_elastic=rescue is not None)
+        self.peering = Peering(
+            *parts, self._tell_step, is_elastic=job.elastic or rescue is not None
+        )
         self.losing = Losing(self.crew, self.votes, self.catch_up, self.peering)
         self.suspicion = Suspicion(self.crew, self.spares, self._suspect)
         wants_snapshots = feed is not None or job.every is not None
@@ -296,7 +298,7 @@ class Supervisor:
     def _go_on_without(self, death: Death, stop: Stop) -> None:
         """Leave a device out that cannot be replaced, with its replica, or end the run."""
         if not (stop.moves and self.losing.can_leave_out(death.device)):
-            raise FailedError(death, stop.reason, moves=stop.moves)
+            raise FailedError(death, self.losing.why_not(stop), moves=stop.moves)
         self.losing.leave_out(death, stop.reason)
         self.stopping.move(self.crew.clock.now())
         self._look_where_to_stop()
@@ -318,7 +320,8 @@ class Supervisor:
     def _stop_for(self, dead: Member, death: Death, now: float) -> Stop | None:
         stop = None if dead.recalled else self.judge.stop_for(death, now)
         if getattr(dead.process, "is_lost", False):
-            return Stop("its host is lost, and the snapshots there: go on from a commit (--resume)")
+            more = ", and the snapshots there: go on from a commit (--resume)"
+            return Stop("its host is lost", moves=True, more=more)
         return stop
 
     # ------------------------------------------------------------------ what processes say

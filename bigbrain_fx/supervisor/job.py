@@ -35,6 +35,7 @@ class Job:
         grace_s: longest time from a request to stop to the end of a step, and from there to the
             next thing that comes nearer to the end. None: as long as recent steps took three times,
             and 30 s at least.
+        elastic: it goes on without a replica that is lost for good, where its program can.
         hosts: where each device is; empty: all are on this host. Snapshots stay on their host, so
             every host has spares of its own.
     """
@@ -54,6 +55,7 @@ class Job:
     log_bytes: int | None = None
     grace_s: float | None = None
     hosts: tuple[str, ...] = ()
+    elastic: bool = False
 
     @property
     def beat_s(self) -> float:

@@ -54,10 +54,14 @@ class Death:
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run must stop, in half a sentence; `moves`: other devices could go on with it."""
+    """Why a run must stop, in half a sentence; `moves`: other devices could go on with it.
+
+    `more`: what to add where it does stop.
+    """
 
     reason: str
     moves: bool = False
+    more: str = ""
 
 
 @dataclass

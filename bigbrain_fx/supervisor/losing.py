@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .catch_up import CatchUp
 from .crew import Crew
-from .judging import Death
+from .judging import Death, Stop
 from .peering import Peering
 from .processes import Member
 from .votes import Votes
@@ -66,6 +66,13 @@ class Losing:
         )
         if len(self.standing) == 1:
             self.peering.end()
+
+    def why_not(self, stop: Stop) -> str:
+        """Say why a run ends; where it was to go on without replicas, that none can be left out."""
+        whole = stop.reason + stop.more
+        if not (self.peering.is_elastic and stop.moves):
+            return whole
+        return f"{whole}; no other replica that could go on has all that it has"
 
     def said(self) -> str:
         """Say how many replicas stand."""

@@ -22,7 +22,7 @@ class Spares:
         job = self.crew.job
         if self.lost > job.spares:
             return
-        for host in sorted(set(job.hosts)) or [""]:
+        for host in sorted({job.host_of(device) for device in self.crew.devices}):
             for _ in range(job.spares - len(self.crew.spares(host))):
                 self._start(host)
 

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
 from bigbrain_fx.supervisor import FailedError, Supervisor, main
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
 from bigbrain_fx.supervisor.secured import Mouth, Pair, Secured, StrangerError, how_to_make
+from tests.supervisor.test_peer_states import plain, split
 from tests.support.bundles import cluster, split_small
 from tests.support.certificates import make, pair
 from tests.support.replayed import Fault, Seen, supervised
@@ -138,6 +141,34 @@ def test_a_lost_host_ends_the_run(bundle: Path, tmp_path: Path, listener: socket
                 hosts=HOSTS,
                 on_supervisor=lose_it,
             )
+
+
+def test_of_replicas_the_other_hosts_go_on(tmp_path: Path, listener: socket.socket) -> None:
+    replicas = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")))
+    (tmp_path / "two").mkdir()
+    with agent(listener, tmp_path / "two" / "bundle") as bridges:
+
+        def lose_it(supervisor: Supervisor) -> None:
+            supervisor.on_step = lambda step, *_: bridges["south"].close() if step == 2 else None
+
+        seen = supervised(
+            replicas,
+            tmp_path / "two",
+            ("d0", "d1", "d2", "d3"),
+            STEPS,
+            start=start_on(bridges, start_supervised),
+            hosts=("north", "north", "south", "south"),
+            on_supervisor=lose_it,
+            every=None,
+            elastic=True,
+        )
+    (gone,) = seen.of("replica_lost")
+    assert gone["devices"] == "d2, d3"
+    assert "its host is lost" in gone["text"]
+    _, expected = plain(replicas, STEPS)
+    for name in ("d0", "d1"):
+        found = load_file(tmp_path / "two" / "bundle" / "out" / f"{name}.safetensors")
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
 
 
 def test_who_has_another_certificate_is_turned_away(

@@ -118,7 +118,9 @@ def at_end(device, step):
     state.copy_into(room)
     seen = {"pid": os.getpid(), "forwards": forwards, "steps": steps, "instructions": count,
             "logged": logged, "hash": hashlib.sha256(room).hexdigest()}
-    (FOLDER / f"{device.name}-{os.getpid()}.json").write_text(json.dumps(seen))
+    whole = FOLDER / f"{device.name}-{os.getpid()}.json"
+    whole.with_suffix(".tmp").write_text(json.dumps(seen))
+    whole.with_suffix(".tmp").replace(whole)  # it may be ended at any time
 
 
 def strike_at_end(device):

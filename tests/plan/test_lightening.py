@@ -70,7 +70,7 @@ def test_ops_are_nearly_free_and_auto_takes_what_memory_asks_for() -> None:
         planned("gpt", tight)
     fits = planned("gpt", tight, recompute="auto")
     assert fits.stages.again == (0, 1)
-    assert fits.forecast.step_s < 1.05 * plain.forecast.step_s
+    assert fits.forecast.step_s < 1.08 * plain.forecast.step_s  # GELU is 0.3 of a copy
     assert planned("gpt", with_share(plain, 0.6), recompute="auto").stages.recompute == (0, 1)
     assert "makes 6 ops of stage 0, 7 ops of stage 1 again" in recompute_text(cheap.stages)
     assert from_json(to_json(cheap), "plan.json") == cheap

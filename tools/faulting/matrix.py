@@ -89,6 +89,7 @@ ROWS = (
     Row(33, "SIGKILL, and its only peer", "as it gives its state", "-", rows_replicas.while_giving),
     Row(34, "wrong, finite: once", "forward; backward", "-", rows_wrong.once),
     Row(35, "wrong, finite: again and again", "forward", "30 s", rows_wrong.for_ever),
+    Row(36, "SIGKILL in a replica, no restart", "forward", "1 s", rows_replicas.lost_for_good),
 )
 
 

@@ -1,11 +1,21 @@
-"""Rows 32 and 33: deaths in replicas, whose states come from peers; nobody takes a snapshot."""
+"""Rows 32, 33, 36: deaths in replicas, whose states come from peers; nobody takes a snapshot."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from bigbrain_fx.plan import Options
 from tools.faulting.bundle import Fault, devices_of, make_bundle
 from tools.faulting.rows_processes import WARM_S
-from tools.faulting.verdicts import Ground, Verdict, judged, together
+from tools.faulting.verdicts import (
+    Ground,
+    Verdict,
+    judged,
+    losses_differ,
+    stopped,
+    times_of,
+    together,
+)
 
 # Two replicas of two stages: d0 and d1, d2 and d3.
 REPLICAS = Options("naive", schedule="1f1b", micro_batches=4, replicas=2, sum_order="tree")
@@ -35,6 +45,27 @@ def while_giving(ground: Ground) -> Verdict:
     """Row 33: the only peer dies as it gives its state away, with commits and without."""
     found = [_orphaned(_replicated(ground), commits) for commits in (True, False)]
     return together(found, "said; all go on from the newest commit, or begin again")
+
+
+def lost_for_good(ground: Ground) -> Verdict:
+    """Row 36: a device dies and no process may be started: the other replica goes on alone."""
+    here = _replicated(ground)
+    faults = [Fault("d3", 5, "forward")]
+    words = ("--elastic", "--restarts", "0")
+    run = here.run(faults, *words, spares=0, every=None, deadline_s=LATE_S)
+    expected = here.reference()
+    left = {name: expected.hashes[name] for name in ("d0", "d1")}
+    bits, (strike,) = run.hashes == left, times_of(run, faults)
+    checks = {
+        f"exit code {run.code}": run.code == 0,
+        "other bits at the end": bits,
+        "a process was started": len(run.of("started")) == len(here.names),
+        f"lost: {run.of('replica_lost')}": [e["step"] for e in run.of("replica_lost")] == [5],
+        **dict.fromkeys(losses_differ(run, expected), False),
+    }
+    outcome = "the others compute what it would have, in the same processes"
+    found = stopped(run, outcome, checks, strike.formed_s, WARM_S)
+    return replace(found, strikes=(strike,), same_bits=bits)
 
 
 def _orphaned(here: Ground, commits: bool) -> Verdict:

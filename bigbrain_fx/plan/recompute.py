@@ -85,7 +85,8 @@ def recompute_text(stages: Stages) -> str:
 
 
 def _ops_text(stages: Stages) -> str:
-    each = (f"{len(stages.stages[n].again)} ops of stage {n}" for n in stages.again)
+    counts = ((n, len(stages.stages[n].again)) for n in stages.again)
+    each = (f"{count} op{'s' * (count > 1)} of stage {n}" for n, count in counts)
     found = ", ".join(each)
     return f"recompute: each backward makes {found} again" if found else ""
 

@@ -72,7 +72,7 @@ def test_ops_are_nearly_free_and_auto_takes_what_memory_asks_for() -> None:
     assert fits.stages.again == (0, 1)
     assert fits.forecast.step_s < 1.08 * plain.forecast.step_s  # GELU is 0.3 of a copy
     assert planned("gpt", with_share(plain, 0.6), recompute="auto").stages.recompute == (0, 1)
-    assert "makes 1 ops of stage 0, 1 ops of stage 1 again" in recompute_text(cheap.stages)
+    assert "makes 1 op of stage 0, 1 op of stage 1 again" in recompute_text(cheap.stages)
     assert from_json(to_json(cheap), "plan.json") == cheap
     assert wanted_by(cheap.stages, cheap.trained) == "ops"
     assert replan(cheap, samples.cluster(3)).stages.again == (1, 2)

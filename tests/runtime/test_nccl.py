@@ -268,6 +268,7 @@ def test_a_step_has_taken_what_its_loss_has(monkeypatch: pytest.MonkeyPatch) -> 
         say=lambda _, **facts: told.append(facts),
         fed=False,
         peers=False,
+        lost=(),
     )
     alone = SimpleNamespace(peers=None)
     snapshots: Any = SimpleNamespace(control=control, transport=alone, after_step=lambda *_: None)

@@ -37,6 +37,13 @@ HOOKS.on_step_begin.append(kill_always)
 if __name__'''
 
 
+ONCE_COMMITTED = """record = Path(__file__).resolve().parents[1] / "commits" / "commit-3.json"
+        until = time.monotonic() + 60.0
+        while not record.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill("""
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = split_small(tmp_path_factory.mktemp("elastic"), cluster(3))
@@ -86,6 +93,8 @@ def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
 
 def test_the_newer_one_of_commit_and_snapshot_is_taken(bundle: Path, tmp_path: Path) -> None:
     copy, events = copied(bundle, tmp_path), list[Event]()
+    edit(copy / "train.py", "os.kill(", ONCE_COMMITTED)
+    edit(copy / "train.py", "import os", "import os\nimport time")
     options = RunOptions(
         STEPS,
         spares=0,

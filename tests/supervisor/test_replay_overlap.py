@@ -49,7 +49,8 @@ def test_devices_that_die_while_steps_overlap_are_replayed(
     undisturbed = run(bundle, tmp_path / "undisturbed")
     assert {e["step"] for e in undisturbed.of("epoch")} <= {3, 6}
     seen = run(bundle, tmp_path / "faults", FAULTS)
-    assert [event["device"] for event in seen.of("died")] == [f.device for f in FAULTS]
+    died = sorted(event["device"] for event in seen.of("died"))  # steps overlap: in any order
+    assert died == sorted(fault.device for fault in FAULTS)
     assert seen.losses == undisturbed.losses
     assert seen.hashes == undisturbed.hashes
 

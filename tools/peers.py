@@ -1,12 +1,13 @@
 """One table over peers: the same small training in the words of each, run here.
 
-    python -m tools.peers [--only ours --only ddp]
+    python -m tools.peers [--only ours --only ddp] [--rounds 16]
 
 Of each script in `tools/peer_scripts`: how many lines are not those of plain PyTorch, processor
-seconds until the first step, rows a processor second of the processes that compute, resident memory
-of all its processes, whether the losses are those of one process; and what happens when the process
-of rank 1 is killed in the middle. Who is not installed is a row that says so. A clock on the wall
-is not read: `tools.bench_peer` and `tools.bench_shards` do that, in turns.
+seconds until the first step, rows a processor second of the processes that compute, rows a second
+on the wall, resident memory of all its processes, whether the losses are those of one process; and
+what happens when the process of rank 1 is killed in the middle. Who is not installed is a row that
+says so. With `--rounds` all train in turn, so often: rows a second are medians over the rounds in
+which others used at most 5 % of the processors; without, of the one run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib.util
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,8 @@ from pathlib import Path
 import click
 
 from bigbrain_fx.bundles import free_port
+from tools.bench_peer import QUIET
+from tools.peer_jobs import Meter
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 ROOT = SCRIPTS.parents[1]
@@ -69,11 +73,16 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Trained:
-    """One run: its losses by step, what it took, and how it ended."""
+    """One run: its losses by step, what it took, and how it ended.
+
+    `others` is the share of the processors that other processes used while it trained.
+    """
 
     losses: tuple[float, ...]
     first_cpu_s: float
     rows_per_cpu_s: float
+    rows_per_s: float
+    others: float
     memory_bytes: int
     code: int
     after_kill: int = 0
@@ -98,12 +107,11 @@ def trained(peer: Peer, *, kill: bool = False) -> Trained:
     """Run a peer's script to its end; with `kill`, rank 1's process is killed in the middle."""
     losses: dict[int, dict[int, float]] = {}
     first_cpu_s, memory, struck_at, killed = 0.0, dict[int, int](), -1, False
-    begun, now = (0, 0.0), (0, 0.0)
     with _started(peer) as process:
+        pace = Pace(process.pid)
         for rank, step, loss in _steps(process):
             first_cpu_s = first_cpu_s or _cpu_s(process.pid, *_tree(process.pid))
-            now = step, _cpu_s(*_ranks(process.pid).values())
-            begun = begun if begun[0] else now if step else begun
+            pace.told(step)
             memory |= _memory(process.pid)
             losses.setdefault(step, {})[rank] = loss
             if kill and not killed and step == KILLED_AFTER:
@@ -111,8 +119,33 @@ def trained(peer: Peer, *, kill: bool = False) -> Trained:
         code = process.wait(DEADLINE_S)
     means = [sum(found.values()) / len(found) for _, found in sorted(losses.items())]
     after = sum(step > struck_at for step in losses) if killed else 0
-    pace = ROWS * (now[0] - begun[0]) / max(now[1] - begun[1], 0.01)
-    return Trained(tuple(means), first_cpu_s, pace, sum(memory.values()), code, after, killed)
+    paces = pace.rows_per(pace.cpu_s), pace.rows_per(pace.wall_s), pace.others
+    return Trained(tuple(means), first_cpu_s, *paces, sum(memory.values()), code, after, killed)
+
+
+class Pace:
+    """What the steps take from the second one told to the newest: processors, wall, and others."""
+
+    def __init__(self, root: int) -> None:
+        self.root, self.steps, self.cpu_s, self.wall_s, self.others = root, 0, 0.0, 0.0, 0.0
+        self._begun: tuple[int, float, float, Meter] | None = None
+
+    def told(self, step: int) -> None:
+        """Take a line that names a step; several ranks may name the same."""
+        if not step:
+            return
+        now, cpu_s = time.monotonic(), _cpu_s(*_ranks(self.root).values())
+        if self._begun is None:
+            meter = Meter([self.root, *_tree(self.root)])
+            self._begun = step, now, cpu_s, meter.__enter__()
+        first, at, spent_s, meter = self._begun
+        meter.__exit__()
+        self.steps, self.wall_s, self.cpu_s = step - first, now - at, cpu_s - spent_s
+        self.others = meter.others
+
+    def rows_per(self, seconds: float) -> float:
+        """Return rows per these seconds."""
+        return ROWS * self.steps / max(seconds, 0.01)
 
 
 @contextmanager
@@ -239,6 +272,27 @@ def _code(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def in_turn(peers: Sequence[Peer], rounds: int) -> Mapping[str, Sequence[float]]:
+    """Run all peers in turn, so often; return each one's rows a second in its quiet rounds."""
+    found: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    for number in range(rounds):
+        for peer in peers:
+            run = trained(peer)
+            if run.others <= QUIET:
+                found[peer.name].append(run.rows_per_s)
+            message = f"round {number}: {peer.name} {run.rows_per_s:.1f}, others {run.others:.1%}"
+            click.echo(message, err=True)
+    return found
+
+
+def spread(rates: Sequence[float]) -> str:
+    """Return median and quartiles as a cell."""
+    if len(rates) < 2:
+        return "not measured"
+    low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
+    return f"{middle:.1f} ({low:.1f} to {high:.1f}; {len(rates)} runs)"
+
+
 def measured(peer: Peer) -> PeerRow:
     """Run a peer twice: in peace, and with a process killed."""
     lines = lines_beside_plain(peer.script)
@@ -250,8 +304,10 @@ def measured(peer: Peer) -> PeerRow:
     return PeerRow(peer, lines, quiet, None if peer.script == "plain" else trained(peer, kill=True))
 
 
-def told(row: PeerRow, plain: Sequence[float]) -> Mapping[str, str]:
-    """Return a row's cells."""
+def told(
+    row: PeerRow, plain: Sequence[float], rates: Sequence[float] | None = None
+) -> Mapping[str, str]:
+    """Return a row's cells; `rates` are rows a second of runs in turn."""
     quiet = row.quiet
     if quiet is None or row.why:
         return {"peer": row.peer.name, "lines": str(row.lines), "losses": row.why}
@@ -262,6 +318,7 @@ def told(row: PeerRow, plain: Sequence[float]) -> Mapping[str, str]:
         "lines": str(row.lines),
         "cpu": f"{quiet.first_cpu_s:.1f} s",
         "pace": f"{quiet.rows_per_cpu_s:.1f}",
+        "wall": f"{quiet.rows_per_s:.1f}" if rates is None else spread(rates),
         "memory": f"{quiet.memory_bytes / 2**20:.0f} MiB",
         "losses": same if off <= ROUNDING else f"OTHERS: {off:.1e} apart",
         "kill": _end_of(row.struck, quiet),
@@ -284,6 +341,7 @@ HEADS = {
     "lines": "lines beside plain PyTorch's",
     "cpu": "processor time to first step",
     "pace": "rows a processor second",
+    "wall": "rows a second on the wall",
     "memory": "memory, all processes",
     "losses": "losses as one process",
     "kill": "rank 1 gets SIGKILL",
@@ -292,16 +350,17 @@ HEADS = {
 
 @click.command()
 @click.option("--only", multiple=True, help="A script of tools/peer_scripts; plain always runs.")
-def main(only: Sequence[str]) -> None:
+@click.option("--rounds", default=0, help="Runs of each, in turn, for rows a second on the wall.")
+def main(only: Sequence[str], rounds: int) -> None:
     """Run the rows and print the table as Markdown."""
     wanted = [p for p in PEERS if p.script == "plain" or not only or p.script in only]
     click.echo(f"| {' | '.join(HEADS.values())} |\n|{' --- |' * len(HEADS)}")
-    plain: Sequence[float] = ()
     start = time.monotonic()
-    for peer in wanted:
-        row = measured(peer)
-        plain = plain or (row.quiet.losses if row.quiet else ())
-        cells = told(row, plain)
+    rows = [measured(peer) for peer in wanted]
+    rates = in_turn([row.peer for row in rows if not row.why], rounds) if rounds else {}
+    plain = next((row.quiet.losses for row in rows if row.quiet), ())
+    for row in rows:
+        cells = told(row, plain, rates.get(row.peer.name))
         click.echo(f"| {' | '.join(cells.get(key, '') for key in HEADS)} |")
     click.echo(f"\n{time.monotonic() - start:.0f} s in all", err=True)
 

@@ -42,6 +42,7 @@ def test_a_run_in_peace(fake: pytest.MonkeyPatch) -> None:
     assert found.losses == tuple(2.0 - step for step in range(6))
     assert (found.code, found.killed) == (0, False)
     assert found.memory_bytes > 2**20
+    assert found.rows_per_s > 0.0 <= found.others
 
 
 @pytest.mark.parametrize(("how", "code", "after"), [("ends", 1, 0), ("goes on", 0, 3)])
@@ -52,11 +53,17 @@ def test_a_death(fake: pytest.MonkeyPatch, how: str, code: int, after: int) -> N
 
 
 def test_rows_say_what_was_found() -> None:
-    quiet = Trained((2.0, 1.0), 3.25, 40.0, 5 << 20, 0)
-    row = PeerRow(PEERS[1], 7, quiet, Trained((2.0, 1.0), 3.0, 40.0, 5 << 20, 0, 1, killed=True))
+    quiet = Trained((2.0, 1.0), 3.25, 40.0, 30.0, 0.0, 5 << 20, 0)
+    row = PeerRow(
+        PEERS[1], 7, quiet, Trained((2.0, 1.0), 3.0, 40.0, 30.0, 0.0, 5 << 20, 0, 1, killed=True)
+    )
     cells = told(row, (2.0, 1.0))
     assert cells["losses"] == "the bits"
     assert cells["kill"] == "goes on: 1 more steps, the same losses"
+    assert cells["wall"] == "30.0"
+    rates = told(row, (2.0, 1.0), [10.0, 20.0, 30.0])["wall"]
+    assert rates == "20.0 (15.0 to 25.0; 3 runs)"
+    assert told(row, (2.0, 1.0), [10.0])["wall"] == "not measured"
     assert told(row, (2.0, 1.1))["losses"] == "OTHERS: 9.1e-02 apart"
     assert lines_beside_plain("plain") == 0
     assert 0 < lines_beside_plain("ours") < lines_beside_plain("pipelining")

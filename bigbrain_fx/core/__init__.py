@@ -17,6 +17,7 @@ from bigbrain_fx.core.cluster import (
     Overheads as Overheads,
     blas_bytes as blas_bytes,
 )
+from bigbrain_fx.core.costs import Costs as Costs, OpCost as OpCost
 from bigbrain_fx.core.doors import door as door, promised as promised
 from bigbrain_fx.core.graph import (
     INT8_MOST as INT8_MOST,
@@ -39,6 +40,16 @@ from bigbrain_fx.core.kernels import (
     KERNEL as KERNEL,
     KERNELS as KERNELS,
     KernelShape as KernelShape,
+)
+from bigbrain_fx.core.placement import (
+    Asynchronous as Asynchronous,
+    Offloaded as Offloaded,
+    Placement as Placement,
+    Replica as Replica,
+    SumOrder as SumOrder,
+    TensorParallel as TensorParallel,
+    ZeroStage as ZeroStage,
+    sums_each as sums_each,
 )
 from bigbrain_fx.core.programs import (
     Backward as Backward,
@@ -72,23 +83,13 @@ from bigbrain_fx.core.sizes import (
     size_of as size_of,
 )
 from bigbrain_fx.core.stages import (
-    Asynchronous as Asynchronous,
     Bucket as Bucket,
-    Costs as Costs,
     Edge as Edge,
     EdgeKind as EdgeKind,
-    Offloaded as Offloaded,
-    OpCost as OpCost,
-    Placement as Placement,
-    Replica as Replica,
     SavedInStore as SavedInStore,
     Stage as Stage,
     Stages as Stages,
     Statistics as Statistics,
-    SumOrder as SumOrder,
-    TensorParallel as TensorParallel,
-    ZeroStage as ZeroStage,
-    sums_each as sums_each,
 )
 from bigbrain_fx.core.version import VERSION as VERSION
 from bigbrain_fx.core.words import words as words

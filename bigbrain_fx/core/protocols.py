@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from bigbrain_fx.core.cluster import Cluster
+from bigbrain_fx.core.costs import Costs
 from bigbrain_fx.core.graph import Graph
-from bigbrain_fx.core.stages import Costs, Placement
+from bigbrain_fx.core.placement import Placement
 
 
 @runtime_checkable

@@ -1,0 +1,92 @@
+"""Which device computes which op, and what replicas and groups of devices divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from bigbrain_fx.core.shards import Axis
+
+SumOrder: TypeAlias = Literal["replica", "micro", "tree", "backend"]
+"""How gradients of micro-batches are added over replicas.
+
+- "replica": each replica adds its own, ascending; then the replicas' sums, ascending.
+- "micro": all ascending by number, whoever computed them, as plain accumulation in one process.
+- "tree": by the binary tree of their numbers: the same for any replicas and any shares.
+- "backend": each its own, then as the collectives of torch.distributed add: equal to rounding only.
+"""
+
+ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
+"""What replicas divide among them: nothing, optimizer state, gradients too, weights too."""
+
+
+Offloaded: TypeAlias = Literal["activations", "state", "weights"]
+"""What a device may keep in its store instead of its memory.
+
+- "activations": what a forward saves for its backward.
+- "state": what the optimizer keeps.
+- "weights": those of stages that do not run now, and gradients until the update.
+"""
+
+Asynchronous: TypeAlias = Literal["2bw", "stash"]
+"""Whose weights a step computes with: those of one step ago, or each stage those that it has."""
+
+
+def sums_each(order: SumOrder, zero_stage: ZeroStage) -> bool:
+    """Whether each micro-batch is summed by itself: added by number, or its gradients divided."""
+    return order == "micro" or zero_stage >= 2
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of the model on devices of its own, and the micro-batches that it computes.
+
+    `micros` are numbers of the whole step, ascending; those of all replicas are 0..M-1, each once.
+    `in_flight` is as in `schedule.build`, for this replica's devices. `breaks` are ops at which
+    their device begins another stage: it makes a tied weight's gradients apart, as others do.
+    """
+
+    device_of: Mapping[str, str]
+    micros: tuple[int, ...]
+    in_flight: tuple[int, ...] | None = None
+    breaks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """Groups of devices whose members compute the same stages, each with a part of the tensors.
+
+    Attributes:
+        groups: devices of each group; their places are the order in which parts are added. The
+            first member stands for its group in `Placement.device_of`.
+        shares: of the members, alike in all groups.
+        axes: what is divided in proportion to them; all else is whole on every member.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    shares: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def members(self) -> int:
+        """How many devices a group has."""
+        return len(self.shares)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which device runs which op: anything, contiguous pipelines and scattered ops alike.
+
+    With several `replicas`, `device_of` is the first one's. `breaks` are ops at which their device
+    begins another stage, as of a `Replica`: virtual stages that follow each other on a device.
+    With `tensor`, ops are those of a member's graph.
+    """
+
+    device_of: Mapping[str, str]
+    reason: str = ""
+    replicas: tuple[Replica, ...] = ()
+    zero_stage: ZeroStage = 0
+    sum_order: SumOrder = "replica"
+    breaks: tuple[str, ...] = ()
+    tensor: TensorParallel | None = None

@@ -13,10 +13,8 @@ from bigbrain_fx.planning.contention import (
     bytes_per_s as bytes_per_s,
     crowded as crowded,
 )
-from bigbrain_fx.planning.device_orders import (
-    canonical as canonical,
-    device_orders as device_orders,
-)
+from bigbrain_fx.planning.device_kinds import canonical as canonical
+from bigbrain_fx.planning.device_orders import device_orders as device_orders
 from bigbrain_fx.planning.given import (
     Given as Given,
     asked as asked,
@@ -53,20 +51,18 @@ from bigbrain_fx.planning.units import (
 
 if TYPE_CHECKING:
     from bigbrain_fx.planning.best_first import BestFirst as BestFirst
-    from bigbrain_fx.planning.chain import (
-        Crossing as Crossing,
-        InFlight as InFlight,
-        Line as Line,
-        Setting as Setting,
-        Split as Split,
-        in_flight_at as in_flight_at,
-    )
+    from bigbrain_fx.planning.chain import Crossing as Crossing, Line as Line, Split as Split
     from bigbrain_fx.planning.clock import (
         Message as Message,
         TimedStages as TimedStages,
         alternating as alternating,
         forwards as forwards,
         played_s as played_s,
+    )
+    from bigbrain_fx.planning.cut_setting import (
+        InFlight as InFlight,
+        Setting as Setting,
+        in_flight_at as in_flight_at,
     )
     from bigbrain_fx.planning.cutter import (
         Cutter as Cutter,

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.planning.chain import Crossing, Line, Setting, Split
+from bigbrain_fx.planning.chain import Crossing, Line, Split
 from bigbrain_fx.planning.contention import bytes_per_s
+from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.unit_work import Array, Numbers
 
 _ROUNDING = 1.0 + 1e-12
@@ -147,7 +148,7 @@ class Cutter:
         """Whether every stage has units, and its device can hold them."""
         stages = len(sequence)
         return all(
-            self.line.reach(device, self.setting.flight(stage, stages), self.setting).has(
+            self.line.memory.reach(device, self.setting.flight(stage, stages), self.setting).has(
                 cuts[stage], cuts[stage + 1]
             )
             for stage, device in enumerate(sequence)
@@ -163,7 +164,7 @@ class Cutter:
             room_s = (most_s - head_s) / micro
             after = int(np.searchsorted(until, (until[first] + room_s) * _ROUNDING, "right")) - 1
             flight = self.setting.flight(stage, stages)
-            reach = self.line.reach(device, flight, self.setting)
+            reach = self.line.memory.reach(device, flight, self.setting)
             after = reach.last(first, min(after, count - (stages - 1 - stage)))
             if after <= first:
                 return None
@@ -190,7 +191,7 @@ class Cutter:
         """Return what the first of these stages and all later ones take at least."""
         line, until = self.line, self._unit_until[sequence[0]]
         latest = np.searchsorted(until, until + limit_s * _ROUNDING, side="right") - 1
-        reach = line.reach(sequence[0], flight, self.setting)
+        reach = line.memory.reach(sequence[0], flight, self.setting)
         if later is None:
             at_end = np.full(line.count + 1, np.inf)
             at_end[-1] = until[-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigbrain_fx.core import Cluster, Device
-from bigbrain_fx.planning.device_orders import natural, traits
+from bigbrain_fx.planning.device_kinds import natural, traits
 
 MOST_DEVICES = 256
 

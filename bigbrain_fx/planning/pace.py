@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from operator import add
 
-from bigbrain_fx.planning.chain import Line, Setting, Split
+from bigbrain_fx.planning.chain import Line, Split
 from bigbrain_fx.planning.chain_clock import alternated_s, suits
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, forwards, played_s
+from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.stages import Wires, messages
 
 

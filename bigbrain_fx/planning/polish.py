@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bigbrain_fx.planning.chain import Line, Setting, Split
+from bigbrain_fx.planning.chain import Line, Split
+from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.cutter import Cutter
 from bigbrain_fx.planning.pace import chain_of, falling, step_s
 
@@ -80,6 +81,6 @@ def room_of(line: Line, setting: Setting, split: Split, again: Sequence[int]) ->
     """Return how many micro-batches each stage's memory has room for."""
     pieces = zip(split.sequence, split.cuts[:-1], split.cuts[1:], strict=True)
     return [
-        line.most_in_flight(device, a, b, setting, stage in again)
+        line.memory.most_in_flight(device, a, b, setting, stage in again)
         for stage, (device, a, b) in enumerate(pieces)
     ]

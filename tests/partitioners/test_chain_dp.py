@@ -24,7 +24,8 @@ from bigbrain_fx.plan.cut import cut, trained
 from bigbrain_fx.plan.schedule import build, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning.best_first import BestFirst
-from bigbrain_fx.planning.chain import Line, Setting, Split, in_flight_at
+from bigbrain_fx.planning.chain import Line, Split
+from bigbrain_fx.planning.cut_setting import Setting, in_flight_at
 from bigbrain_fx.planning.cutter import Cutter
 from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.orders import unit_orders

@@ -190,6 +190,6 @@ def shifted(split: Split) -> Iterator[Split]:
 def is_tight(line: Line, setting: Setting) -> bool:
     """Whether some device could not hold the whole model with every micro-batch in flight."""
     return any(
-        not line.reach(device, setting.micro_batches, setting).has(0, line.count)
+        not line.memory.reach(device, setting.micro_batches, setting).has(0, line.count)
         for device in sorted(line.work.on)
     )

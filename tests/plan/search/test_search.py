@@ -35,7 +35,8 @@ from bigbrain_fx.plan.search import MEMORY_SLACK, Ask, Score, Trial
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
 from bigbrain_fx.plan.search.pool import splits
 from bigbrain_fx.plan.search.ranking import CutBlocks, Ranking
-from bigbrain_fx.planning.chain import Line, Setting
+from bigbrain_fx.planning.chain import Line
+from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.cutter import Cutter, range_minima
 from bigbrain_fx.planning.device_orders import device_orders
 from bigbrain_fx.planning.pace import chain_of, falling, step_s

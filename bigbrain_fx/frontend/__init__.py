@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.cached.module import Cached as Cached
     from bigbrain_fx.frontend.cached.trial import require_same as require_same
     from bigbrain_fx.frontend.client import Child as Child, Message as Message, Task as Task
+    from bigbrain_fx.frontend.contract import training_of as training_of
     from bigbrain_fx.frontend.location import (
         HF as HF,
         is_hf as is_hf,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.modelfile import (
         ModelFile as ModelFile,
         load_model_file as load_model_file,
-        training_of as training_of,
     )
     from bigbrain_fx.frontend.onnx import load_onnx as load_onnx
     from bigbrain_fx.frontend.quantised import quantise as quantise
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ModelFacts as ModelFacts,
         capture_file as capture_file,
     )
+    from bigbrain_fx.frontend.tracing.captured import Captured as Captured
     from bigbrain_fx.frontend.tracing.check import unit_of as unit_of
     from bigbrain_fx.frontend.tracing.divided import require_divided as require_divided
     from bigbrain_fx.frontend.tracing.export import ambient as ambient, without_gc as without_gc
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
         settle as settle,
         without_fast_path as without_fast_path,
     )
-    from bigbrain_fx.frontend.tracing.trace import Captured as Captured, capture as capture
+    from bigbrain_fx.frontend.tracing.trace import capture as capture
     from bigbrain_fx.frontend.tracing.trying import (
         in_float64 as in_float64,
         try_rule as try_rule,

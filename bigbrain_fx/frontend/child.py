@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bigbrain_fx.frontend.modelfile import ModelFile
     from bigbrain_fx.frontend.quantised import QuantisedModel
-    from bigbrain_fx.frontend.tracing.trace import Captured
+    from bigbrain_fx.frontend.tracing.captured import Captured
 
 _OBJECTS_A_SWEEP = 200_000
 """Objects made between two sweeps for garbage: torch's own modules are a million that all stay."""
@@ -193,7 +193,7 @@ class _Service:
 def _settle_what_torch_finds() -> None:
     """Let torch look for modules that it can do without before the user's folder is on sys.path.
 
-    One there that is called like one of them would be taken for it; see `modelfile`, too.
+    One there that is called like one of them would be taken for it; see `users_code`, too.
     """
     from torch.fx.experimental import validator  # noqa: F401  # it looks for z3
 

@@ -214,17 +214,7 @@ def capture_file(
             "cache": cache,
             "quantize": quantize,
         }
-        task = Task(
-            module="bigbrain_fx.frontend.child",
-            name="capture",
-            slow=f"{file.name} {{}} to load and capture",
-            slow_help="raise the time limit, or keep training and downloads out of the model file",
-            ended_help="keep os._exit and the like out of the model file",
-            limit_s=time_limit_s,
-            subject=file.name,
-            at=str(file),
-        )
-        child = Child(task, wanted)
+        child = Child(_task(file, time_limit_s), wanted)
         try:
             answer = child.answer()
             graph = TypeAdapter(Graph).validate_json(Path(folder, "graph.json").read_bytes())
@@ -232,3 +222,17 @@ def capture_file(
         except BaseException:
             child.close()
             raise
+
+
+def _task(file: Path, time_limit_s: float) -> Task:
+    """Return what the child is for, and what to say when it is slow or ends."""
+    return Task(
+        module="bigbrain_fx.frontend.child",
+        name="capture",
+        slow=f"{file.name} {{}} to load and capture",
+        slow_help="raise the time limit, or keep training and downloads out of the model file",
+        ended_help="keep os._exit and the like out of the model file",
+        limit_s=time_limit_s,
+        subject=file.name,
+        at=str(file),
+    )

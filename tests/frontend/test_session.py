@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import capture_file, load_model_file
-from bigbrain_fx.frontend.modelfile import users_folder
+from bigbrain_fx.frontend.users_code import users_folder
 
 HEAD = """\
 import torch

@@ -1,6 +1,6 @@
-"""nn.Module -> Graph: wrap the model, export it, translate it, and compare the two.
+"""nn.Module -> Graph: find how the batch reaches forward, and capture what is traced of it.
 
-The room's first door. It knows torch.export; it knows nothing of devices, stages or emitted code.
+The room's first door. It knows nothing of devices, stages or emitted code.
 """
 
 from __future__ import annotations
@@ -8,47 +8,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigbrain_fx.core import Graph
-from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend.tracing.blank import is_blank
-from bigbrain_fx.frontend.tracing.check import BACKWARD, CheckRun, affordable
-from bigbrain_fx.frontend.tracing.dice import random_state_kept, rolls
+from bigbrain_fx.frontend.tracing.capture_job import CaptureJob
+from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
-from bigbrain_fx.frontend.tracing.export import ambient, export_step, quiet, without_gc
-from bigbrain_fx.frontend.tracing.hooks import (
-    FUNCTION,
-    WITHOUT_GRADIENT,
-    check_global_hooks,
-    check_hooks,
-    refusing_hooks,
-    suspect,
-)
+from bigbrain_fx.frontend.tracing.export import without_gc
 from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
-from bigbrain_fx.frontend.tracing.micro import remarks
 from bigbrain_fx.frontend.tracing.objective import (
-    is_one_value,
-    require_dense,
     require_loss,
-    require_memory_apart,
     require_names,
-    require_numbers,
-    require_parameters_unwritten,
     require_python,
     require_sizes,
 )
-from bigbrain_fx.frontend.tracing.odds import without_settled, wrong_bet
-from bigbrain_fx.frontend.tracing.plain import Plain, state_kept
-from bigbrain_fx.frontend.tracing.saves import with_saves
-from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares, undeclared
-from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
+from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
@@ -58,51 +37,11 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
-from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
 from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
-from bigbrain_fx.frontend.translation.opaque import recording
-from bigbrain_fx.frontend.translation.oracle import Oracle, WrongAnswerError
+from bigbrain_fx.frontend.translation.oracle import Oracle
 from bigbrain_fx.frontend.translation.params import tensor_names
-from bigbrain_fx.frontend.translation.refusals import (
-    asks_autograd,
-    explain,
-    is_final,
-    last_rows,
-    may_be_loss,
-    modules_of,
-    other_ways,
-    said_axis,
-    undecided,
-    with_loss_remedy,
-)
-from bigbrain_fx.frontend.translation.sources import where
-from bigbrain_fx.frontend.translation.translate import Labels, translate
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A captured model: the graph, and the real things it stands for.
-
-    Attributes:
-        graph: sizes are arithmetic over "B" unless `graph.static_batch` is set.
-        tensors: parameters, buffers and constants by name; the user's own, not copies.
-        functions: the user's own Python behind `opaque.`, `leaf.` and `user.` targets.
-        warnings: what the user should know, one sentence each.
-        batch: the example batch, taken apart.
-        shares: its loss, whole and in parts, where that could be tried.
-    """
-
-    graph: Graph
-    tensors: Mapping[str, Tensor]
-    functions: Mapping[str, object]
-    warnings: tuple[str, ...]
-    batch: Batch
-    shares: Shares | None = None
-
-    def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
-        """Return the example batch by input name, with `rows` rows (its own when left out)."""
-        return self.batch.sized(self.batch.rows if rows is None else rows)
+from bigbrain_fx.frontend.translation.translate import Labels
 
 
 def capture(
@@ -147,10 +86,7 @@ def capture(
         InputError: the batch does not fit forward, or the module fails on it.
         CaptureError: torch.export cannot follow the module; names the user's line.
     """
-    require_python(module, loss)
-    require_names(module)
-    require_sizes(module)
-    on_meta = any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
+    on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
     how = route(module, example_batch, loss is not None)
     if loss is not None and training:
@@ -166,6 +102,14 @@ def capture(
         if training and loss_needed:
             require_loss(captured.graph)
         return captured
+
+
+def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:
+    """Refuse what no trace can start from; return whether the module is on the meta device."""
+    require_python(module, loss)
+    require_names(module)
+    require_sizes(module)
+    return any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
 
 
 @contextmanager
@@ -198,7 +142,7 @@ def _attempted(
     plain = Plain(step, module, labels.autocast)
     found = Leaves(find_leaves(module, whole.leaves), whole.kept_lines(module, blank))
     ladder = Ladder(step, batch, plain, not blank, Oracle(dict(assume)), found)
-    return _Job(step, batch, labels, blank, ladder).run(micro_batch)
+    return CaptureJob(step, batch, labels, blank, ladder).run(micro_batch)
 
 
 def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:
@@ -211,331 +155,3 @@ def _has_loss(module: nn.Module, loss: Loss, batch: object, how: Route) -> bool:
         Plain(step, module, None).run(example, 0)
         return True
     return False
-
-
-@dataclass
-class _Job:
-    """One capture in the making."""
-
-    step: Step
-    batch: Batch
-    labels: Labels
-    on_meta: bool
-    ladder: Ladder
-    warnings: list[str] = field(default_factory=list)
-
-    def run(self, micro_batch: int | None) -> Captured:
-        """Try a free batch size, then a fixed one."""
-        self.judge_hooks()
-        refused: CaptureError | None = None
-        try:
-            found = self.follow(micro_batch)
-        except CaptureError as error:
-            self.judge_state(error)
-            if not self.ladder.may_be_strict(error):
-                raise
-            refused = error
-        else:
-            self.judge_state()
-        if refused is not None:  # out here, or it would be the context of what comes now
-            found = self.strictly(micro_batch, refused)
-        self.judge_hooks()  # those that forward has set meanwhile
-        said = (*self.warnings, *self.ladder.remarks(found.graph))
-        parts = None
-        if found.graph.loss is not None:
-            known = tuple(remarks(found.graph, found.inputs()))
-            parts = self.shares(found, micro_batch)
-            unequal = parts is not None and not parts.are_equal
-            said += known or ((remark(parts),) if parts and unequal else ())
-        graph = with_saves(found.graph)
-        return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)), shares=parts)
-
-    def shares(self, found: Captured, micro_batch: int | None) -> Shares | None:
-        """Compare the example's loss with that of its halves.
-
-        Raises:
-            InputError: they differ, and which dimension is the batch is a guess.
-        """
-        rows = self.batch.rows
-        if self.on_meta or micro_batch == rows or not affordable(found.graph, (4 * rows,)):
-            return None
-        parts = shares(self.ladder.plain, self.batch)
-        differ = parts is not None and not (parts.are_equal or parts.is_sum)
-        if parts is not None and differ and is_guess(self.batch):
-            raise undeclared(self.batch, parts)
-        return parts
-
-    def judge_hooks(self) -> None:
-        """Refuse hooks that a bundle would leave out."""
-        check_global_hooks()
-        if self.labels.training:
-            check_hooks(self.step.model, self.ladder.leaves.modules.values())
-
-    def judge_state(self, cause: BigBrainError | None = None) -> None:
-        """Refuse state in plain attributes; without numbers nothing can be tried."""
-        if not self.on_meta:
-            refuse_state(State(self.step, self.ladder.plain, self.batch), cause)
-        elif self.step.seen.moved and cause is None:
-            self.warnings.append(unsure(self.step.seen.moved))
-
-    def strictly(self, micro_batch: int | None, error: CaptureError) -> Captured:
-        """Try torch's strict tracer; where it fails, too, the first error is the one to tell."""
-        self.ladder.strict = True
-        self.warnings.clear()
-        try:
-            return self.follow(micro_batch)
-        except (BigBrainError, AssertionError):
-            raise error from None
-
-    def follow(self, micro_batch: int | None) -> Captured:
-        """Trace with a free batch size, else with a fixed one."""
-        found, problem = self.free()
-        if found is None:
-            rows = micro_batch or self.batch.rows
-            self.warnings.append(
-                f"the trace holds for micro-batches of {rows} rows only: {problem}"
-            )
-            found = self.fixed(rows)
-        return found
-
-    def free(self) -> tuple[Captured | None, str]:
-        """Trace with a free batch size and compare at two sizes; say why when it cannot be."""
-        try:
-            found = self.ladder.climb(lambda: self.attempt(max(2, self.batch.rows), free=True))
-        except Exception as error:  # whatever torch.export raises
-            if is_final(error):
-                raise
-            return None, str(explain(error).what)
-        rows = (1, 3) if self.batch.rows != 3 else (1, 4)
-        problem = self.unlike_rows(found) or self.problem(found, rows)
-        return (found, "") if problem is None else (None, problem)
-
-    def fixed(self, rows: int) -> Captured:
-        """Trace with a fixed batch size and compare; explain what goes wrong."""
-        try:
-            found = self.ladder.climb(lambda: self.attempt(rows, free=False))
-        except Exception as error:
-            raise self.own_fault(rows) or self.diagnosed(self.refusal(error)) from error
-        wrong = self.problem(found, (rows,))
-        if wrong is not None:
-            raise self.other_numbers(found, wrong)
-        fault = self.own_fault(rows) if rows != self.batch.rows else None
-        if fault is not None:
-            raise fault  # there was nothing to compare with
-        return found
-
-    def other_numbers(self, found: Captured, wrong: str) -> BigBrainError:
-        """Refuse a graph that computes something else; look for what makes it so."""
-        error = CaptureError(
-            f"BX0201: the captured graph does not compute what the model computes: {wrong}",
-            at=_where(found.graph, wrong),
-            help=_advice(wrong),
-        )
-        return self.diagnosed(error)
-
-    def diagnosed(self, error: BigBrainError) -> BigBrainError:
-        """Say what in forward no graph holds, where that is the cause of a refusal."""
-        if self.on_meta or not error.what.startswith(_MAY_REACH_PAST):
-            return error
-        rows = list(self.batch.sized(self.batch.rows).values())
-        cause = suspect(lambda: self.ladder.plain.run(rows, 0))
-        if cause is None:
-            return error
-        if cause.what in _REFUSED:
-            own = cause.module not in (None, type(self.step.model).__name__)
-            return _REFUSED[cause.what](cause.at, cause.module if own else None)
-        if error.what.startswith("BX0201") and "gradient" not in error.what:
-            return error
-        error.at = cause.at
-        if error.what.startswith("BX0201") and cause.what != "data":
-            error.help = WITHOUT_GRADIENT if cause.what == "requires_grad" else FUNCTION
-        return error
-
-    def attempt(self, rows: int, free: bool) -> Captured:
-        """Trace once."""
-        tensors = list(self.batch.sized(rows).values())
-        batched = [entry.batched and free for entry in self.batch.entries]
-        noting, helping = noting_arguments(self.step.model), self.ladder.helping(rows, free)
-        kept = random_state_kept()
-        hooks = refusing_hooks() if self.labels.training else nullcontext()
-        with (
-            kept,
-            rolls() as rolled,
-            recording() as recorder,
-            helping as keeper,
-            noting as given,
-            hooks,
-        ):
-            self.ladder.recorder = recorder
-            program = export_step(
-                self.step, tensors, batched, self.labels.autocast, strict=self.ladder.strict
-            )
-        unseen = rolled or self.ladder.leaves  # what is kept whole was not run here
-        said = self.ladder.judge_dice(tensors, self._quiet_run) if unseen else None
-        self.warnings += [said] if said else []
-        labels = replace(
-            self.labels,
-            static_rows=None if free else rows,
-            has_loss=self.step.seen.has_loss,
-            output_names=self.step.seen.output_names,
-        )
-        calls, model = recorder.calls, self.step.model
-        graph, store = translate(program, model, self.batch, calls, labels, keeper.calls)
-        require_numbers(store.tensors)
-        if self.labels.training:
-            require_dense(graph)
-            require_parameters_unwritten(graph)
-            require_memory_apart(graph, store.tensors)
-        graph = with_hints(graph, given, program.graph.nodes)
-        graph = without_settled(graph)
-        bet = wrong_bet(graph, store.tensors)
-        if bet is not None:
-            raise undecided(bet.source, bet.code, by_dice=True)
-        functions: dict[str, object] = {c.target: c.function for c in recorder.calls.values()}
-        functions |= self.ladder.kept_functions()
-        return Captured(graph, store.tensors, functions, (), self.batch)
-
-    def problem(self, found: Captured, rows: Sequence[int]) -> str | None:
-        """Compare graph and module at batch sizes; return the first difference."""
-        if self.on_meta:
-            return None
-        if not affordable(found.graph, rows):
-            self.warnings.append(
-                "too large to compare with the module here; `verify` compares them"
-            )
-            return None
-        trial = CheckRun(self.step, found.graph, found.tensors, found.functions)
-        gradients = affordable(found.graph, rows, share=BACKWARD)
-        for seed, count in enumerate(rows):
-            try:
-                wrong = trial.first_difference(self.batch.sized(count), seed, gradients)
-            except WrongAnswerError as error:
-                wrong = self.broken(trial, str(error), count)
-            if wrong is not None:
-                return f"at {count} rows, {wrong}"
-        fault = None if trial.ran else self.own_fault(self.batch.rows)
-        if fault is not None:
-            raise fault
-        return None
-
-    def unlike_rows(self, found: Captured) -> str | None:
-        """Say why half of the example's rows cannot be run alone, as a micro-batch runs them.
-
-        Offsets into another entry of the batch are an example: those of the second half begin in
-        the middle.
-
-        Raises:
-            InputError: the first half can be run, and the second cannot.
-        """
-        half = self.batch.rows // 2
-        if self.on_meta or not half or not affordable(found.graph, (half,)):
-            return None
-        try:
-            self.ladder.plain.run(list(self.batch.last(half).values()), 0)
-        except BigBrainError:
-            raise
-        except Exception as error:
-            if is_one_value(error):
-                return None  # a norm wants more rows than this probe has
-            if self.own_fault(half) is None:
-                raise last_rows(error, self.batch) from error
-            first = (str(error).splitlines() or [""])[0]
-            return f"{type(error).__name__} at {half} rows: {first[:200]}; {said_axis(self.batch)}"
-        return None
-
-    def broken(self, trial: CheckRun, what: str, rows: int) -> str | None:
-        """Compare on the example batch as it is, where fewer rows contradict an assumption."""
-        if rows == self.batch.rows:
-            return what
-        try:
-            return trial.first_difference(self.batch.sized(self.batch.rows), rows, True)
-        except WrongAnswerError as error:
-            return str(error)
-
-    def _quiet_run(self, tensors: Sequence[Tensor]) -> None:
-        cast_as_asked = ambient(self.labels.autocast, tensors)
-        # without numbers nothing is computed: shapes are enough to walk the same lines
-        shapes = FakeTensorMode(allow_non_fake_inputs=True) if self.on_meta else nullcontext()
-        grad = torch.set_grad_enabled(self.labels.training)  # forward may ask for gradients
-        kept = nullcontext() if self.on_meta else state_kept(self.step.model)
-        with quiet(), grad, torch.random.fork_rng(devices=[]), cast_as_asked, shapes, kept:
-            self.step(*tensors)
-
-    def refusal(self, error: Exception) -> BigBrainError:
-        """Explain an error; where forward computes the loss, say how to take that out."""
-        model = type(self.step.model).__name__
-        found = explain(error, model)
-        if isinstance(found, CaptureError):
-            found.inside = found.inside or modules_of(error)
-        names = list(dict.fromkeys(str(e.key[0]) for e in self.batch.entries if e.key))
-        its_own = self.step.own_loss is None and may_be_loss(error, model)
-        return with_loss_remedy(found, names) if its_own else found
-
-    def own_fault(self, rows: int) -> InputError | None:
-        """Say when the module fails on its example batch without us, too."""
-        if self.on_meta:
-            return None
-        try:
-            self._quiet_run(list(self.batch.sized(rows).values()))
-        except BigBrainError:
-            return None
-        except Exception as error:
-            first = (str(error).splitlines() or [""])[0]
-            if rows != self.batch.rows and self.own_fault(self.batch.rows) is None:
-                return InputError(
-                    f"the model fails on {rows} of the {self.batch.rows} rows of its example "
-                    f"batch: {type(error).__name__}: {first}",
-                    at=where(error),
-                    notes=(said_axis(self.batch),),
-                    help="fewer micro-batches have more rows each: --micro-batches; an entry that "
-                    "is no row of the batch is passed whole with batch_dims = {'entry': None}",
-                )
-            in_loss = self.step.seen.part == "loss"
-            is_criterion = isinstance(self.step.own_loss, nn.Module)
-            return InputError(
-                f"the {'loss' if in_loss else 'model'} fails on its example batch: "
-                f"{type(error).__name__}: {first}",
-                at=where(error),
-                help=_OF_CRITERION if in_loss and is_criterion else _PLAIN_FIRST,
-            )
-        return None
-
-
-_PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
-_OF_CRITERION = (
-    "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
-    "criterion(output, batch[1])"
-)
-_REFUSED = {"autograd": asks_autograd, "ways": other_ways}
-_MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
-
-
-def _advice(wrong: str) -> str:
-    """Say what most often makes a trace differ in this way."""
-    if "backward writes" in wrong:
-        return (
-            "write it in forward, under torch.no_grad(): devices run forwards of later "
-            "micro-batches before this one's backward"
-        )
-    if "no gradient" in wrong:
-        return (
-            "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
-            "call checkpoint(..., use_reentrant=False)"
-        )
-    if "gradient" in wrong:
-        return (
-            "something changes gradients beside the ops, on a node of autograd, on what it saves "
-            f"(saved_tensors_hooks) or on a parameter's accumulator: take it out, or {FUNCTION}"
-        )
-    return (
-        "keep out of forward and loss: the clock, seeds (torch.manual_seed, fork_rng), Python's "
-        "random numbers, and state that is no buffer; what changes from step to step comes with "
-        "the batch, as a tensor of batches()"
-    )
-
-
-def _where(graph: Graph, wrong: str) -> str:
-    """Return the user's line of the op that reads the tensor a difference is about."""
-    words = set(wrong.split())
-    readers = (op for op in graph.ops if words.intersection((op.name, *op.params)))
-    return next((op.source for op in readers if op.source), "")

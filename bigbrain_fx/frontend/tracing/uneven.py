@@ -22,7 +22,7 @@ from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
 from bigbrain_fx.frontend.translation.batch import Batch, fill, named
 
 if TYPE_CHECKING:
-    from bigbrain_fx.frontend.tracing.trace import Captured
+    from bigbrain_fx.frontend.tracing.captured import Captured
 
 Pad = Mapping[str | int, int | float]
 

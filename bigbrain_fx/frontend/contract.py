@@ -1,0 +1,213 @@
+"""How a model file says that it is trained: its optional names, each checked before it is used.
+
+It runs none of the user's functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.users_code import definition
+
+_DTYPES = ("bfloat16", "float16")
+_MADE = (
+    "each device makes its own, of its own parameters: define optimizer(named_params), or give the "
+    "class with its options, functools.partial(torch.optim.AdamW, lr=1e-3)"
+)
+
+
+def training_of(defined: object, path: Path, model: nn.Module) -> dict[str, object]:
+    """Return how a model is trained, by the names of `ModelFile`.
+
+    Args:
+        defined: what has these names: a module, or anything else with attributes.
+        path: what to call it in errors.
+        model: which is trained.
+
+    Raises:
+        InputError: one of them is not what it must be.
+    """
+    module = cast("ModuleType", defined)
+    return {
+        **_functions(module, path),
+        "clip_norm": _clip_norm(module, path),
+        "grad_scaler": _grad_scaler(module, path, model),
+        "autocast": _autocast(module, path),
+        "drop_last": _drop_last(module, path),
+        "batch_dims": _batch_dims(module, path),
+        "pad": _pad(module, path),
+    }
+
+
+def _functions(module: ModuleType, path: Path) -> dict[str, object]:
+    """Collect the optional functions of the contract."""
+    found: dict[str, object] = {}
+    for name in ("loss", "batches", "optimizer", "lr_scale", "scheduler"):
+        value = getattr(module, name, None)
+        if value is not None and not callable(value):
+            raise InputError(
+                f"`{name}` must be a function, found {type(value).__name__}",
+                at=path.name,
+                help=_MADE if name == "optimizer" else f"define it: def {name}(...)",
+            )
+        found[name] = value
+    if found["batches"] is not None:
+        _require_seeded(found["batches"], path)
+    if found["lr_scale"] is not None and found["scheduler"] is not None:
+        raise InputError(
+            "the file has both `lr_scale` and `scheduler`, and each sets the learning rates",
+            at=definition(found["scheduler"], path),
+            help="leave one out; torch.optim.lr_scheduler.LambdaLR(optimizer, lr_scale) is a "
+            "scheduler that does what lr_scale does",
+        )
+    return found
+
+
+def _require_seeded(batches: object, path: Path) -> None:
+    """Refuse a `batches` that cannot be called with a seed, before a run does so.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        inspect.signature(batches).bind(0)  # type: ignore[arg-type]  # it is callable
+    except ValueError:
+        return  # of C: a run will see
+    except TypeError as error:
+        raise InputError(
+            f"`batches` is called as batches(seed), and takes other arguments: {error}",
+            at=definition(batches, path),
+            help="define it: def batches(seed): ..., and draw what is random by the seed, which "
+            "a run that is started with --seed chooses",
+        ) from error
+
+
+def _clip_norm(module: ModuleType, path: Path) -> float | None:
+    value = getattr(module, "clip_norm", None)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise InputError(
+            f"`clip_norm` must be a number above 0, found {value!r}",
+            at=path.name,
+            help="clip_norm = 1.0",
+        )
+    return float(value)
+
+
+_SCALING: dict[str, tuple[float, Callable[[float], bool]]] = {
+    "init_scale": (65536.0, lambda v: 2.0**-16 <= v <= 2.0**100),  # see runtime/loss_scale.py
+    "growth_factor": (2.0, lambda v: 1 < v <= 2.0**100),
+    "backoff_factor": (0.5, lambda v: 0 < v < 1),
+    "growth_interval": (2000, lambda v: 1 <= v < 2**31 and v == int(v)),
+}
+_SCALER_HELP = "grad_scaler = True, or arguments of torch.amp.GradScaler: {'init_scale': 1024.0}"
+
+
+def _grad_scaler(module: ModuleType, path: Path, model: nn.Module) -> dict[str, int | float] | None:
+    """Return the arguments of a dynamic loss scale."""
+    value = getattr(module, "grad_scaler", None)
+    if value is None or value is False:
+        return None
+    given = {} if value is True else value
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"`grad_scaler` must be True or a dict, found {type(value).__name__}",
+            at=path.name,
+            help=_SCALER_HELP,
+        )
+    for name, number in given.items():
+        if name not in _SCALING or not _is_number(number) or not _SCALING[name][1](number):
+            raise InputError(
+                f"`grad_scaler` has {name!r}: {number!r}", at=path.name, help=_SCALER_HELP
+            )
+    halves = [n for n, p in model.named_parameters() if p.requires_grad and p.dtype == torch.half]
+    if halves:
+        raise InputError(
+            f"`grad_scaler` with trained parameters in float16 ({halves[0]}): their gradients "
+            "cannot be unscaled, as torch.amp.GradScaler says, too",
+            at=path.name,
+            help='keep the weights in float32 and compute in float16: autocast = "float16"',
+        )
+    found = {name: given.get(name, default) for name, (default, _) in _SCALING.items()}
+    return {**found, "growth_interval": int(found["growth_interval"])}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _autocast(module: ModuleType, path: Path) -> str | None:
+    value = getattr(module, "autocast", None)
+    if value is None:
+        return None
+    if value not in _DTYPES:
+        raise InputError(
+            f"`autocast` must be one of {', '.join(_DTYPES)}, found {value!r}",
+            at=path.name,
+            help='autocast = "bfloat16"',
+        )
+    return str(value)
+
+
+def _drop_last(module: ModuleType, path: Path) -> bool | None:
+    value = getattr(module, "drop_last", None)
+    if value is None or isinstance(value, bool):
+        return value
+    raise InputError(
+        f"`drop_last` must be True or False, found {value!r}",
+        at=path.name,
+        help="drop_last = True: a smaller last batch is left out; False: its rows weigh the same",
+    )
+
+
+def _batch_dims(module: ModuleType, path: Path) -> Mapping[str | int, int | None]:
+    value = getattr(module, "batch_dims", {})
+    fits = isinstance(value, Mapping) and all(
+        isinstance(name, str | int) and (dim is None or (type(dim) is int and dim >= 0))
+        for name, dim in value.items()
+    )
+    if not fits:
+        raise InputError(
+            f"`batch_dims` must be a dict from entries of the batch to dimensions, found {value!r}",
+            at=path.name,
+            help='batch_dims = {"x": 1, "mask": None}: x has its rows in dimension 1, every '
+            "micro-batch gets the whole mask; entries of a tuple go by number",
+        )
+    return dict(value)
+
+
+def _pad(module: ModuleType, path: Path) -> Mapping[str | int, int | float]:
+    value = getattr(module, "pad", {})
+    fits = isinstance(value, Mapping) and all(
+        isinstance(name, str | int) and isinstance(fill, int | float)
+        for name, fill in value.items()
+    )
+    if not fits:
+        raise InputError(
+            f"`pad` must be a dict from entries of the batch to numbers, found {value!r}",
+            at=path.name,
+            help='pad = {"tokens": 0, "labels": -100}: what a shorter one is filled up with, to '
+            "the example's shape",
+        )
+    return dict(value)
+
+
+def kept_whole(module: ModuleType, path: Path) -> tuple[str, ...]:
+    """Return the modules that are kept whole, by path or class name."""
+    value = getattr(module, "leaves", ())
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise InputError(
+            f"`leaves` must be a list of module paths or class names, found {value!r}",
+            at=path.name,
+            help='leaves = ["blocks.0.experts", "Router"]',
+        )
+    return tuple(value)

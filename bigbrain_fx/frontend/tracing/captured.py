@@ -1,0 +1,37 @@
+"""A captured model: its graph, and the real things that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bigbrain_fx.core import Graph
+from bigbrain_fx.frontend.tracing.shares import Shares
+from bigbrain_fx.frontend.translation.batch import Batch
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured model: the graph, and the real things it stands for.
+
+    Attributes:
+        graph: sizes are arithmetic over "B" unless `graph.static_batch` is set.
+        tensors: parameters, buffers and constants by name; the user's own, not copies.
+        functions: the user's own Python behind `opaque.`, `leaf.` and `user.` targets.
+        warnings: what the user should know, one sentence each.
+        batch: the example batch, taken apart.
+        shares: its loss, whole and in parts, where that could be tried.
+    """
+
+    graph: Graph
+    tensors: Mapping[str, Tensor]
+    functions: Mapping[str, object]
+    warnings: tuple[str, ...]
+    batch: Batch
+    shares: Shares | None = None
+
+    def inputs(self, rows: int | None = None) -> dict[str, Tensor]:
+        """Return the example batch by input name, with `rows` rows (its own when left out)."""
+        return self.batch.sized(self.batch.rows if rows is None else rows)

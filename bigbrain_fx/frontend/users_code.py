@@ -1,0 +1,135 @@
+"""The user's own code, run as the user would run it: its folder, its module, and its errors.
+
+Whatever it raises becomes an InputError that names the line. It knows no contract.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import torch
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.translation.sources import where
+
+
+class _DataFolders(importlib.abc.MetaPathFinder):
+    """Keep Python from taking a folder of data beside the model file for a package.
+
+    torch looks for modules that it can do without (triton, z3, optree), and any folder is a
+    package to Python, though it has no Python in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        """Raise for a folder without Python that is no package elsewhere either; else, pass."""
+        there = self.folder / name
+        if path is not None or not there.is_dir() or any(map(_is_python, there.rglob("*"))):
+            return
+        found = PathFinder.find_spec(name)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _is_python(file: Path) -> bool:
+    return file.suffix in (".py", ".pyc", ".so")
+
+
+@contextlib.contextmanager
+def users_folder(folder: Path) -> Iterator[None]:
+    """Put the user's folder on sys.path, as `python model.py` would."""
+    entry = str(folder)
+    if not any(isinstance(f, _DataFolders) and f.folder == folder for f in sys.meta_path):
+        sys.meta_path.insert(0, _DataFolders(folder))
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
+
+
+def run_file(path: Path, seed: int) -> ModuleType:
+    """Run the file as a module named like it, so that a bundle can import it by the same name."""
+    name = path.stem
+    loaded = sys.modules.get(name)
+    ours = getattr(loaded, "__bigbrain_fx__", False)
+    if name in sys.stdlib_module_names or (loaded is not None and not ours):
+        name = f"{name}_model"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__bigbrain_fx__"] = True
+    sys.modules[name] = module
+    torch.manual_seed(seed)
+    try:
+        with errors_of(path, f"{path.name} cannot be run"):
+            spec.loader.exec_module(module)
+    except InputError:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def errors_of(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into an InputError that names the line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except SyntaxError as error:
+        at = f"{Path(error.filename or path).name}:{error.lineno}"
+        raise InputError(
+            f"{what}: syntax error: {error.msg}", at=at, help="mend that line"
+        ) from error
+    except SystemExit as error:
+        raise InputError(
+            f"{what}: it called sys.exit({error.code!r})",
+            at=_line(error, path),
+            help='put the part that runs the program under `if __name__ == "__main__":`',
+        ) from error
+    except ImportError as error:
+        raise InputError(
+            f"{what}: {error}", at=_line(error, path), help=_import_help(error, path)
+        ) from error
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"{what}: {type(error).__name__}: {text}",
+            at=_line(error, path),
+            help=f"make `python {path.name}` build the model first",
+        ) from error
+
+
+def _import_help(error: ImportError, path: Path) -> str:
+    if "relative import" not in str(error):
+        return "install the module into this Python, or put it beside the model file"
+    return (
+        f"a model file is run as `python {path.name}` would run it: write `from name import ...` "
+        f"for a module beside it, or move it out of its package and import that by its name"
+    )
+
+
+def _line(error: BaseException, path: Path) -> str:
+    return where(error, path.parent) or where(error) or path.name
+
+
+def definition(value: object, path: Path) -> str:
+    """Return where a function or class is defined; the file, where nobody knows the line."""
+    try:
+        return f"{path.name}:{inspect.getsourcelines(cast('type', value))[1]}"
+    except (OSError, TypeError):
+        return path.name

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stages
-from bigbrain_fx.emit.files.device import step_once_lines
+from bigbrain_fx.emit.files.schedule_text import step_once_lines
 from bigbrain_fx.plan.schedule import SPLIT, StageCosts, build
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import loop_line, v_line

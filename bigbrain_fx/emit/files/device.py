@@ -1,27 +1,32 @@
 """Stages and program of one device -> its file: classes, channels, and the schedule as code.
 
-This room knows which messages a stage needs; what a stage computes is written by `classes.py`.
+What a stage computes is written by `classes.py`, what it sends and receives by `instructions.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from bigbrain_fx.core import Backward, BackwardWeight, Compute, Edge, Program
+from bigbrain_fx.core import Backward
 from bigbrain_fx.emit.files.channels import Channels, DeviceFile
-from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
+from bigbrain_fx.emit.files.instructions import (
+    backward_lines,
+    forward_lines,
+    update_lines,
+    weight_lines,
+)
 from bigbrain_fx.emit.files.outputs import collected, output_dims
+from bigbrain_fx.emit.files.schedule_text import schedule_lines
 from bigbrain_fx.emit.modules import kept
 from bigbrain_fx.emit.modules.again import AGAIN, WIDENED
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.layout import WIDTH, double_quoted, wrapped
-from bigbrain_fx.emit.modules.names import Names, identifier
+from bigbrain_fx.emit.modules.names import identifier
 from bigbrain_fx.emit.modules.taps import TAPPING
 from bigbrain_fx.plan import holders, micro_text
 
 _DEFERRING = "# {layers}: their weights' gradients wait for weights_N"
-_STATISTICS = "        self.exchange_statistics()  # of BatchNorm: those of all replicas, in order"
 _AGAIN = "# what again(...) gives is not kept from forward to backward: it is made again"
 _SEEDED = (
     '`with self.seeded("drop", 1, 2):` keys the draws inside by seed, step, micro-batch and\n'
@@ -181,13 +186,13 @@ def _device_class(
     ]
     trained = {i.stage for i in file.program.instructions if isinstance(i, Backward)}
     for text in own:
-        lines += ["", *_forward(text, file, channels)]
+        lines += ["", *forward_lines(text, file, channels)]
         if text.stage.index in trained:
-            lines += ["", *_backward(text, file, channels)]
-            lines += ["", *_weights(text, file)] if text.stage.deferred else []
+            lines += ["", *backward_lines(text, file, channels)]
+            lines += ["", *weight_lines(text, file)] if text.stage.deferred else []
     if file.graph.loss is not None:
-        lines += ["", *_update(file, channels)]
-    return [*lines, "", *_step_once(file)]
+        lines += ["", *update_lines(file, channels)]
+    return [*lines, "", *schedule_lines(file)]
 
 
 def _attributes(
@@ -282,219 +287,6 @@ def _numbers(micros: Sequence[int]) -> str:
     step = micros[1] - micros[0] if len(micros) > 1 else 1
     found = range(micros[0], micros[-1] + 1, step)
     return repr(found if len(micros) > 2 and tuple(found) == tuple(micros) else tuple(micros))
-
-
-def _forward(text: StageText, file: DeviceFile, channels: Channels) -> list[str]:
-    stage, stages = text.stage, file.stages
-    lines = [f"    def forward_{stage.index}(self, m: int) -> None:"]
-    received = _received_names(text, file)
-    for edge in stages.into(stage.index, "activation"):
-        variable, name = received[edge.value], channels.names[edge]
-        lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
-    lines += [f"        {text.arguments[v]} = self.batch({v!r}, m)" for v in stage.inputs]
-    passed = ", ".join(f"{name}={name}" for name in text.arguments.values())
-    results = _result_names(text, received)
-    call = f"self.forward({stage.index}, m{', ' + passed if passed else ''})"
-    sent = stages.out_of(stage.index, "activation")
-    outputs = collected(file.graph, stages, stage)
-    named = f"{', '.join(results.values())} = " if results and (sent or outputs) else ""
-    lines += wrapped(named + call, 8)
-    names = {**text.arguments, **received, **results}
-    for edge in sent:
-        call = f"self.send({channels.names[edge]}, m, {names[edge.value]})"
-        lines.append(f"        {call}{_far(edge, file, 'to')}")
-    for name, value in outputs:
-        found = names.get(value, f"self.batch({value!r}, m)")  # a model may hand an input through
-        lines.append(f"        self.output({name!r}, m, {found})")
-    return lines
-
-
-def _received_names(text: StageText, file: DeviceFile) -> dict[str, str]:
-    """Return variables for what a stage's device receives before it runs.
-
-    That is its arguments, and outputs of the model that come to be collected only.
-    """
-    names = Names(text.arguments.values())
-    values = [edge.value for edge in file.stages.into(text.stage.index, "activation")]
-    return {v: text.arguments.get(v) or names.fresh(identifier(v)) for v in values}
-
-
-def _result_names(text: StageText, received: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a stage's results that do not hide its arguments."""
-    names = Names([*text.arguments.values(), *received.values()])
-    return {value: names.fresh(name) for value, name in text.results.items()}
-
-
-def _backward(text: StageText, file: DeviceFile, channels: Channels) -> list[str]:
-    stage, stages = text.stage, file.stages
-    later = f"  # gradients of weights wait for weights_{stage.index}" if stage.deferred else ""
-    lines = [f"    def backward_{stage.index}(self, m: int) -> None:{later}"]
-    public = {**text.arguments, **text.results}
-    passed = []
-    for edge in stages.into(stage.index, "gradient"):
-        variable = f"{public[edge.value]}_grad"
-        name = channels.names[edge]
-        lines.append(f"        {variable} = self.recv({name}, m){_far(edge, file, 'from')}")
-        passed.append(f"{public[edge.value]}={variable}")
-    sent = {edge.value: edge for edge in stages.out_of(stage.index, "gradient")}
-    order = [value for value in stage.receives if value in sent]
-    call = f"self.backward({', '.join([str(stage.index), 'm', *passed])})"
-    results = ", ".join(f"{public[value]}_grad" for value in order)
-    lines += wrapped(f"{results} = {call}" if order else call, 8)
-    for edge in stages.out_of(stage.index, "gradient"):
-        call = f"self.send({channels.names[edge]}, m, {public[edge.value]}_grad)"
-        lines.append(f"        {call}{_far(edge, file, 'to')}")
-    return [*lines, *_reduced(stage.index, file, waits=False)]
-
-
-def _weights(text: StageText, file: DeviceFile) -> list[str]:
-    number = text.stage.index
-    call = f"        self.backward_weight({number}, m)"
-    head = f"    def weights_{number}(self, m: int) -> None:"
-    return [head, call, *_reduced(number, file, waits=True)]
-
-
-def _reduced(stage: int, file: DeviceFile, *, waits: bool) -> list[str]:
-    """Write that what a backward has completed goes to the other replicas."""
-    stages = file.stages
-    own = (bucket for bucket in stages.buckets if stage in bucket.stages)
-    if all(stages.waits_for(bucket.name, stage) != waits for bucket in own):
-        return []
-    more = ", deferred=True" if waits else ""
-    return [f"        self.reduce_gradients({stage}, m{more}){_peers(stage, file)}"]
-
-
-def _peers(stage: int, file: DeviceFile) -> str:
-    """Name the devices that hold the same parameters in other replicas."""
-    others = [s for b in file.stages.buckets if stage in b.stages for s in b.stages if s != stage]
-    names = dict.fromkeys(identifier(file.stages.stages[other].device) for other in others)
-    return f"  # with {', '.join(names)}" if names else ""
-
-
-def _update(file: DeviceFile, channels: Channels) -> list[str]:
-    lines = ["    def update(self) -> None:"]
-    lines += ["        self.sum_gradients()  # over all replicas"] if file.stages.buckets else []
-    lines += [_STATISTICS] if _writes(file) else []
-    for kind, suffix in (("tied", "tied"), ("norm", "norms"), ("loss", "losses")):
-        edges = [edge for edge in channels.edges if edge.kind == kind]
-        mine = [e for e in edges if channels.device_of[e.source] == file.program.device]
-        theirs = [e for e in edges if channels.device_of[e.target] == file.program.device]
-        lines += [
-            f"        self.send_{suffix}({channels.names[e]}){_far(e, file, 'to')}" for e in mine
-        ]
-        lines += [
-            f"        self.recv_{suffix}({channels.names[e]}{_replica(e, file)})"
-            f"{_far(e, file, 'from')}"
-            for e in theirs
-        ]
-    lines.append("        self.optimizer_step()")
-    back = "        self.gather_weights()  # those that other replicas have updated"
-    return [*lines, *([back] if file.stages.zero_stage and not file.stages.gathers else [])]
-
-
-def _writes(file: DeviceFile) -> bool:
-    """Whether a device writes running statistics that other replicas write too."""
-    own = {stage.index for stage in file.stages.of(file.program.device)}
-    return any(own.intersection(each.stages) for each in file.stages.statistics)
-
-
-def _replica(edge: Edge, file: DeviceFile) -> str:
-    """Say whose losses these are."""
-    return f", {file.stages.stages[edge.source].replica}" if edge.kind == "loss" else ""
-
-
-def _far(edge: Edge, file: DeviceFile, word: str) -> str:
-    if file.stages.is_local(edge):
-        return "  # stays here"
-    far = edge.source if word == "from" else edge.target
-    return f"  # {word} {identifier(file.stages.stages[far].device)}"
-
-
-def _step_once(file: DeviceFile) -> list[str]:
-    if file.stages.asynchronous:
-        return _overlapping_lines(file)
-    return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
-
-
-def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()) -> list[str]:
-    """Write a schedule; of a replica by places among its own micro-batches."""
-    places = {micro: place for place, micro in enumerate(micros)}
-    steps = [
-        MicroAction(f"{_verb(i)}_{i.stage}", places.get(i.micro, i.micro))
-        for i in program.instructions
-        if isinstance(i, Compute)
-    ]
-    loops = roll(steps)
-    lines = ["    def step_once(self) -> None:"]
-    lines += ["        own = self.micros[self.replica]  # its micro-batches"] if places else []
-    if is_readable(loops):
-        lines += [line for loop in loops for line in _loop(loop, bool(places))]
-    else:
-        lines = [
-            *_table(steps),
-            "",
-            *lines,
-            f"        for action, {'i' if places else 'm'} in self.order:",
-            f"            getattr(self, action)({'own[i]' if places else 'm'})",
-        ]
-    return [*lines, "        self.update()"] if training else lines
-
-
-def _overlapping_lines(file: DeviceFile) -> list[str]:
-    """Write 1F1B whose last backwards stand beside the next batch's first forwards."""
-    number = file.stages.of(file.program.device)[0].index
-    ahead, count = file.stages.ahead(number), file.micro_batches
-    forward = f"self.forward_{number}(m{f' + {ahead}' if ahead else ''})"
-    updates = ["self.update()"] if file.stages.asynchronous == "stash" else []
-    rest = [f"self.backward_{number}(m)", *updates]
-    lines = ["def step_once(self) -> None:"]
-    if ahead:
-        lines += ["    if self.begins_empty:", f"        for m in range({ahead}):"]
-        lines += [f"            self.forward_{number}(m)"]
-    lines += [f"    for m in range({count - ahead}):"]
-    lines += [f"        {each}" for each in (forward, *rest)]
-    if ahead:
-        lines += [f"    for m in range({count - ahead}, {count}):"]
-        lines += [f"        if self.goes_on:  # {count} is the next batch's first"]
-        lines += [f"            {forward}", *(f"        {each}" for each in rest)]
-    lines += [] if updates else ["    self.update()"]
-    return [f"    {line}" for line in lines]
-
-
-def _verb(compute: Compute) -> str:
-    return "weights" if isinstance(compute, BackwardWeight) else compute.do
-
-
-def _own_micros(file: DeviceFile) -> tuple[int, ...]:
-    """Return the micro-batches of a device's replica; nothing, where one replica has all."""
-    stage = file.stages.of(file.program.device)[0]
-    return file.stages.micros_of(stage.index, 0)
-
-
-def _loop(loop: MicroLoop, of_replica: bool) -> list[str]:
-    name = "i" if of_replica else "m"
-
-    def call(action: str, micro: str) -> str:
-        return f"self.{action}({f'own[{micro}]' if of_replica else micro})"
-
-    if loop.count == 1:
-        return [f"        {call(step.action, str(step.micro))}" for step in loop.body]
-    least = min(step.micro for step in loop.body)
-    bounds = f"{least}, {least + loop.count}" if least else f"{loop.count}"
-    if loop.stride > 1:  # the end is where the next turn would begin
-        bounds = f"{least}, {least + loop.count * loop.stride}, {loop.stride}"
-    lines = [f"        for {name} in range({bounds}):"]
-    for step in loop.body:
-        shift = step.micro - least
-        lines.append(f"            {call(step.action, f'{name} + {shift}' if shift else name)}")
-    return lines
-
-
-def _table(steps: Sequence[MicroAction]) -> list[str]:
-    """Write a schedule that has no period as rows of (action, micro-batch)."""
-    cells = [f"({step.action!r}, {step.micro})" for step in steps]
-    rows = [", ".join(cells[i : i + 4]) for i in range(0, len(cells), 4)]
-    return ["    order = (", *(f"        {row}," for row in rows), "    )"]
 
 
 def _names_tuple(names: Iterable[str]) -> str:

@@ -1,0 +1,97 @@
+"""A device's schedule as code: `step_once`, in loops where it repeats, else a table and a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigbrain_fx.core import BackwardWeight, Compute, Program
+from bigbrain_fx.emit.files.channels import DeviceFile
+from bigbrain_fx.emit.files.loops import MicroAction, MicroLoop, is_readable, roll
+
+
+def schedule_lines(file: DeviceFile) -> list[str]:
+    """Write the order in which a device runs its methods in one step."""
+    if file.stages.asynchronous:
+        return _overlapping_lines(file)
+    return step_once_lines(file.program, file.graph.loss is not None, _own_micros(file))
+
+
+def step_once_lines(program: Program, training: bool, micros: Sequence[int] = ()) -> list[str]:
+    """Write a schedule; of a replica by places among its own micro-batches."""
+    places = {micro: place for place, micro in enumerate(micros)}
+    steps = [
+        MicroAction(f"{_verb(i)}_{i.stage}", places.get(i.micro, i.micro))
+        for i in program.instructions
+        if isinstance(i, Compute)
+    ]
+    loops = roll(steps)
+    lines = ["    def step_once(self) -> None:"]
+    lines += ["        own = self.micros[self.replica]  # its micro-batches"] if places else []
+    if is_readable(loops):
+        lines += [line for loop in loops for line in _loop(loop, bool(places))]
+    else:
+        lines = [
+            *_table(steps),
+            "",
+            *lines,
+            f"        for action, {'i' if places else 'm'} in self.order:",
+            f"            getattr(self, action)({'own[i]' if places else 'm'})",
+        ]
+    return [*lines, "        self.update()"] if training else lines
+
+
+def _overlapping_lines(file: DeviceFile) -> list[str]:
+    """Write 1F1B whose last backwards stand beside the next batch's first forwards."""
+    number = file.stages.of(file.program.device)[0].index
+    ahead, count = file.stages.ahead(number), file.micro_batches
+    forward = f"self.forward_{number}(m{f' + {ahead}' if ahead else ''})"
+    updates = ["self.update()"] if file.stages.asynchronous == "stash" else []
+    rest = [f"self.backward_{number}(m)", *updates]
+    lines = ["def step_once(self) -> None:"]
+    if ahead:
+        lines += ["    if self.begins_empty:", f"        for m in range({ahead}):"]
+        lines += [f"            self.forward_{number}(m)"]
+    lines += [f"    for m in range({count - ahead}):"]
+    lines += [f"        {each}" for each in (forward, *rest)]
+    if ahead:
+        lines += [f"    for m in range({count - ahead}, {count}):"]
+        lines += [f"        if self.goes_on:  # {count} is the next batch's first"]
+        lines += [f"            {forward}", *(f"        {each}" for each in rest)]
+    lines += [] if updates else ["    self.update()"]
+    return [f"    {line}" for line in lines]
+
+
+def _verb(compute: Compute) -> str:
+    return "weights" if isinstance(compute, BackwardWeight) else compute.do
+
+
+def _own_micros(file: DeviceFile) -> tuple[int, ...]:
+    """Return the micro-batches of a device's replica; nothing, where one replica has all."""
+    stage = file.stages.of(file.program.device)[0]
+    return file.stages.micros_of(stage.index, 0)
+
+
+def _loop(loop: MicroLoop, of_replica: bool) -> list[str]:
+    name = "i" if of_replica else "m"
+
+    def call(action: str, micro: str) -> str:
+        return f"self.{action}({f'own[{micro}]' if of_replica else micro})"
+
+    if loop.count == 1:
+        return [f"        {call(step.action, str(step.micro))}" for step in loop.body]
+    least = min(step.micro for step in loop.body)
+    bounds = f"{least}, {least + loop.count}" if least else f"{loop.count}"
+    if loop.stride > 1:  # the end is where the next turn would begin
+        bounds = f"{least}, {least + loop.count * loop.stride}, {loop.stride}"
+    lines = [f"        for {name} in range({bounds}):"]
+    for step in loop.body:
+        shift = step.micro - least
+        lines.append(f"            {call(step.action, f'{name} + {shift}' if shift else name)}")
+    return lines
+
+
+def _table(steps: Sequence[MicroAction]) -> list[str]:
+    """Write a schedule that has no period as rows of (action, micro-batch)."""
+    cells = [f"({step.action!r}, {step.micro})" for step in steps]
+    rows = [", ".join(cells[i : i + 4]) for i in range(0, len(cells), 4)]
+    return ["    order = (", *(f"        {row}," for row in rows), "    )"]

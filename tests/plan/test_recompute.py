@@ -31,12 +31,12 @@ from bigbrain_fx.plan.recompute import (
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy
 from bigbrain_fx.plan.report import report
-from bigbrain_fx.verification.bundle.child import (
+from bigbrain_fx.verification.bundle.imported_bundle import (
     batches_of,
     run_bundle,
-    same_training,
     weights_of,
 )
+from bigbrain_fx.verification.bundle.links import same_training
 from bigbrain_fx.verification.bundle.reference import Reference, train_reference
 from tests.support import samples
 from tests.support.command_line import call

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle import eager, laid_tensors
 
 
 def test_tensors_come_back_with_their_strides(tmp_path: Path) -> None:
@@ -22,15 +22,15 @@ def test_tensors_come_back_with_their_strides(tmp_path: Path) -> None:
         "number": torch.tensor(2.0, dtype=torch.bfloat16),
     }
     assert tensors["one channel"].stride() != (12, 12, 4, 1)
-    eager.save(tensors, tmp_path / "file")
-    found = eager.read(tmp_path / "file")
+    laid_tensors.save(tensors, tmp_path / "file")
+    found = laid_tensors.read(tmp_path / "file")
     assert {n: t.stride() for n, t in found.items()} == {n: t.stride() for n, t in tensors.items()}
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_tensor_that_repeats_itself_is_written_out(tmp_path: Path) -> None:
-    eager.save({"x": torch.randn(1, 3).expand(4, 3)}, tmp_path / "file")
-    found = eager.read(tmp_path / "file")["x"]
+    laid_tensors.save({"x": torch.randn(1, 3).expand(4, 3)}, tmp_path / "file")
+    found = laid_tensors.read(tmp_path / "file")["x"]
     assert found.is_contiguous()
     assert torch.equal(found, found[:1].expand(4, 3))
 

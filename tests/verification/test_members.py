@@ -17,7 +17,8 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.frontend.tracing.divided import require_divided
 from bigbrain_fx.plan import Options, Plan, Source, chosen_axes, make_plan, wanted_axes
-from bigbrain_fx.verification.bundle.child import batches_of, run_bundle, same_training, weights_of
+from bigbrain_fx.verification.bundle.imported_bundle import batches_of, run_bundle, weights_of
+from bigbrain_fx.verification.bundle.links import same_training
 from bigbrain_fx.verification.bundle.members import (
     CLOSE,
     MembersReference,

@@ -19,7 +19,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.plan import read_plan
-from bigbrain_fx.verification.bundle import Check, Verification, eager, verify
+from bigbrain_fx.verification.bundle import Check, Verification, eager, laid_tensors, verify
 from bigbrain_fx.verification.bundle.loop import lacking
 from bigbrain_fx.verification.bundle.plain import NAME, not_run
 from bigbrain_fx.verification.bundle.updates import Updates
@@ -37,7 +37,7 @@ from pathlib import Path
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.verification.bundle.again import capture_again
-from bigbrain_fx.verification.bundle.child import weights_of
+from bigbrain_fx.verification.bundle.imported_bundle import weights_of
 from bigbrain_fx.verification.bundle.loop import plain_loop
 from bigbrain_fx.verification.bundle.plain import plain_link
 
@@ -152,7 +152,7 @@ def test_an_optimizer_per_device_is_compared_with_one(norm: bool, tmp_path: Path
     optimizer(list(after.items())).step()
     file = ModelFile(tmp_path, "model", nn.Identity(), None, optimizer=optimizer)
     updates = Updates(file, {"d0": {"a"}, "d1": {"b"}})
-    eager.save(before, tmp_path / "state")
+    laid_tensors.save(before, tmp_path / "state")
     updates.take(0, before, given, {n: p.detach() for n, p in after.items()}, tmp_path)
     found = updates.differences()
     assert len(found) == (2 if norm else 0)
@@ -365,10 +365,11 @@ def test_the_loop_knows_no_graph() -> None:
         *("ModelFile", "load_model_file", "take_apart", "where"),  # the model file and its batch
         *("Route", "Step", "route", "settle"),  # how a batch reaches forward
         "reseed",  # how a key becomes a seed
-        "KeyedDice",
+        *("KeyedDice", "laid_tensors", "plain_batches"),
     }
+    own = ("eager.py", "dice.py", "plain_batches.py", "laid_tensors.py")
     folder = Path(eager.__file__).parent
-    trees = [ast.parse((folder / name).read_text()) for name in ("eager.py", "dice.py")]
+    trees = [ast.parse((folder / name).read_text()) for name in own]
     nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     ours = [node for node in nodes if (node.module or "").startswith("bigbrain_fx")]
     assert {alias.name for node in ours for alias in node.names} <= allowed

@@ -161,7 +161,7 @@ def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 
 def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     """Train with the bundle's own programs; compare with the loop, which draws otherwise."""
-    from bigbrain_fx.verification.bundle.child import import_bundle, run_bundle
+    from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
 
     if form.dice:
         return {"said": ""}

@@ -11,18 +11,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import (
@@ -35,9 +30,8 @@ from bigbrain_fx.frontend import (
     take_apart,
     where,
 )
+from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
 from bigbrain_fx.verification.bundle.dice import KeyedDice
-
-Path_ = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -82,11 +76,11 @@ class TrainingLoop:
         if wanted.exact:
             self.model.double()
         if wanted.start:
-            put(self.model, read(Path(wanted.start)))
+            put(self.model, laid_tensors.read(Path(wanted.start)))
         self.model.train()
-        self.data = _data(self.file, wanted.seed)
-        self.split = _split_entries(self.file.example_batch, self.file.batch_dims)
-        self.pad = _padding(self.file.example_batch, self.file.pad, self.split)
+        self.data = plain_batches.drawn(self.file, wanted.seed)
+        self.split = plain_batches.split_entries(self.file.example_batch, self.file.batch_dims)
+        self.pad = plain_batches.padding(self.file.example_batch, self.file.pad, self.split)
         self.step, self.batch = -1, self.file.example_batch
         self._settle_route()
         self.optimizer = None if wanted.exact else self._optimizer()
@@ -123,23 +117,26 @@ class TrainingLoop:
         have left of them, before clipping and times the loss scale, `after` all tensors at the end.
         """
         assert self.optimizer is not None
-        save(self.state(), folder / "state")
+        laid_tensors.save(self.state(), folder / "state")
         batches = self.micro_batches(self.step + 1)
-        save(_inputs(batches), folder / "inputs")
+        laid_tensors.save(plain_batches.inputs(batches), folder / "inputs")
         losses, places = self.forward_and_backward(batches)
-        save(self.gradients(), folder / "gradients")
+        laid_tensors.save(self.gradients(), folder / "gradients")
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         self._update()
-        save(self.state(), folder / "after")
+        laid_tensors.save(self.state(), folder / "after")
         return {"losses": losses, "places": places, "scale": scale}
 
     def run_exactly(self, step: int, state: str, folder: Path) -> dict[str, object]:
         """Leave the gradients of one step in float64, from the given tensors."""
-        put(self.model, read(Path(state)))
+        put(self.model, laid_tensors.read(Path(state)))
         self.model.zero_grad(set_to_none=True)
-        batches = [tensors_of(batch, _wide) for batch in self.micro_batches(step)]
+        batches = [
+            plain_batches.tensors_of(batch, plain_batches.wide)
+            for batch in self.micro_batches(step)
+        ]
         losses, _ = self.forward_and_backward(batches)
-        save(self.gradients(), folder / "exact")
+        laid_tensors.save(self.gradients(), folder / "exact")
         return {"losses": losses}
 
     def micro_batches(self, step: int) -> list[object]:
@@ -149,17 +146,20 @@ class TrainingLoop:
             self.step += 1
         count = min(self.wanted.micro_batches, self._rows(self.batch) or sys.maxsize)
         even = self.file.drop_last is not False
-        return [tensors_of(self.batch, _part(self.split, m, count, even)) for m in range(count)]
+        return [
+            plain_batches.tensors_of(self.batch, plain_batches.part_of(self.split, m, count, even))
+            for m in range(count)
+        ]
 
     def _rows(self, batch: object) -> int:
         """Return how many rows a batch has; none where no entry is split."""
         found: list[int] = []
 
-        def note(tensor: Tensor, path: Path_) -> Tensor:
+        def note(tensor: Tensor, path: plain_batches.Path_) -> Tensor:
             found.extend([tensor.shape[self.split[path]]] if path in self.split else [])
             return tensor
 
-        tensors_of(batch, note)
+        plain_batches.tensors_of(batch, note)
         if len(set(found)) > 1:
             raise ValueError(f"the entries of a batch have {found} rows")
         return found[0] if found else 0
@@ -170,7 +170,7 @@ class TrainingLoop:
         batch = next(self.data)
         while self.file.drop_last and self._rows(batch) < full:
             batch = next(self.data)
-        return tensors_of(batch, self.pad)
+        return plain_batches.tensors_of(batch, self.pad)
 
     def forward_and_backward(self, batches: Sequence[object]) -> tuple[list[float], list[str]]:
         """Return the losses of the micro-batches, and where the first of them drew."""
@@ -180,11 +180,11 @@ class TrainingLoop:
             key = self.wanted.seed, self.step, micro
             with self.dice.rolling(key) if self.dice is not None else contextlib.nullcontext():
                 loss = self._loss(batch)
-                self.scaler.scale(_share(loss, sizes, micro)).backward()
+                self.scaler.scale(plain_batches.share(loss, sizes, micro)).backward()
             losses.append(loss.detach())
             if self.dice is not None and not micro:
                 places = list(self.dice.places)
-        return [float(loss) for loss in (_mean(losses, sizes), *losses)], places
+        return [float(loss) for loss in (plain_batches.mean(losses, sizes), *losses)], places
 
     def _loss(self, batch: object) -> Tensor:
         how = route(self.model, batch, self.file.loss is not None)
@@ -279,180 +279,6 @@ def _round_weights(model: nn.Module, names: Sequence[str]) -> None:
 
 def _all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return model.named_parameters(remove_duplicate=False)
-
-
-# --------------------------------------------------------------------------- data
-
-
-def _data(file: ModelFile, seed: int) -> Iterator[object]:
-    """Yield the user's batches, drawn with a random state of their own; else the example."""
-    if file.batches is None:
-        yield from repeat(file.example_batch)
-        return
-    dice = _seeded_dice(seed)
-    source: Iterator[object] | None = None
-    while True:
-        before = _dice()
-        _set_dice(dice)
-        try:
-            source = iter(file.batches(seed)) if source is None else source
-            batch = next(source)
-        except StopIteration:
-            return
-        finally:
-            dice = _dice()
-            _set_dice(before)
-        yield batch
-
-
-def _seeded_dice(seed: int) -> tuple[Any, ...]:
-    """Return the states in which torch's, Python's and, if loaded, NumPy's generators begin."""
-    numpy_random = sys.modules.get("numpy.random")
-    own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
-    torch_state = torch.Generator().manual_seed(seed).get_state()
-    return torch_state, random.Random(seed).getstate(), own
-
-
-def _dice() -> tuple[Any, ...]:
-    numpy_random = sys.modules.get("numpy.random")
-    numpy_state = numpy_random.get_state() if numpy_random else None
-    return torch.default_generator.get_state(), random.getstate(), numpy_state
-
-
-def _set_dice(state: tuple[Any, ...]) -> None:
-    torch.default_generator.set_state(state[0])
-    random.setstate(state[1])
-    if state[2] is not None:
-        sys.modules["numpy.random"].set_state(state[2])
-
-
-def _split_entries(example: object, dims: Mapping[str | int, int | None]) -> dict[Path_, int]:
-    """Return the dimension that is the batch of every tensor that has its rows.
-
-    They are the most common length of dimension 0, but where the file says which dimension it is.
-    """
-    found: dict[Path_, Tensor] = {}
-    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
-    said = {path: dim for name, dim in dims.items() for path in found if _is_of(path, name)}
-    own = [found[path].shape[dim] for path, dim in said.items() if dim is not None]
-    lengths = Counter(own or [t.shape[0] for p, t in found.items() if t.dim() and p not in said])
-    rows = lengths.most_common(1)[0][0] if lengths else None
-    rest = {p: 0 for p, t in found.items() if p not in said and t.dim() and t.shape[0] == rows}
-    return rest | {path: dim for path, dim in said.items() if dim is not None}
-
-
-def _is_of(path: Path_, name: str | int) -> bool:
-    """Whether a tensor is in the entry that the model file calls so: "x", 0, "pair.0"."""
-    return f"{'.'.join(map(str, path))}.".startswith(f"{name}.")
-
-
-def _padding(
-    example: object, pad: Mapping[str | int, int | float], split: Mapping[Path_, int]
-) -> Callable[[Tensor, Path_], Tensor]:
-    """Return what fills a tensor up to the example's shape, but for its rows."""
-    found: dict[Path_, Tensor] = {}
-    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
-
-    def padded(tensor: Tensor, path: Path_) -> Tensor:
-        fills = [fill for name, fill in pad.items() if _is_of(path, name)]
-        if not fills:
-            return tensor
-        shape = list(found[path].shape)
-        if path in split:
-            shape[split[path]] = tensor.shape[split[path]]
-        made = torch.full(shape, fills[-1], dtype=tensor.dtype)
-        made[tuple(slice(size) for size in tensor.shape)] = tensor
-        return made
-
-    return padded
-
-
-def _share(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
-    """Weigh a micro-batch's loss by its rows."""
-    return loss / len(sizes) if len({*sizes}) == 1 else loss * (sizes[micro] / sum(sizes))
-
-
-def _mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    if len({*sizes}) == 1:
-        return torch.stack([*losses]).mean()
-    return torch.stack([_share(loss, sizes, micro) for micro, loss in enumerate(losses)]).sum()
-
-
-def _part(
-    split: Mapping[Path_, int], micro: int, count: int, even: bool
-) -> Callable[[Tensor, Path_], Tensor]:
-    """Return what takes a micro-batch of a batch's tensor, in memory of its own."""
-
-    def part(tensor: Tensor, path: Path_) -> Tensor:
-        if path not in split:
-            return tensor.clone()
-        rows, over = divmod(tensor.shape[split[path]], count)
-        if over and even:
-            raise ValueError(f"a batch of {rows * count + over} rows has no {count} equal parts")
-        first, size = micro * rows + min(micro, over), rows + (micro < over)
-        if not split[path]:
-            return tensor[first : first + size].clone()
-        return tensor.narrow(split[path], first, size).clone(memory_format=torch.contiguous_format)
-
-    return part
-
-
-def _wide(tensor: Tensor, _: Path_) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def tensors_of(batch: Any, change: Callable[[Tensor, Path_], Tensor], path: Path_ = ()) -> Any:  # noqa: ANN401
-    """Return a batch like this one with every tensor changed."""
-    if isinstance(batch, Tensor):
-        return change(batch, path)
-    if isinstance(batch, Mapping):
-        return {key: tensors_of(value, change, (*path, key)) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [tensors_of(value, change, (*path, i)) for i, value in enumerate(batch)]
-        return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
-    return batch
-
-
-def _inputs(batches: Sequence[object]) -> dict[str, Tensor]:
-    """Return all tensors of micro-batches, by micro-batch and place; see `input_name`."""
-    found: dict[str, Tensor] = {}
-    for micro, batch in enumerate(batches):
-        tensors_of(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
-    return found
-
-
-def input_name(micro: int, path: Path_) -> str:
-    """Return the name under which a tensor of a micro-batch is kept."""
-    return json.dumps([micro, *path], default=str)
-
-
-# --------------------------------------------------------------------------- files
-
-
-def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors and how they lie in memory: kernels round by it, by strides of size 1, too."""
-    lying = {name: tensor.stride() for name, tensor in tensors.items() if not _repeats(tensor)}
-    flat = {n: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for n, t in tensors.items()}
-    save_file(flat, path, {"strides": json.dumps(lying)})
-
-
-def _repeats(tensor: Tensor) -> bool:
-    """Whether elements share memory: nothing can be copied into such a tensor."""
-    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def read(path: Path) -> dict[str, Tensor]:
-    """Read what `save` wrote, each tensor in memory of its own."""
-    with safe_open(path, framework="pt") as file:
-        lying = json.loads(file.metadata()["strides"])
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return {name: _laid(tensor, lying.get(name)) for name, tensor in found.items()}
-
-
-def _laid(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
-    if strides is None:
-        return tensor.clone()
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 # --------------------------------------------------------------------------- its process

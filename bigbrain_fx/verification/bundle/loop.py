@@ -25,7 +25,7 @@ from torch import Tensor
 from bigbrain_fx.core import TensorSpec, quantised_weights
 from bigbrain_fx.frontend import LEAF, LOSS
 from bigbrain_fx.plan import Plan, plain_params
-from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle import eager, laid_tensors
 from bigbrain_fx.verification.bundle.eager import Wanted
 from bigbrain_fx.weights import source_of_weights, trained_steps
 
@@ -80,7 +80,7 @@ class PlainLoop:
             self._exact.answer()
         except NoLoopError:
             return None
-        return eager.read(state.parent / "exact")
+        return laid_tensors.read(state.parent / "exact")
 
     def __enter__(self) -> PlainLoop:
         return self
@@ -208,7 +208,7 @@ def plain_loop(
             start, found = Path(scratch, "start"), numbers(folder, plan)
             own = {param.name for param in plain_params(plan.graph)}
             held = own & {name for stage in plan.stages.stages for name in stage.params}
-            eager.save({name: found[name] for name in sorted(held)}, start)
+            laid_tensors.save({name: found[name] for name in sorted(held)}, start)
         with PlainLoop(wanted_of(plan, location, start), Path(scratch)) as loop:
             loop.start()
             yield loop

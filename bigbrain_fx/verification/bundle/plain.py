@@ -29,7 +29,7 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, plain_params
 from bigbrain_fx.runtime import are_finite, unscaled
-from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
 from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
 from bigbrain_fx.verification.bundle.module import equal, link
 from bigbrain_fx.verification.bundle.reference import Reference
@@ -105,8 +105,8 @@ class _Comparison:
     def compare_step(self, step: int) -> None:
         """Wait for the loop's next step; let the graph do it, and compare."""
         folder, made = self.loop.step()
-        state, inputs = eager.read(folder / "state"), eager.read(folder / "inputs")
-        want, after = eager.read(folder / "gradients"), eager.read(folder / "after")
+        state, inputs = laid_tensors.read(folder / "state"), laid_tensors.read(folder / "inputs")
+        want, after = laid_tensors.read(folder / "gradients"), laid_tensors.read(folder / "after")
         reference = self._reference(state)
         if not step:
             self._require_places(reference, made["places"])
@@ -175,7 +175,7 @@ class _Comparison:
 
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs
-        found = {e.name: inputs[eager.input_name(micro, e.key)] for e in entries}
+        found = {e.name: inputs[plain_batches.input_name(micro, e.key)] for e in entries}
         dims = self.plan.source.batch_dims
         return {n: t.movedim(dims[n], 0) if n in dims else t for n, t in found.items()}
 

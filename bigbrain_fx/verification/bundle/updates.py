@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
 from bigbrain_fx.runtime import LearningRates, clipped, norm
-from bigbrain_fx.verification.bundle import eager
+from bigbrain_fx.verification.bundle import laid_tensors
 from bigbrain_fx.verification.bundle.module import equal
 
 _ALIKE = 1e-9  # of a tensor's largest update, in float64
@@ -59,7 +59,7 @@ class Updates:
         if self.lines:
             return
         if given is not None:
-            eager.save(given, folder / "given")
+            laid_tensors.save(given, folder / "given")
         self._steps.append(folder)
         try:
             self._parts = self._parts or _Parts(self.file, self._names(before), before)
@@ -90,14 +90,18 @@ class Updates:
         """Return what differs; where it may be rounding, float64 decides."""
         if self.lines or not self._rounded:
             return self.lines
-        start = eager.read(self._steps[0] / "state")
+        start = laid_tensors.read(self._steps[0] / "state")
         wide = {name: tensor.double() for name, tensor in start.items()}
         parts = self._names(wide)
         whole = _Parts(self.file, [list(dict.fromkeys(n for part in parts for n in part))], wide)
         each = _Parts(self.file, parts, wide)
         for step, folder in enumerate(self._steps):
             file = folder / "given"
-            given = {n: g.double() for n, g in eager.read(file).items()} if file.exists() else None
+            given = (
+                {n: g.double() for n, g in laid_tensors.read(file).items()}
+                if file.exists()
+                else None
+            )
             for way in (whole, each):
                 way.step(step, None, given)
         want = dict(whole.numbers())

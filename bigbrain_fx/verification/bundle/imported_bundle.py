@@ -1,0 +1,119 @@
+"""A bundle as any user has it: its train.py imported, its weights and batches read, trained here.
+
+It runs on its own copy of the runtime; what it must be equal to stands elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan
+from bigbrain_fx.runtime import WeightsError
+from bigbrain_fx.verification.bundle.members import (
+    joined_weights,
+)
+from bigbrain_fx.verification.bundle.readings import read_alike
+from bigbrain_fx.verification.bundle.reference import Trace
+
+if TYPE_CHECKING:  # what runs is the bundle's own copy
+    from bigbrain_fx.runtime import Device, Stream
+
+
+def import_bundle(folder: Path) -> ModuleType:
+    """Import the bundle's train.py, or infer.py, with its own runtime."""
+    sys.path.insert(0, str(folder.resolve()))
+    entry = "train" if (folder / "train.py").is_file() else "infer"
+    return read_alike(importlib.import_module(entry))
+
+
+def weights_of(folder: Path, plan: Plan) -> dict[str, Tensor]:
+    """Read a bundle's weights, under every name of the model that the plan knows."""
+    found: dict[str, Tensor] = {}
+    try:
+        found.update(joined_weights(folder / "weights", plan))
+    except WeightsError as error:
+        raise InputError(str(error), at=str(folder / "weights")) from error
+    for param in plan.graph.params:  # a tied name that no stage uses has its twin's weights
+        if param.canonical in found or param.name in found:
+            twin = found.get(param.name, found.get(param.canonical))
+            assert twin is not None
+            found.setdefault(param.canonical, twin)
+            found.setdefault(param.name, twin)
+    for param in plan.graph.params:
+        shape, dtype = [int(dim) for dim in param.spec.shape], getattr(torch, param.spec.dtype)
+        found.setdefault(param.name, torch.zeros(shape))  # nothing reads it
+        found[param.name] = found[param.name].to(dtype)  # a checkpoint may have another type
+    return found
+
+
+def batches_of(bundle: ModuleType, plan: Plan) -> Callable[[int], list[Mapping[str, Tensor]]]:
+    """Return step -> its micro-batches, from a new data stream of an imported bundle."""
+    made = _new_stream(bundle, plan)
+
+    def micro_batches(step: int) -> list[Mapping[str, Tensor]]:
+        made.advance(step)
+        sizes = getattr(made, "sizes", ()) or (1,) * plan.micro_batches  # of an older bundle
+        counted = [m for m, rows in enumerate(sizes) if rows]
+        return [{name: made.get(name, m).clone() for name in made.inputs} for m in counted]
+
+    return micro_batches
+
+
+def _new_stream(bundle: ModuleType, plan: Plan) -> Stream:
+    data = importlib.import_module("runtime.data")  # the bundle's own copy
+    b = bundle.BUNDLE
+    own = getattr(b, "splitting", None)  # an older bundle has none
+    how = {"splitting": own, "specs": b.specs} if own is not None else {}
+    stream: Stream = data.Stream(
+        b.batches, plan.seed, b.inputs, b.whole, plan.micro_batches, torch.device("cpu"), **how
+    )
+    return stream
+
+
+def run_bundle(bundle: ModuleType, plan: Plan, steps: int, seed: int) -> Trace:
+    """Train an imported bundle, all devices in this process."""
+    trace = Trace()
+    losses: dict[int, Tensor] = {}
+
+    def after_step(device: Device, step: int) -> None:
+        if step == 0:
+            found = device.first_gradients or {}
+            trace.take(trace.gradients, {name: g.clone() for name, g in found.items()})
+
+    def report(step: int, loss: float, _: float) -> None:
+        losses[step] = torch.tensor(loss, dtype=torch.float64)
+
+    runtime = importlib.import_module("runtime.train")
+    known = inspect.signature(runtime.run_in_process).parameters  # a bundle may be older
+    policy = {"on_nan": "ignore"} if "on_nan" in known else {}
+    with tempfile.TemporaryDirectory() as store:  # the planned ones may be on other machines
+        offloads = any(getattr(device, "offload", ()) for device in bundle.BUNDLE.devices)
+        told = replace(bundle.BUNDLE, store=store) if offloads else bundle.BUNDLE
+        devices = runtime.run_in_process(told, steps, seed, report, after_step, **policy)
+    trace.losses.extend(losses[step] for step in sorted(losses))
+    for device in devices.values():
+        trace.take(trace.tensors, device.state())
+    return trace
+
+
+def trace_of_processes(losses: Sequence[float], gradients: Path, tensors: Path) -> Trace:
+    """Read what the processes of a real run left: losses by step, two folders of safetensors."""
+    trace = Trace(losses=[torch.tensor(loss, dtype=torch.float64) for loss in losses])
+    for path in sorted(gradients.glob("*.safetensors")):
+        trace.take(trace.gradients, load_file(path))
+    for path in sorted(tensors.glob("*.safetensors")):
+        trace.take(trace.tensors, load_file(path))
+    return trace

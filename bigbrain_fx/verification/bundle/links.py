@@ -1,0 +1,188 @@
+"""The links of the chain from the user's module to its bundle: each compares two runs.
+
+    module = captured graph = reference = bundle
+
+It runs what it is given; what is compared in which order, `child` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bigbrain_fx.core import Input
+from bigbrain_fx.frontend import (
+    Captured,
+    ModelFile,
+    allowed,
+    graph_inputs,
+    unit_of,
+)
+from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
+from bigbrain_fx.runtime import filled_up
+from bigbrain_fx.verification.bundle.imported_bundle import weights_of
+from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
+from bigbrain_fx.verification.bundle.module import (
+    SEEDS,
+    differences,
+    equal,
+    link as _check,
+    relative_error,
+)
+from bigbrain_fx.verification.bundle.plain import not_run, plain_link
+from bigbrain_fx.verification.bundle.reference import Reference, Trace
+from bigbrain_fx.weights import part_name, trained_steps
+
+if TYPE_CHECKING:  # what runs is the bundle's own copy
+    pass
+
+
+def same_loop(
+    plain: PlainLoop | None,
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    folder: Path,
+    steps: int,
+) -> dict[str, object]:
+    """Compare the user's own loop in plain PyTorch with the captured graph."""
+    if plain is not None:
+        return plain_link(plain, file, captured, plan, steps)
+    reason = lacking(plan)
+    if reason:
+        return not_run(reason)
+    with plain_loop(plan, folder, file.location, weights_of) as loop:
+        assert loop is not None
+        return plain_link(loop, file, captured, plan, steps)
+
+
+def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:
+    """Compare the module with its captured graph: several batches, several seeds."""
+    rows = captured.graph.static_batch or plan.rows
+    batches = [captured.inputs(rows)]
+    if file.batches is not None:
+        batch = next(iter(file.batches(plan.seed + 1)))
+        inputs = graph_inputs(captured.graph, batch, plan.source.batch_dims)
+        batches.append(
+            {
+                e.name: _like(e, inputs[e.name][:rows] if e.batched else inputs[e.name], plan)
+                for e in captured.graph.inputs
+            }
+        )
+    elif captured.graph.static_batch is None:
+        batches.append(captured.inputs(rows + 1))
+    found = differences(file, captured, batches)
+    limit = allowed(unit_of(captured.graph, captured.tensors))
+    compared = f"loss, outputs, buffers bitwise; gradients to {limit:g}"
+    what = f"{len(batches)} batches, {len(SEEDS)} seeds: {compared}"
+    return _check("your module = captured graph", found, what)
+
+
+def _like(entry: Input, value: Tensor, plan: Plan) -> Tensor:
+    """Fill up an entry that the model file says to be filled up."""
+    fill = plan.source.pad.get(entry.name)
+    shape = [int(size) for size in entry.spec.at(plan.rows).shape]
+    return value if fill is None else filled_up(value, shape, fill, first=entry.batched)
+
+
+def same_weights(
+    captured: Captured, weights: Mapping[str, Tensor], plan: Plan, folder: Path
+) -> dict[str, object]:
+    """Compare weights; those of a run that was moved with names and shapes only."""
+    steps = trained_steps(folder / "weights")
+    param = plan.graph.param
+    held = {param[name].canonical for stage in plan.stages.stages for name in stage.params}
+    used = [name for name in captured.tensors if name in param and param[name].canonical in held]
+    if steps is not None:
+        found = [
+            f"{name} has another shape or type than in the model"
+            for name in used
+            if captured.tensors[name].shape != weights[name].shape
+            or captured.tensors[name].dtype != weights[name].dtype
+        ]
+        what = f"{len(used)} names, shapes, types; the numbers are those of step {steps} of a run"
+        return _check("weights fit your model", found, what)
+    found = [
+        f"{name} has other numbers than the model"
+        for name in used
+        if captured.tensors[name].shape != weights[name].shape
+        or not equal(weights[name], captured.tensors[name].detach())
+    ]
+    return _check("weights = your model's", found, f"{len(used)} tensors bitwise")
+
+
+def same_grouping(
+    reference: Reference, plain: Reference, micro_batches: Sequence[Mapping[str, Tensor]], seed: int
+) -> dict[str, object]:
+    """Compare gradients of the graph as one process adds them with those of stages."""
+    _, expected = plain.gradients(list(micro_batches), seed, 0)
+    _, actual = reference.gradients(list(micro_batches), seed, 0)
+    errors = {name: relative_error(actual.get(name), want) for name, want in expected.items()}
+    coarse = {*half_sums(plain.graph, plain.stages)}
+    limits = {n: allowed(unit_of(plain.graph, plain.tensors) if n in coarse else 0) for n in errors}
+    found = [f"gradient of {n} differs by {e:.1e}" for n, e in errors.items() if e > limits[n]]
+    worst = f"largest difference {max(errors.values(), default=0.0):.1e} of a tensor's maximum"
+    most = f"(allowed {max(limits.values(), default=0.0):g})"
+    rounded = (*half_sums_text(plain.graph, plain.stages), *turned_text(plain.graph))
+    said = "; ".join((f"{worst} {most}", *rounded))
+    return _check(
+        "captured graph = reference", found, f"{len(expected)} gradients of step 0, {said}"
+    )
+
+
+def same_training(plan: Plan, expected: Trace, actual: Trace) -> list[dict[str, object]]:
+    """Compare two training runs: losses, gradients of step 0, tensors at the end; three checks."""
+    losses = [
+        f"step {step}: {float(want):.9g} and {float(found):.9g}"
+        for step, (want, found) in enumerate(zip(expected.losses, actual.losses, strict=True))
+        if not equal(found, want)
+    ]
+    gradients = [
+        f"gradient of {n}"
+        for n, g in expected.gradients.items()
+        if not _has(actual.gradients, n, g)
+    ]
+    trained = {n: t for n, t in expected.tensors.items() if n in actual.tensors}
+    tensors = [n for n, t in trained.items() if not _has(actual.tensors, n, t)]
+    parts = {(s.param, s.member) for s in plan.sharded.shards}
+    held = {(p, s.member) for s in plan.stages.stages for p in s.params}
+    stored = {part_name(*each) if each in parts else each[0] for each in held}
+    missing = stored - set(actual.tensors)
+    tensors += [f"{name} differs between members" for name in sorted(expected.unlike)]
+    tensors += [f"{name} is missing" for name in sorted(missing)]
+    tensors += [f"{name} differs between the devices that hold it" for name in actual.unlike]
+    steps = len(expected.losses)
+    found = [
+        _check("reference = bundle, losses", losses, f"{steps} steps bitwise"),
+        _check(
+            "reference = bundle, gradients",
+            gradients,
+            f"{len(expected.gradients)} tensors of step 0 bitwise",
+        ),
+        _check(
+            "reference = bundle, weights",
+            tensors,
+            f"{len(trained)} tensors after {steps} steps bitwise",
+        ),
+    ]
+    return [_unless_left_out(check, expected) for check in found]
+
+
+def _unless_left_out(check: dict[str, object], expected: Trace) -> dict[str, object]:
+    """Say "not run" of a link that holds because a loss scale left out what it would compare."""
+    first, every = 0 in expected.left_out, len(expected.left_out) == len(expected.losses)
+    nothing = (every and "weights" in str(check["name"])) or (
+        first and "gradients" in str(check["name"])
+    )
+    if not nothing or not check["passed"]:
+        return check
+    what = "all updates" if every else "the update of step 0"
+    detail = f"the loss scale left out {what}: give grad_scaler a smaller init_scale to compare it"
+    return {**check, "passed": None, "detail": detail}
+
+
+def _has(found: Mapping[str, Tensor], name: str, want: Tensor) -> bool:
+    return name in found and equal(found[name], want)

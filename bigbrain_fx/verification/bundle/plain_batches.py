@@ -1,0 +1,165 @@
+"""The user's batches as plain PyTorch has them: drawn, filled up, and taken apart by rows.
+
+It reads what a model file says of its data, and shares nothing with the runtime's data stream.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigbrain_fx.frontend import ModelFile
+
+Path_ = tuple[Any, ...]  # where a tensor is in a batch: keys and places
+
+
+def drawn(file: ModelFile, seed: int) -> Iterator[object]:
+    """Yield the user's batches, drawn with a random state of their own; else the example."""
+    if file.batches is None:
+        yield from repeat(file.example_batch)
+        return
+    dice = _seeded_dice(seed)
+    source: Iterator[object] | None = None
+    while True:
+        before = _dice()
+        _set_dice(dice)
+        try:
+            source = iter(file.batches(seed)) if source is None else source
+            batch = next(source)
+        except StopIteration:
+            return
+        finally:
+            dice = _dice()
+            _set_dice(before)
+        yield batch
+
+
+def _seeded_dice(seed: int) -> tuple[Any, ...]:
+    """Return the states in which torch's, Python's and, if loaded, NumPy's generators begin."""
+    numpy_random = sys.modules.get("numpy.random")
+    own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
+    torch_state = torch.Generator().manual_seed(seed).get_state()
+    return torch_state, random.Random(seed).getstate(), own
+
+
+def _dice() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    numpy_state = numpy_random.get_state() if numpy_random else None
+    return torch.default_generator.get_state(), random.getstate(), numpy_state
+
+
+def _set_dice(state: tuple[Any, ...]) -> None:
+    torch.default_generator.set_state(state[0])
+    random.setstate(state[1])
+    if state[2] is not None:
+        sys.modules["numpy.random"].set_state(state[2])
+
+
+def split_entries(example: object, dims: Mapping[str | int, int | None]) -> dict[Path_, int]:
+    """Return the dimension that is the batch of every tensor that has its rows.
+
+    They are the most common length of dimension 0, but where the file says which dimension it is.
+    """
+    found: dict[Path_, Tensor] = {}
+    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
+    said = {path: dim for name, dim in dims.items() for path in found if _is_of(path, name)}
+    own = [found[path].shape[dim] for path, dim in said.items() if dim is not None]
+    lengths = Counter(own or [t.shape[0] for p, t in found.items() if t.dim() and p not in said])
+    rows = lengths.most_common(1)[0][0] if lengths else None
+    rest = {p: 0 for p, t in found.items() if p not in said and t.dim() and t.shape[0] == rows}
+    return rest | {path: dim for path, dim in said.items() if dim is not None}
+
+
+def _is_of(path: Path_, name: str | int) -> bool:
+    """Whether a tensor is in the entry that the model file calls so: "x", 0, "pair.0"."""
+    return f"{'.'.join(map(str, path))}.".startswith(f"{name}.")
+
+
+def padding(
+    example: object, pad: Mapping[str | int, int | float], split: Mapping[Path_, int]
+) -> Callable[[Tensor, Path_], Tensor]:
+    """Return what fills a tensor up to the example's shape, but for its rows."""
+    found: dict[Path_, Tensor] = {}
+    tensors_of(example, lambda tensor, path: found.setdefault(path, tensor))
+
+    def padded(tensor: Tensor, path: Path_) -> Tensor:
+        fills = [fill for name, fill in pad.items() if _is_of(path, name)]
+        if not fills:
+            return tensor
+        shape = list(found[path].shape)
+        if path in split:
+            shape[split[path]] = tensor.shape[split[path]]
+        made = torch.full(shape, fills[-1], dtype=tensor.dtype)
+        made[tuple(slice(size) for size in tensor.shape)] = tensor
+        return made
+
+    return padded
+
+
+def share(loss: Tensor, sizes: Sequence[int], micro: int) -> Tensor:
+    """Weigh a micro-batch's loss by its rows."""
+    return loss / len(sizes) if len({*sizes}) == 1 else loss * (sizes[micro] / sum(sizes))
+
+
+def mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return a step's loss, the mean over its rows."""
+    if len({*sizes}) == 1:
+        return torch.stack([*losses]).mean()
+    return torch.stack([share(loss, sizes, micro) for micro, loss in enumerate(losses)]).sum()
+
+
+def part_of(
+    split: Mapping[Path_, int], micro: int, count: int, even: bool
+) -> Callable[[Tensor, Path_], Tensor]:
+    """Return what takes a micro-batch of a batch's tensor, in memory of its own."""
+
+    def part(tensor: Tensor, path: Path_) -> Tensor:
+        if path not in split:
+            return tensor.clone()
+        rows, over = divmod(tensor.shape[split[path]], count)
+        if over and even:
+            raise ValueError(f"a batch of {rows * count + over} rows has no {count} equal parts")
+        first, size = micro * rows + min(micro, over), rows + (micro < over)
+        if not split[path]:
+            return tensor[first : first + size].clone()
+        return tensor.narrow(split[path], first, size).clone(memory_format=torch.contiguous_format)
+
+    return part
+
+
+def wide(tensor: Tensor, _: Path_) -> Tensor:
+    """Return a tensor of numbers in float64."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def tensors_of(batch: Any, change: Callable[[Tensor, Path_], Tensor], path: Path_ = ()) -> Any:  # noqa: ANN401
+    """Return a batch like this one with every tensor changed."""
+    if isinstance(batch, Tensor):
+        return change(batch, path)
+    if isinstance(batch, Mapping):
+        return {key: tensors_of(value, change, (*path, key)) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [tensors_of(value, change, (*path, i)) for i, value in enumerate(batch)]
+        return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
+    return batch
+
+
+def inputs(batches: Sequence[object]) -> dict[str, Tensor]:
+    """Return all tensors of micro-batches, by micro-batch and place; see `input_name`."""
+    found: dict[str, Tensor] = {}
+    for micro, batch in enumerate(batches):
+        tensors_of(batch, lambda t, path, m=micro: found.setdefault(input_name(m, path), t))  # type: ignore[misc]
+    return found
+
+
+def input_name(micro: int, path: Path_) -> str:
+    """Return the name under which a tensor of a micro-batch is kept."""
+    return json.dumps([micro, *path], default=str)

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from bigbrain_fx.bundles.dcp_export import DcpExport as DcpExport, export_dcp as export_dcp
     from bigbrain_fx.bundles.elastic import run_elastic as run_elastic
     from bigbrain_fx.bundles.found import (
-        IN_MEMORY as IN_MEMORY,
-        FoundModel as FoundModel,
-        Loss as Loss,
-        Recipe as Recipe,
         captured_model as captured_model,
         require_optimizer as require_optimizer,
         source_of as source_of,
         with_tried_rules as with_tried_rules,
+    )
+    from bigbrain_fx.bundles.found_model import (
+        IN_MEMORY as IN_MEMORY,
+        FoundModel as FoundModel,
+        Loss as Loss,
+        Recipe as Recipe,
     )
     from bigbrain_fx.bundles.going_on import (
         TrainingState as TrainingState,

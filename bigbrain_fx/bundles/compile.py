@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbrain_fx.bundles.found import (
-    FoundModel,
     Given,
-    Loss,
-    Recipe,
     captured_model,
     checkpoint_of,
     require_optimizer,
     with_tried_rules,
 )
+from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle

@@ -5,50 +5,23 @@ It captures and tries the optimizer; it plans and writes nothing.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
-from bigbrain_fx.bundles.carried import as_optimizer, carry
-from bigbrain_fx.core import Graph, RuleTrial, Shard
+from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, Weights, other_rows
+from bigbrain_fx.bundles.in_memory import captured_in_memory
+from bigbrain_fx.core import Shard
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.plan import Options, Plan, Source, require_quantisable, trials, updating
-from bigbrain_fx.weights import Checkpoint, FromCheckpoint, as_umask_says, match, read_checkpoint
+from bigbrain_fx.weights import Checkpoint, FromCheckpoint, match, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bigbrain_fx.frontend import Captured
-
-Loss = Callable[..., object]
-IN_MEMORY = "__main__"  # what plans call the module that defined a model in memory
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a module in memory is trained, as a model file would say it.
-
-    `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
-    None is torch's AdamW. Functions reach the devices as text: see `carried`. `drop_last`,
-    `batch_dims` and `pad` say how batches split.
-    """
-
-    optimizer: Callable[..., object] | None = None
-    lr_scale: Callable[[int], float] | None = None
-    scheduler: Callable[..., object] | None = None
-    clip_norm: float | None = None
-    autocast: str | None = None
-    grad_scaler: bool | Mapping[str, float] | None = None
-    leaves: tuple[str, ...] = ()
-    drop_last: bool | None = None
-    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
-    pad: Mapping[str | int, int | float] = field(default_factory=dict)
 
 
 def source_of(facts: ModelFacts) -> Source:
@@ -56,12 +29,6 @@ def source_of(facts: ModelFacts) -> Source:
     location = facts.path if facts.name == "model" else f"{facts.path}:{facts.name}"
     same = (entry.name for entry in fields(Source) if entry.name != "path")
     return Source(location, **{name: getattr(facts, name) for name in same})
-
-
-class _Weights(Protocol):
-    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None: ...
-
-    def write_batch(self, path: Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +53,7 @@ def checkpoint_of(model: str | Path | nn.Module, weights: str | Path | None) -> 
 
 def _weights(
     session: CaptureSession, given: Given | None, scratch: Path
-) -> tuple[_Weights, tuple[str, ...]]:
+) -> tuple[Weights, tuple[str, ...]]:
     """Return who writes the bundle's weights, and what to say of it."""
     if given is None or given.checkpoint is None:
         return session, ()
@@ -94,33 +61,6 @@ def _weights(
     fit = match(params, session.converted(checkpoint, scratch))
     found = FromCheckpoint(params, fit.sources, checkpoint, session, given.by_reference)
     return found, fit.notes
-
-
-@dataclass(frozen=True)
-class FoundModel:
-    """A captured model, from a file or from memory.
-
-    `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
-    and `session` none: it has `module` and `recipe`.
-    """
-
-    graph: Graph
-    source: Source
-    weights: _Weights
-    warnings: tuple[str, ...]
-    parameters: int
-    capture_s: float = 0.0
-    session: CaptureSession | None = None
-    module: nn.Module | None = None
-    recipe: Recipe | None = None
-
-    def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
-        """Run trials of rules where torch is; return for each why it failed, or None."""
-        if self.session is not None:
-            return self.session.try_rules(trials)
-        from bigbrain_fx.frontend import try_rule
-
-        return [try_rule(trial) for trial in trials]
 
 
 def with_tried_rules(
@@ -220,7 +160,7 @@ def captured_model(
     _require_numbers(model, options, given)
     if not isinstance(model, str | Path):
         with tempfile.TemporaryDirectory(prefix="bigbrain-fx-code-") as scratch:
-            yield _in_memory(model, options, example_batch, loss, recipe, Path(scratch))
+            yield captured_in_memory(model, options, example_batch, loss, recipe, Path(scratch))
         return
     if example_batch is not None or loss is not None or recipe is not None:
         raise InputError(
@@ -284,168 +224,9 @@ def _session(
         )
 
     session = start(options.rows)
-    rows = _other_rows(session.graph, options)
+    rows = other_rows(session.graph, options)
     if rows is not None:
         session.close()
         session = start(rows)
     with session:
         yield session
-
-
-def _in_memory(
-    module: nn.Module,
-    options: Options,
-    example_batch: object,
-    loss: Loss | None,
-    recipe: Recipe | None,
-    scratch: Path,
-) -> FoundModel:
-    from torch import nn
-
-    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of, with_cache
-
-    if not isinstance(module, nn.Module):
-        raise InputError(
-            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
-            help='give "model.py", or an instance of the module',
-        )
-    if example_batch is None:
-        raise InputError(
-            "a module in memory needs an example batch",
-            help="split(module, devices, out, example_batch={...}, loss=...)",
-        )
-    recipe = recipe or Recipe()
-    recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
-    if options.cache:
-        module, example_batch = with_cache(
-            module,
-            example_batch,
-            options.cache,
-            loss=cast("None", loss),
-            autocast=recipe.autocast,
-            batch_dims=recipe.batch_dims,
-        )
-        recipe, loss = Recipe(autocast=recipe.autocast), None
-    said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
-    trace = partial(
-        capture,
-        module,
-        example_batch,
-        cast("None", loss),
-        training=options.mode == "train",
-        autocast=recipe.autocast,
-        assume=dict(options.assume),
-        leaves=(*recipe.leaves, *options.leaves),
-        loss_needed=options.mode == "train",
-        batch_dims=recipe.batch_dims,
-    )
-    captured = trace(micro_batch=options.rows)
-    rows = _other_rows(captured.graph, options)
-    if rows is not None:
-        captured = trace(micro_batch=rows)
-    require_rows(recipe.drop_last, captured, options.mode == "train")
-    tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
-    source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
-    count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
-    weights = _InMemory(captured)
-    notes = (*captured.warnings, *([tried] if tried else []))
-    return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
-
-
-class _Defined:
-    """A recipe and a loss by the names of a model file."""
-
-    def __init__(self, recipe: Recipe, loss: Loss | None) -> None:
-        self.__dict__.update(vars(recipe), loss=loss)
-
-
-def _carried(
-    captured: Captured,
-    module: nn.Module,
-    recipe: Recipe,
-    loss: Loss | None,
-    said: Mapping[str, object],
-    scratch: Path,
-    cache: int,
-) -> Source:
-    """Write what the devices call as it is to a file, and say what a plan remembers of it.
-
-    Raises:
-        InputError: something has no source, or it is a module that no trace can hold.
-    """
-    from bigbrain_fx.frontend import Cached, optimizer_facts, pads
-
-    named: dict[str, object] = {
-        name: value
-        for name in ("optimizer", "lr_scale", "scheduler")
-        if (value := getattr(recipe, name)) is not None
-    }
-    named |= dict(_called(captured, loss))
-    facts = optimizer_facts(module, cast("None", recipe.optimizer))
-    return Source(
-        path=str(carry(named, scratch)) if named else "",
-        has_optimizer=recipe.optimizer is not None,
-        has_loss=loss is not None,
-        has_lr_scale=recipe.lr_scale is not None,
-        has_scheduler=recipe.scheduler is not None,
-        clip_norm=cast("float | None", said["clip_norm"]),
-        grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
-        module=IN_MEMORY,
-        cache=cache,
-        positions=module.row.longest if isinstance(module, Cached) else 0,
-        optimizer_state=facts.state,
-        optimizer_temporaries=facts.temporaries,
-        drop_last=recipe.drop_last,
-        batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
-        pad=pads(captured.batch, recipe.pad),
-    )
-
-
-def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
-    """Yield name and value of the user's own Python that stages call as it is."""
-    from bigbrain_fx.frontend import LEAF, LINES, LOSS
-
-    own = f"opaque.{IN_MEMORY}."
-    for target in captured.functions:
-        if target.startswith((LEAF, LINES)):
-            raise InputError(
-                f"BX0140: {target} is kept whole: a device would have to build "
-                "it, and only a model file says how",
-                help="write a model.py with model(), example_batch() and loss, and give that",
-            )
-        if target == LOSS:
-            yield "loss", loss
-        if target.startswith(own):
-            name = target.removeprefix(own).partition(".")[0]
-            yield name, getattr(sys.modules[IN_MEMORY], name)
-
-
-def _other_rows(graph: Graph, options: Options) -> int | None:
-    """Return the rows to trace again with, when a trace of fixed size has others than asked for."""
-    count = options.micro_batches
-    if graph.static_batch is None or count is None or count < 1 or graph.batch % count:
-        return None
-    rows = graph.batch // count
-    return rows if rows != graph.static_batch else None
-
-
-@dataclass(frozen=True)
-class _InMemory:
-    """The weights of a module captured in this process."""
-
-    captured: Captured
-
-    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-        from safetensors.torch import save_file
-
-        for name, tensors in files.items():
-            found = {t: self.captured.tensors[t].detach().contiguous().clone() for t in tensors}
-            save_file(found, folder / name)
-        as_umask_says(*(folder / name for name in files))
-
-    def write_batch(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        batch = self.captured.inputs()
-        save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
-        as_umask_says(path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbrain_fx.bundles.compile import split
-from bigbrain_fx.bundles.found import Loss, Recipe
+from bigbrain_fx.bundles.found_model import Loss, Recipe
 from bigbrain_fx.bundles.launch import RunOptions
 from bigbrain_fx.bundles.sessions import Constants, Session, require_session
 from bigbrain_fx.core import Cluster, Shown

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, require_one_number
-from bigbrain_fx.bundles.found import Loss
+from bigbrain_fx.bundles.found_model import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
 from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
 from bigbrain_fx.core import Device, Shown

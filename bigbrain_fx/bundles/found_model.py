@@ -1,0 +1,86 @@
+"""A captured model, from a file or from memory, and how one in memory is trained: nouns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bigbrain_fx.core import Graph, RuleTrial
+from bigbrain_fx.frontend import CaptureSession
+from bigbrain_fx.plan import Options, Source
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+Loss = Callable[..., object]
+IN_MEMORY = "__main__"  # what plans call the module that defined a model in memory
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a module in memory is trained, as a model file would say it.
+
+    `optimizer` is a function of named parameters, a torch class, or a `functools.partial` of one;
+    None is torch's AdamW. Functions reach the devices as text: see `carried`. `drop_last`,
+    `batch_dims` and `pad` say how batches split.
+    """
+
+    optimizer: Callable[..., object] | None = None
+    lr_scale: Callable[[int], float] | None = None
+    scheduler: Callable[..., object] | None = None
+    clip_norm: float | None = None
+    autocast: str | None = None
+    grad_scaler: bool | Mapping[str, float] | None = None
+    leaves: tuple[str, ...] = ()
+    drop_last: bool | None = None
+    batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
+    pad: Mapping[str | int, int | float] = field(default_factory=dict)
+
+
+class Weights(Protocol):
+    """Who writes a bundle's weights, and the example batch."""
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        """Write the named tensors to each of the files."""
+
+    def write_batch(self, path: Path) -> None:
+        """Write the example batch."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A captured model, from a file or from memory.
+
+    `parameters` counts trainable numbers, tied ones once; `capture_s` is 0 for a module in memory,
+    and `session` none: it has `module` and `recipe`.
+    """
+
+    graph: Graph
+    source: Source
+    weights: Weights
+    warnings: tuple[str, ...]
+    parameters: int
+    capture_s: float = 0.0
+    session: CaptureSession | None = None
+    module: nn.Module | None = None
+    recipe: Recipe | None = None
+
+    def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
+        """Run trials of rules where torch is; return for each why it failed, or None."""
+        if self.session is not None:
+            return self.session.try_rules(trials)
+        from bigbrain_fx.frontend import try_rule
+
+        return [try_rule(trial) for trial in trials]
+
+
+def other_rows(graph: Graph, options: Options) -> int | None:
+    """Return the rows to trace again with, when a trace of fixed size has others than asked for."""
+    count = options.micro_batches
+    if graph.static_batch is None or count is None or count < 1 or graph.batch % count:
+        return None
+    rows = graph.batch // count
+    return rows if rows != graph.static_batch else None

@@ -1,0 +1,179 @@
+"""A module in memory -> its graph and weights, and a file of source for what the devices call.
+
+It captures in this process; a model file is captured in a child.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from bigbrain_fx.bundles.carried import as_optimizer, carry
+from bigbrain_fx.bundles.found_model import IN_MEMORY, FoundModel, Loss, Recipe, other_rows
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Options, Source
+from bigbrain_fx.weights import as_umask_says
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bigbrain_fx.frontend import Captured
+
+
+def captured_in_memory(
+    module: nn.Module,
+    options: Options,
+    example_batch: object,
+    loss: Loss | None,
+    recipe: Recipe | None,
+    scratch: Path,
+) -> FoundModel:
+    """Capture a module that this process has, and write what its devices call to a folder.
+
+    Raises:
+        BigBrainError: the module cannot be used or captured, or something has no source.
+    """
+    from torch import nn
+
+    from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of, with_cache
+
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
+            help='give "model.py", or an instance of the module',
+        )
+    if example_batch is None:
+        raise InputError(
+            "a module in memory needs an example batch",
+            help="split(module, devices, out, example_batch={...}, loss=...)",
+        )
+    recipe = recipe or Recipe()
+    recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
+    if options.cache:
+        module, example_batch = with_cache(
+            module,
+            example_batch,
+            options.cache,
+            loss=cast("None", loss),
+            autocast=recipe.autocast,
+            batch_dims=recipe.batch_dims,
+        )
+        recipe, loss = Recipe(autocast=recipe.autocast), None
+    said = training_of(_Defined(recipe, loss), Path("Recipe"), module)
+    trace = partial(
+        capture,
+        module,
+        example_batch,
+        cast("None", loss),
+        training=options.mode == "train",
+        autocast=recipe.autocast,
+        assume=dict(options.assume),
+        leaves=(*recipe.leaves, *options.leaves),
+        loss_needed=options.mode == "train",
+        batch_dims=recipe.batch_dims,
+    )
+    captured = trace(micro_batch=options.rows)
+    rows = other_rows(captured.graph, options)
+    if rows is not None:
+        captured = trace(micro_batch=rows)
+    require_rows(recipe.drop_last, captured, options.mode == "train")
+    tried = require_padding(module, cast("None", loss), recipe.pad, captured, recipe.autocast)
+    source = _carried(captured, module, recipe, loss, said, scratch, options.cache)
+    count = sum(p.numel() for p in {id(p): p for p in module.parameters()}.values())
+    weights = _InMemory(captured)
+    notes = (*captured.warnings, *([tried] if tried else []))
+    return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
+
+
+class _Defined:
+    """A recipe and a loss by the names of a model file."""
+
+    def __init__(self, recipe: Recipe, loss: Loss | None) -> None:
+        self.__dict__.update(vars(recipe), loss=loss)
+
+
+def _carried(
+    captured: Captured,
+    module: nn.Module,
+    recipe: Recipe,
+    loss: Loss | None,
+    said: Mapping[str, object],
+    scratch: Path,
+    cache: int,
+) -> Source:
+    """Write what the devices call as it is to a file, and say what a plan remembers of it.
+
+    Raises:
+        InputError: something has no source, or it is a module that no trace can hold.
+    """
+    from bigbrain_fx.frontend import Cached, optimizer_facts, pads
+
+    named: dict[str, object] = {
+        name: value
+        for name in ("optimizer", "lr_scale", "scheduler")
+        if (value := getattr(recipe, name)) is not None
+    }
+    named |= dict(_called(captured, loss))
+    facts = optimizer_facts(module, cast("None", recipe.optimizer))
+    return Source(
+        path=str(carry(named, scratch)) if named else "",
+        has_optimizer=recipe.optimizer is not None,
+        has_loss=loss is not None,
+        has_lr_scale=recipe.lr_scale is not None,
+        has_scheduler=recipe.scheduler is not None,
+        clip_norm=cast("float | None", said["clip_norm"]),
+        grad_scaler=cast("dict[str, int | float] | None", said["grad_scaler"]),
+        module=IN_MEMORY,
+        cache=cache,
+        positions=module.row.longest if isinstance(module, Cached) else 0,
+        optimizer_state=facts.state,
+        optimizer_temporaries=facts.temporaries,
+        drop_last=recipe.drop_last,
+        batch_dims={e.name: e.dim for e in captured.batch.entries if e.dim},
+        pad=pads(captured.batch, recipe.pad),
+    )
+
+
+def _called(captured: Captured, loss: Loss | None) -> Iterator[tuple[str, object]]:
+    """Yield name and value of the user's own Python that stages call as it is."""
+    from bigbrain_fx.frontend import LEAF, LINES, LOSS
+
+    own = f"opaque.{IN_MEMORY}."
+    for target in captured.functions:
+        if target.startswith((LEAF, LINES)):
+            raise InputError(
+                f"BX0140: {target} is kept whole: a device would have to build "
+                "it, and only a model file says how",
+                help="write a model.py with model(), example_batch() and loss, and give that",
+            )
+        if target == LOSS:
+            yield "loss", loss
+        if target.startswith(own):
+            name = target.removeprefix(own).partition(".")[0]
+            yield name, getattr(sys.modules[IN_MEMORY], name)
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """The weights of a module captured in this process."""
+
+    captured: Captured
+
+    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+        from safetensors.torch import save_file
+
+        for name, tensors in files.items():
+            found = {t: self.captured.tensors[t].detach().contiguous().clone() for t in tensors}
+            save_file(found, folder / name)
+        as_umask_says(*(folder / name for name in files))
+
+    def write_batch(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        batch = self.captured.inputs()
+        save_file({name: tensor.contiguous().clone() for name, tensor in batch.items()}, path)
+        as_umask_says(path)

@@ -9,32 +9,32 @@ What it decides is in the files that it imports; this one hears, and passes on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from inspect import signature
 
 from .catch_up import CatchUp, CaughtUp
 from .crew import Crew, StartError
+from .ending import Ending
 from .events import EventLog
 from .feeding import Feed, Feeding
-from .interval import SnapshotCost
 from .job import FailedError, Job, OnStep, Outcome, Rescue
 from .judging import Death, Judge, Stop
 from .log_loss import LogLoss
 from .losing import Losing
 from .peering import Peering
 from .pipe import PARTS, Said
+from .posting import Posting
 from .processes import Member, Start, popen
 from .rendezvous import Rendezvous
 from .snapshots import Snapshots
+from .snapshotting import Snapshotting
 from .spares import Spares
 from .stopping import Stopping
 from .suspicion import END, Suspicion, Taped
+from .told_steps import ToldSteps
 from .votes import Votes
 from .watching import Watch
-
-DISK = ("", "the disk")  # what a device waits for that has a commit to write
 
 
 class Supervisor:
@@ -60,7 +60,7 @@ class Supervisor:
         feed: Feed | None = None,
     ) -> None:
         self.job = job
-        self.on_step = on_step
+        self.told = ToldSteps(on_step)
         self.rescue = rescue
         self.snapshots = Snapshots(job.devices, job.every)
         self.crew = Crew(job, start, events or EventLog(None), self._hear, self._ended)
@@ -70,19 +70,21 @@ class Supervisor:
         self.log_loss = LogLoss()
         self.catch_up = CatchUp()
         parts = self.crew, self.snapshots, self.votes, self.log_loss, self.catch_up
-        self.peering = Peering(
-            *parts, self._tell_step, is_elastic=job.elastic or rescue is not None
-        )
+        self.peering = Peering(*parts, self.told.tell, is_elastic=job.elastic or rescue is not None)
         self.losing = Losing(self.crew, self.votes, self.catch_up, self.peering)
         self.suspicion = Suspicion(self.crew, self.spares, self._suspect)
         wants_snapshots = feed is not None or job.every is not None
         wants_snapshots = wants_snapshots or bool(job.suspect)
         self.rendezvous = Rendezvous(self.crew, None if wants_snapshots else self.peering)
         self.stopping = Stopping()
+        self.ending = Ending(job, self.crew, self.stopping, self.snapshots, self.told)
+        common = self.crew, self.votes, self.stopping, self.suspicion, self.peering
+        self.posting = Posting(*common)
+        kept = self.crew, self.snapshots, self.votes, self.log_loss, self.suspicion
+        self.snapshotting = Snapshotting(*kept)
         self.judge = Judge(job.restarts, job.window_s)
         self.feeding = Feeding(self.crew, feed, self.ask_to_stop) if feed else None
         self.restarts = 0
-        self.reported = -1
         self.acts = self._acts()
 
     def _acts(self) -> dict[str, Callable[..., object]]:
@@ -97,17 +99,17 @@ class Supervisor:
             "put": self.rendezvous.hear_put,
             "formed": self._hear_formed,
             "lost": self.rendezvous.hear_lost,
-            "first": self._hear_first,
-            "post": self._hear_post,
+            "first": self.posting.hear_first,
+            "post": self.posting.hear_post,
             "vote": self._hear_vote,
             "step": self._hear_step,
             "took": self.peering.hear_took,
             "orphaned": self.peering.hear_orphaned,
             "begins": self.peering.hear_begins,
-            "cost": self._hear_cost,
-            "snapshot": self._hear_snapshot,
-            "log_dropped": self._hear_log_dropped,
-            "at": self._hear_at,
+            "cost": self.snapshotting.hear_cost,
+            "snapshot": self.snapshotting.hear_snapshot,
+            "log_dropped": self.snapshotting.hear_log_dropped,
+            "at": self.ending.hear_at,
             "failed": self._hear_failed,
             "finished": self._hear_finished,
             "tape": self.suspicion.hear_tape,
@@ -172,32 +174,7 @@ class Supervisor:
         if not self.crew.ending and self.rendezvous.must_meet_anew(now):
             self._next_generation()
         if not self.crew.ending:
-            self._look_at_stop(now)
-
-    def _look_at_stop(self, now: float) -> None:
-        fresh = [str(m.device) for m in self.crew.at_work() if m.ready[0] < 0]
-        if self.stopping.begin(fresh):
-            self.crew.tell("pause")
-            self._look_where_to_stop()
-        grace_s = self._grace_s()
-        if self.stopping.is_late(now, grace_s):
-            left = [m for m in self.crew.at_work() if not m.finished]
-            late = min(left, key=lambda m: not m.pulse.computes)
-            death = Death(str(late.device), -1, 1, None, str(late.log), True)
-            raise FailedError(death, f"it did not stop within {grace_s:g} s (see --grace)")
-
-    def _grace_s(self) -> float:
-        """Return how long the end of a step, or then of the last commit, may take."""
-        if self.job.grace_s is not None:
-            return self.job.grace_s
-        writes = any(m.pulse.waits_for == DISK for m in self.crew.at_work())
-        return max(self.stopping.grace_s(self.job.start_s), self.job.start_s if writes else 0.0)
-
-    def _look_where_to_stop(self) -> None:
-        least = max(self.snapshots.epoch, self.reported + 1)
-        if self.stopping.decide(self.crew.devices, least):
-            self.crew.report("stopping", step=self.stopping.at)
-            self.crew.tell("stop_at", step=self.stopping.at)
+            self.ending.look(now)
 
     def _next_generation(self) -> None:
         self.crew.generation += 1
@@ -286,7 +263,7 @@ class Supervisor:
             self._go_on_without(death, Stop(str(error), moves=True))
             return
         self._become(chosen, device)
-        self._look_where_to_stop()
+        self.ending.look_where()
         self.crew.report(
             "assigned",
             device=device,
@@ -301,7 +278,7 @@ class Supervisor:
             raise FailedError(death, self.losing.why_not(stop), moves=stop.moves)
         self.losing.leave_out(death, stop.reason)
         self.stopping.move(self.crew.clock.now())
-        self._look_where_to_stop()
+        self.ending.look_where()
         self._look_for_end()
         if not self.crew.ending:
             self._next_generation()
@@ -373,30 +350,6 @@ class Supervisor:
                 self._caught_up(one)
             self._fill_spares()
 
-    def _hear_first(self, member: Member, what: str, text: str) -> None:
-        self.crew.order(member, "first", what=what, text=self.votes.first(what, text))
-
-    def _hear_post(self, member: Member, key: str, text: str) -> None:
-        self.stopping.move(self.crew.clock.now())
-        if member.recalled and self.peering.begins_again:  # of commits that are no more under way
-            return
-        kind, _, rest = key.partition("/")
-        if kind in ("shard", "aside"):  # these count when all devices have said theirs
-            step = int(rest.partition("/")[0]) if kind == "shard" else END
-            self.suspicion.when_clean(step, lambda: self._post(member, key, text))
-        else:
-            self._post(member, key, text)
-
-    def _post(self, member: Member, key: str, text: str) -> None:
-        dropped = self.votes.board.post(key, text)
-        if key.startswith("event/"):
-            self.crew.report(key.rpartition("-")[2], device=member.device, **json.loads(text))
-            return
-        self.crew.tell("post", key=key, text=text)
-        for other in self.crew.at_work() if dropped else ():
-            if "forget" in other.knows:
-                self.crew.order(other, "forget", keys=dropped)
-
     def _hear_vote(
         self, member: Member, step: int, yes: bool, loss: float | None = None, step_s: float = 0.0
     ) -> None:
@@ -422,48 +375,10 @@ class Supervisor:
             self._caught_up(found)
             self._fill_spares()
         if loss is not None:
-            self._tell_step(step, loss, step_s)
-
-    def _tell_step(self, step: int, loss: float, step_s: float) -> None:
-        """Tell of a step, once."""
-        if step > self.reported:
-            self.reported = step
-            if self.on_step is not None:
-                self.on_step(step, loss, step_s)
+            self.told.tell(step, loss, step_s)
 
     def _caught_up(self, found: CaughtUp) -> None:
         self.crew.report("caught_up", **asdict(found))
-
-    def _hear_cost(
-        self, member: Member, state: int, log: int, copy_s: float, step_s: float
-    ) -> None:
-        assert member.device is not None
-        if self.snapshots.measure(member.device, SnapshotCost(state, log, copy_s, step_s)):
-            self.crew.tell("every", steps=self.snapshots.every)
-
-    def _hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
-        self.suspicion.when_clean(step, lambda: self._take_snapshot(member, step, slot))
-
-    def _take_snapshot(self, member: Member, step: int, slot: int) -> None:
-        assert member.device is not None
-        if not self.snapshots.take(member.device, step, slot):
-            return
-        newest = self.snapshots.epoch
-        self.crew.tell("epoch", step=newest)
-        self.votes.forget_steps(before=newest)
-        if self.log_loss.snapshot(newest):
-            self.crew.report("log_whole", step=newest)
-        self.crew.report("snapshot", step=newest, every=self.snapshots.every)
-
-    def _hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
-        if member.recalled:  # an old word of one that starts again anyway
-            return
-        if self.log_loss.drop(step):
-            self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)
-
-    def _hear_at(self, member: Member, step: int) -> None:
-        self.stopping.hear(str(member.device), step)
-        self._look_where_to_stop()
 
     def _hear_failed(self, member: Member, text: str, code: int) -> None:
         member.failure = text, code
@@ -496,7 +411,7 @@ class Supervisor:
         self.suspicion.forget()
         self.snapshots.take_back()
         self.votes.take_back(self.snapshots.start)
-        self.reported = min(self.reported, self.snapshots.start - 1)
+        self.told.take_back(self.snapshots.start)
         self._take_all_back()
 
 

@@ -338,7 +338,7 @@ def test_a_folder_of_logs_may_go(bundle: Path, tmp_path: Path) -> None:
     plain = supervised(bundle, tmp_path / "plain", ("d0", "d1"), 6)
 
     def sweep(supervisor: Supervisor) -> None:
-        tell, logs = supervisor.on_step, supervisor.job.logs
+        tell, logs = supervisor.told.on_step, supervisor.job.logs
 
         def hear(step: int, loss: float, step_s: float) -> None:
             assert tell is not None
@@ -349,7 +349,7 @@ def test_a_folder_of_logs_may_go(bundle: Path, tmp_path: Path) -> None:
                 shutil.rmtree(logs, ignore_errors=True)
                 logs.write_text("in the way")
 
-        supervisor.on_step = hear
+        supervisor.told.on_step = hear
 
     faults = [Fault("d1", 2, "end"), Fault("d0", 4, "end")]
     seen = supervised(bundle, tmp_path, ("d0", "d1"), 6, faults, on_supervisor=sweep)

@@ -92,7 +92,9 @@ def test_any_host_may_ask_the_run_to_stop(
 
         def stop_there(supervisor: Supervisor) -> None:
             bridges["south"].pass_on_stop(supervisor.ask_to_stop)
-            supervisor.on_step = lambda step, *_: agents[0].ask_to_stop() if step == 2 else None
+            supervisor.told.on_step = lambda step, *_: (
+                agents[0].ask_to_stop() if step == 2 else None
+            )
 
         seen = supervised(
             bundle,
@@ -129,7 +131,9 @@ def test_a_lost_host_ends_the_run(bundle: Path, tmp_path: Path, listener: socket
     with agent(listener, tmp_path / "two" / "bundle") as bridges:
 
         def lose_it(supervisor: Supervisor) -> None:
-            supervisor.on_step = lambda step, *_: bridges["south"].close() if step == 2 else None
+            supervisor.told.on_step = lambda step, *_: (
+                bridges["south"].close() if step == 2 else None
+            )
 
         with pytest.raises(FailedError, match="its host is lost, and the snapshots there"):
             supervised(
@@ -149,7 +153,9 @@ def test_of_replicas_the_other_hosts_go_on(tmp_path: Path, listener: socket.sock
     with agent(listener, tmp_path / "two" / "bundle") as bridges:
 
         def lose_it(supervisor: Supervisor) -> None:
-            supervisor.on_step = lambda step, *_: bridges["south"].close() if step == 2 else None
+            supervisor.told.on_step = lambda step, *_: (
+                bridges["south"].close() if step == 2 else None
+            )
 
         seen = supervised(
             replicas,

@@ -188,7 +188,7 @@ def test_a_slow_device_is_told_of_and_left_alone(
 
 def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path: Path) -> None:
     def stop_early(supervisor: Supervisor) -> None:
-        tell = supervisor.on_step
+        tell = supervisor.told.on_step
         assert tell is not None
 
         def hear(step: int, loss: float, step_s: float) -> None:
@@ -196,7 +196,7 @@ def test_a_stop_is_at_one_step_for_all(bundle: Path, undisturbed: Seen, tmp_path
             if step == 2:
                 supervisor.ask_to_stop()
 
-        supervisor.on_step = hear
+        supervisor.told.on_step = hear
 
     seen = supervised(bundle, tmp_path, NAMES, 10_000, on_supervisor=stop_early)
     assert seen.outcome.stopped_at is not None

@@ -135,7 +135,7 @@ def test_a_silent_host_ends_the_run_on_both_sides(
                 wire.is_cut.set()
                 at.append(time.monotonic())
 
-        supervisor.on_step = hear
+        supervisor.told.on_step = hear
 
     with pytest.raises(FailedError, match="its host is lost, and the snapshots there"):
         supervised(

@@ -196,7 +196,7 @@ def test_a_death_and_a_request_together(
                 threads.append(threading.Thread(target=together, args=(supervisor,)))
                 threads[0].start()
 
-        supervisor.on_step = hear
+        supervisor.told.on_step = hear
 
     commits = tmp_path / "commits"
     words = ("--commits", str(commits), "--commit-every", "100000")

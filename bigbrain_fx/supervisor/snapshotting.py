@@ -1,0 +1,62 @@
+"""What processes say of their snapshots and of the messages that they keep for a replacement."""
+
+from __future__ import annotations
+
+from .crew import Crew
+from .interval import SnapshotCost
+from .log_loss import LogLoss
+from .processes import Member
+from .snapshots import Snapshots
+from .suspicion import Suspicion
+from .votes import Votes
+
+
+class Snapshotting:
+    """Tell all which snapshot counts, and how often one is made.
+
+    Args:
+        crew: the processes.
+        snapshots: of all devices.
+        votes: of steps that nobody runs again.
+        log_loss: messages that were dropped, which a snapshot makes up for.
+        suspicion: knows which steps are clean.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        snapshots: Snapshots,
+        votes: Votes,
+        log_loss: LogLoss,
+        suspicion: Suspicion,
+    ) -> None:
+        self.crew, self.snapshots, self.votes = crew, snapshots, votes
+        self.log_loss, self.suspicion = log_loss, suspicion
+
+    def hear_cost(self, member: Member, state: int, log: int, copy_s: float, step_s: float) -> None:
+        """Hear what a snapshot costs a device."""
+        assert member.device is not None
+        if self.snapshots.measure(member.device, SnapshotCost(state, log, copy_s, step_s)):
+            self.crew.tell("every", steps=self.snapshots.every)
+
+    def hear_snapshot(self, member: Member, step: int, slot: int, bytes: int) -> None:
+        """Hear of a device's whole snapshot; it counts when its step is clean."""
+        self.suspicion.when_clean(step, lambda: self._take(member, step, slot))
+
+    def _take(self, member: Member, step: int, slot: int) -> None:
+        assert member.device is not None
+        if not self.snapshots.take(member.device, step, slot):
+            return
+        newest = self.snapshots.epoch
+        self.crew.tell("epoch", step=newest)
+        self.votes.forget_steps(before=newest)
+        if self.log_loss.snapshot(newest):
+            self.crew.report("log_whole", step=newest)
+        self.crew.report("snapshot", step=newest, every=self.snapshots.every)
+
+    def hear_log_dropped(self, member: Member, step: int, bytes: int) -> None:
+        """Hear that a device has dropped messages up to a step."""
+        if member.recalled:  # an old word of one that starts again anyway
+            return
+        if self.log_loss.drop(step):
+            self.crew.report("log_dropped", device=member.device, step=step, bytes=bytes)

@@ -225,7 +225,7 @@ def _train(phase: Phase, bundle: Path, until: int) -> None:
     at: list[float] = []
     with imported(bundle, force_adamw=False) as program:
         train = importlib.import_module("runtime.train")
-        commits = importlib.import_module("runtime.committing").CommitOptions
+        commits = importlib.import_module("runtime.commit_options").CommitOptions
 
         def hear(_step: int, loss: float, _seconds: float) -> None:
             at.append(time.process_time())

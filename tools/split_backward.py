@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.live import LiveBytes
-from bigbrain_fx.runtime import Device, Stage, deferred
+from bigbrain_fx.runtime import DeferringDevice, Device, Stage, deferred_layers
 from bigbrain_fx.runtime.data import Stream
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 
@@ -76,12 +76,12 @@ def batches(seed: int) -> Iterator[dict[str, Tensor]]:
 
 def device_of(split: bool, blocks: int, weights: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
     """Return a device that holds all of the model."""
-    base: Any = deferred.DeferringDevice if split else Device
+    base: Any = DeferringDevice if split else Device
     about = {
         "name": "d0",
         "names": ("d0",),
         "micro_batches": MICRO_BATCHES,
-        "stages": {0: stage_of(deferred if split else nn, blocks)},
+        "stages": {0: stage_of(deferred_layers if split else nn, blocks)},
         "loss": (0, "loss"),
         **({"deferring": (0,)} if split else {}),
     }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         VersionError as VersionError,
         Versions as Versions,
     )
+    from .buckets import bucket_channels as bucket_channels
     from .bundle import Bundle as Bundle
     from .channel import Channel as Channel
     from .commits import (
@@ -54,15 +55,15 @@ if TYPE_CHECKING:
         mean_loss as mean_loss,
         share_of as share_of,
     )
-    from .deferred import (
+    from .deferred import DeferringDevice as DeferringDevice
+    from .deferred_gradients import DeferredError as DeferredError
+    from .deferred_layers import (
         Conv1d as Conv1d,
         Conv2d as Conv2d,
         Conv3d as Conv3d,
         ConvTranspose1d as ConvTranspose1d,
         ConvTranspose2d as ConvTranspose2d,
         ConvTranspose3d as ConvTranspose3d,
-        DeferredError as DeferredError,
-        DeferringDevice as DeferringDevice,
         Embedding as Embedding,
         Linear as Linear,
     )
@@ -130,7 +131,6 @@ if TYPE_CHECKING:
     from .rates import LearningRates as LearningRates
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
-    from .replicas import bucket_channels as bucket_channels
     from .rows import RowStream as RowStream
     from .stores import HostRoom as HostRoom, StoredState as StoredState, StoreError as StoreError
     from .train import (

@@ -60,7 +60,7 @@ def make_device(
     with checked_weights(bundle.folder / "weights", cls.name) as weights:
         device.load(weights, _owners(bundle))
         if device.micros:
-            from .replicas import read_buckets  # only bundles with replicas have it
+            from .buckets import read_buckets  # only bundles with replicas have it
 
             device.join(read_buckets(bundle.folder), weights)
     device.train_with(bundle.training)

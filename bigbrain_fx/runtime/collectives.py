@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .buckets import Bucket, Listed
 from .peers import PeerLostError
-from .replicas import Bucket, BucketSum, Listed, Replicas
+from .replicas import BucketSum, Replicas
 from .transport import Transport
 
 # torch 2.13 has names of its own for these two, and warns of the old ones

@@ -10,19 +10,18 @@ older ones stay. Where a rescue folder is named, it is written there instead, by
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .commit_options import CommitOptions
+from .commit_start import CommitStart, make_folder, reason_of
 from .commits import (
     KEPT,
     BrokenError,
@@ -31,18 +30,12 @@ from .commits import (
     Loaded,
     Record,
     Shard,
-    committed,
     first_loadable,
     graph_in,
-    launcher_of,
     load_shard,
-    number_kept,
-    open_folder,
-    open_generation,
     prune,
     prune_own,
     record_of,
-    warn_of_others,
     write_record,
     write_shard,
 )
@@ -50,7 +43,7 @@ from .disk import Disk
 from .image import Buffer
 from .ledger import Ledger
 from .misses import Misses
-from .records import about_of, read_records
+from .records import about_of
 from .state import State, restore, state_of
 from .telling import tell
 
@@ -58,7 +51,6 @@ if TYPE_CHECKING:
     from .bundle import Bundle
     from .device import Device
 
-COMMIT_EVERY = 100  # steps
 SHARD, RESCUE = "shard", "rescue"  # what a device tells the others of: its part, and its second try
 
 
@@ -136,11 +128,11 @@ class Committer:
             StateError: the commit does not fit the device.
         """
         if self.leads:
-            self.ledger.post("begin", json.dumps(self._decided(resume, restarted)))
+            self.ledger.post("begin", json.dumps(self._start().decided(resume, restarted)))
         decided = json.loads(self.ledger.wait("begin"))
         if "error" in decided:
             raise CommitError(decided["error"])
-        _make(self.folder)
+        make_folder(self.folder)
         self._take_over(decided)
         if decided["records"]:
             return self._resume(device, [record_of(t.encode(), "") for t in decided["records"]])
@@ -148,53 +140,13 @@ class Committer:
         self.settle()
         return 0
 
+    def _start(self) -> CommitStart:
+        return CommitStart(self.folder, self.rescue, self.wanted_keep, self.disk, self._say)
+
     def _take_over(self, decided: Mapping[str, Any]) -> None:
         """Know what was decided for all devices."""
         self.generation, self.rescue_generation = decided["generation"], decided["rescue"]
         self.keep = decided["keep"]
-
-    def _decided(self, resume: bool, restarted: bool) -> dict[str, Any]:
-        """Look at the folder, for all devices."""
-        try:
-            if resume:
-                found = committed(self.folder, self._say)
-                warn_of_others(self.folder, self._say)
-            else:
-                open_folder(self.folder, self._say)
-                found = read_records(self.folder, self._say)
-            ours = restarted and launcher_of(self.folder) == _launcher()
-            if found and not (resume or ours):
-                raise CommitError(
-                    f"{self.folder} has commits up to step {found[0].step}: add --resume to go on "
-                    "from there, or give an empty folder"
-                )
-            if restarted:
-                self._say("restarted: all devices go on from the last commit; none kept its state")
-            before = number_kept(self.folder) if resume or ours else KEPT
-            keep = self.wanted_keep or before
-            generation = open_generation(self.folder, self.disk, _launcher(), keep)
-            rescue = self._opened_rescue(resume or ours)
-        except CommitError as error:
-            return {"error": str(error)}
-        except OSError as error:
-            where = error.filename or self.folder
-            why = f"commits cannot be written, {where}: {_why(error)}: give another folder"
-            return {"error": why}
-        texts = [record.text for record in found]
-        return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
-
-    def _opened_rescue(self, goes_on: bool) -> int:
-        """Begin a generation in the rescue folder, if there is one; return its number."""
-        if self.rescue is None:
-            return 0
-        open_folder(self.rescue, self._say)
-        if self.rescue.samefile(self.folder):
-            raise CommitError(f"{self.rescue}: --rescue and --commits need two folders")
-        if not goes_on and read_records(self.rescue, self._say):
-            raise CommitError(
-                f"{self.rescue} has commits already: give an empty folder to --rescue"
-            )
-        return open_generation(self.rescue, self.disk, _launcher())
 
     def _resume(self, device: Device, found: Sequence[Record]) -> int:
         expected = {**self.about, "torch": torch.__version__}
@@ -209,7 +161,7 @@ class Committer:
             except CommitError as error:
                 mine["refused"] = str(error)
             except Exception as error:  # the others wait for a word
-                mine["broken"] = f"{self.name}: {_why(error)}"
+                mine["broken"] = f"{self.name}: {reason_of(error)}"
             all_of_us = self._gathered(f"load/{record.folder}", mine)
             refused = [found["refused"] for found in all_of_us if found["refused"]]
             if refused:
@@ -313,7 +265,7 @@ class Committer:
             self.fenced = error
             return {"fenced": str(error)}
         except Exception as error:  # the disk's, and memory that is lacking
-            return {"missed": f"{name} cannot write in {folder}: {_why(error)}"}
+            return {"missed": f"{name} cannot write in {folder}: {reason_of(error)}"}
         return {"manifest": shard.manifest, "size": shard.size}
 
     def _hear_own(self, step: int, said: Mapping[str, Any]) -> None:
@@ -354,7 +306,7 @@ class Committer:
             self.fenced = error
             return False
         except Exception as error:  # as in `_write_part`
-            self._missed(state.step, _why(error), folder)
+            self._missed(state.step, reason_of(error), folder)
             return False
         if folder == self.folder:
             self.misses.hit(state.step)
@@ -401,19 +353,6 @@ class Committer:
         tell(f"{self.name}: {text}")
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommitError(f"{folder} cannot be made: {_why(error)}: give another folder") from error
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return str(error.strerror or error)
-    return f"{type(error).__name__}: {error}"
-
-
 def begin_together(
     committers: Mapping[str, Committer], devices: Mapping[str, Device], *, resume: bool
 ) -> int:
@@ -424,77 +363,6 @@ def begin_together(
             for name, device in devices.items()
         ]
         return {future.result() for future in begun}.pop()
-
-
-def _launcher() -> str:
-    """Return who started this process: the same for all restarts by one torchrun, and no other."""
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.getppid()}"
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process again after a failure."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-
-
-# --------------------------------------------------------------------------- options of train.py
-
-
-@dataclass(frozen=True)
-class CommitOptions:
-    """Where a run commits, how often, and whether it goes on from there."""
-
-    folder: Path
-    every: int
-    resume: bool = False
-    rescue: Path | None = None
-    keep: int | None = None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `options_of` reads."""
-    parser.add_argument(
-        "--commits", type=Path, help="write states to this folder, from which a run can go on"
-    )
-    parser.add_argument(
-        "--commit-every",
-        type=int,
-        default=COMMIT_EVERY,
-        help=f"steps between two of them (default {COMMIT_EVERY}); 0: at the start and end only",
-    )
-    parser.add_argument(
-        "--rescue",
-        type=Path,
-        help="a folder on another disk: what cannot be written to --commits is written there",
-    )
-    parser.add_argument(
-        "--keep",
-        type=int,
-        help=f"how many commits stay there, {KEPT} or more (default {KEPT}, or with --resume what "
-        "it was)",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the last commit in --commits"
-    )
-
-
-def options_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> CommitOptions | None:
-    """Return what was asked for; None without commits."""
-    if given.commits is None:
-        if given.resume:
-            parser.error("--resume needs --commits FOLDER: where to go on from")
-        if given.rescue is not None:
-            parser.error("--rescue needs --commits FOLDER, which it stands in for")
-        return None
-    if given.commit_every < 0:
-        parser.error(f"--commit-every must not be negative, found {given.commit_every}")
-    if given.keep is not None and given.keep < KEPT:
-        parser.error(
-            f"--keep must be {KEPT} or more, found {given.keep}: where the newest commit is "
-            "broken, the one before it counts"
-        )
-    if given.rescue is not None and given.in_process:
-        parser.error("--rescue needs a process for each device: leave --in-process out")
-    return CommitOptions(given.commits, given.commit_every, given.resume, given.rescue, given.keep)
 
 
 def committer_of(

@@ -1,108 +1,33 @@
 """A device process's line to its supervisor: orders come in, progress goes out.
 
-Every packet is one JSON object; orders have "do", what is said has "say". One thread listens, and
-tells at an even pace how far the main thread has come, so that a hang shows. The line closes when
-the supervisor ends, and then this process ends. This file knows neither torch nor steps.
+Orders have "do", what is said has "say". One thread listens, and tells at an even pace how far the
+main thread has come, so that a hang shows. The line (`packets`) closes when the supervisor ends,
+and then this process ends. This file knows neither torch nor steps.
 """
 
 from __future__ import annotations
 
-import errno
-import io
-import json
 import os
-import select
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from .duties import Duty, FedBatch, Meeting, TapeCheck
 from .launcher import end_with_parent
+from .lost_prints import let_prints_be_lost
+from .packets import LATER, LATER_S, Line
 from .peers import PEER_LOST, PeerLostError
 from .process import CONTROL
 
-LONGEST_ORDER = 1 << 20  # bytes
-MOST_FILES = 8
 LONGEST_TEXT = 2_000  # characters of an error that travel
-PART = 1 << 15  # characters of an object that travel in one packet: kernels allow that many
-LATER = (errno.ENOMEM, errno.ENOBUFS)  # the kernel has no memory for a packet just now
-LATER_S = 0.01
 NEXT_BATCH = "the caller's next batch"  # what a device rests for; the supervisor knows these words
-
-
-@dataclass(frozen=True)
-class Duty:
-    """What a process is to be.
-
-    Attributes:
-        device: its name; None for a spare, which warms up and waits.
-        rank: its number.
-        local_rank: its number among those of this host, which chooses a GPU.
-        epoch: the step to go on from, whose snapshot is in one of the slots; -1: from the start.
-        slots: the step of the snapshot in each slot, -1 where there is none.
-        files: the slots' file descriptors.
-        again: all devices begin again, from the newest commit or, without one, from the start.
-    """
-
-    device: str | None
-    rank: int = -1
-    local_rank: int = 0
-    epoch: int = -1
-    slots: tuple[int, ...] = ()
-    files: tuple[int, ...] = ()
-    again: bool = False
-
-
-@dataclass(frozen=True)
-class TapeCheck:
-    """A step of a device that a spare is to compute again; see `suspicion`.
-
-    Attributes:
-        rank: the device's number.
-        file: holds the tape, and is this process's to close.
-        start: of the tape's second part there.
-        number: of the tape.
-    """
-
-    rank: int
-    file: int
-    start: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """What all devices told each other before they formed a generation.
-
-    Attributes:
-        generation: its number.
-        expected: channel's tag -> the number of the message that its receiver waits for.
-        layouts: tag -> shape and strides of the channel's messages, where somebody knows them.
-        lacking: devices that take their state from peers -> the step that it is of.
-    """
-
-    generation: int
-    expected: Mapping[int, int]
-    layouts: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]
-    lacking: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class FedBatch:
-    """Where the batch of a step is: in a file, which is this process's to close."""
-
-    step: int
-    file: int
-    start: int
-    size: int
 
 
 class Control:
@@ -114,10 +39,9 @@ class Control:
     """
 
     def __init__(self, line: socket.socket, beat_s: float) -> None:
-        self.line = line
+        self.line = Line(line)
         self.beat_s = beat_s
         self.changed = threading.Condition()
-        self._speaking = threading.Lock()  # parts of what one thread says stay together
         self.duties: deque[Duty | TapeCheck] = deque()
         self.generation = -1  # the newest that was announced
         self.meeting: Meeting | None = None
@@ -140,7 +64,6 @@ class Control:
         self.state_at = -1  # the step at whose beginning a snapshot was asked for
         self.is_busy: Callable[[], bool] = lambda: False  # with what is no instruction
         self.on_generation: Callable[[], None] = lambda: None
-        self._parts: list[str] = []
         self._paused = False
         self._step = -1
         self._instruction = 0
@@ -157,7 +80,7 @@ class Control:
         end_with_parent()
         for known in (signal.SIGINT, signal.SIGTERM):  # the supervisor's to handle; what this
             signal.signal(known, lambda *_: None)  # process starts does not inherit a function
-        write_what_can_be()
+        let_prints_be_lost()
         control = Control(line, float(os.environ.pop("BIGBRAIN_BEAT_S", "1")))
         threading.Thread(target=control.listen, daemon=True, name="control").start()
         return control
@@ -166,21 +89,10 @@ class Control:
 
     def say(self, say: str, **facts: object) -> None:
         """Tell the supervisor something."""
-        text = json.dumps({"say": say, **facts})
-        with self._speaking:
-            for packet in _packets(text):
-                self._send(packet)
-
-    def _send(self, packet: bytes) -> None:
-        while True:
-            try:
-                self.line.sendall(packet)
-            except OSError as error:
-                if error.errno not in LATER:  # it is gone
-                    _leave()
-                time.sleep(LATER_S)
-            else:
-                return
+        try:
+            self.line.say({"say": say, **facts})
+        except OSError:  # it is gone
+            _leave()
 
     def tick(self) -> None:
         """Count an instruction: this thread is alive."""
@@ -397,25 +309,13 @@ class Control:
 
     def _take_order(self) -> None:
         """Take one, if it comes before the next beat."""
-        ready, _, _ = select.select([self.line], [], [], self.beat_s)
-        if not ready:
-            return
-        packet, files, flags, _ = socket.recv_fds(self.line, LONGEST_ORDER, MOST_FILES)
-        if not packet:
-            _leave()  # the supervisor has ended
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise OSError(errno.EMFILE, "an order, or a file that came with it, is cut off")
-        self._obey(json.loads(packet), files)
+        taken = self.line.take(self.beat_s)
+        if taken is not None:
+            self._obey(*taken)
 
-    def _obey(self, order: dict[str, Any], files: Sequence[int] = ()) -> None:
-        if order["do"] == "part":
-            self._parts.append(order["text"])
-            if order["last"]:
-                whole, self._parts = "".join(self._parts), []
-                self._obey(json.loads(whole))
-            return
+    def _obey(self, order: dict[str, Any], files: tuple[int, ...]) -> None:
         with self.changed:
-            getattr(self, f"_do_{order.pop('do')}")(files=tuple(files), **order)
+            getattr(self, f"_do_{order.pop('do')}")(files=files, **order)
             self.changed.notify_all()
 
     def _do_be(self, files: tuple[int, ...], device: str | None, **rest: Any) -> None:  # noqa: ANN401
@@ -496,48 +396,6 @@ class Control:
 
     def _do_end(self, files: tuple[int, ...]) -> None:
         self.ended = True
-
-
-def _packets(text: str) -> list[bytes]:
-    """Return what to send of an object: itself, or parts of its text, which is ASCII."""
-    if len(text) <= PART:
-        return [text.encode()]
-    starts = range(0, len(text), PART)
-    return [
-        json.dumps({"say": "part", "text": text[at : at + PART], "last": at == starts[-1]}).encode()
-        for at in starts
-    ]
-
-
-class _Log(io.RawIOBase):
-    """A file to write to; what a full disk does not take is dropped: no print ends a training."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
-        rest = memoryview(data).cast("B")
-        with suppress(OSError):
-            while rest:
-                rest = rest[os.write(self.fd, rest) :]
-        return len(memoryview(data).cast("B"))
-
-
-def write_what_can_be() -> None:
-    """Let prints of this process be lost, rather than raise, where its log cannot take them."""
-    for name in ("stdout", "stderr"):
-        old = getattr(sys, name)
-        if old is not None:
-            fd = old.fileno()
-            setattr(
-                sys, name, io.TextIOWrapper(_Log(fd), old.encoding, "replace", None, True, True)
-            )
 
 
 def log_limit() -> int | None:

@@ -34,8 +34,9 @@ from .weights import AGAIN, OwnWeights, WeightsError, fill
 
 if TYPE_CHECKING:  # a bundle has the files of what its plan uses
     from .asynchronous import Versions
+    from .buckets import Listed
     from .group import Group
-    from .replicas import Listed, Replicas
+    from .replicas import Replicas
     from .statistics import Statistics
     from .stored_activations import ActivationStore, StoredRead
     from .stored_weights import StoredWeights
@@ -242,7 +243,8 @@ class Device:
         Raises:
             WeightsError: it names parameters or buffers that this device does not hold.
         """
-        from .replicas import Replicas, buckets_of  # only bundles with replicas have these
+        from .buckets import buckets_of  # only bundles with replicas have these
+        from .replicas import Replicas
         from .statistics import Statistics, groups_of
 
         sums = {name: entry for name, entry in listed.items() if "params" in entry}

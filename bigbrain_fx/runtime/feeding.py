@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load
 from torch import Tensor
 
-from .control import Control, FedBatch
+from .control import Control
+from .duties import FedBatch
 
 if TYPE_CHECKING:
     from .device import Device

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .channel import Channel, enclose
+from .commit_options import CommitOptions
 from .commits import FencedError
-from .committing import CommitOptions
-from .control import Control, Duty, TapeCheck, said
+from .control import Control, said
 from .device import Device
+from .duties import Duty, TapeCheck
 from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport

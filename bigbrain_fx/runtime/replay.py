@@ -25,8 +25,9 @@ from torch import Tensor
 
 from .channel import Channel, Layout, pack
 from .checksum import seal
-from .control import Control, Meeting, said
+from .control import Control, said
 from .data import require_same
+from .duties import Meeting
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError, StepAgainError
 

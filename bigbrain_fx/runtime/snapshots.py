@@ -11,7 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from .control import Control, Duty
+from .control import Control
+from .duties import Duty
 from .replay import ReplayTransport
 from .state import State, StateError, restore, state_of
 

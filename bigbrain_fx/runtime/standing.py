@@ -15,10 +15,10 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
+from .buckets import Listed, channels_of, read_buckets
 from .channel import Channel
 from .device import Device
 from .peer_states import can_take_from_peers
-from .replicas import Listed, channels_of, read_buckets
 from .state import held_names
 from .sums import sizes
 from .weights import read_index

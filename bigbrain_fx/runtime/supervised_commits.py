@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .commit_options import CommitOptions
 from .commits import CommitError, graph_in, record_of
-from .committing import RESCUE, SHARD, CommitOptions, Committer
+from .committing import RESCUE, SHARD, Committer
 from .control import Control
 from .misses import no_event
 from .records import read_records

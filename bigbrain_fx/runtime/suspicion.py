@@ -27,7 +27,8 @@ from torch import Tensor
 from .bundle import Bundle, make_device
 from .channel import Channel, Layout, pack, unpack
 from .checksum import WORD, checksum, seal
-from .control import Control, TapeCheck
+from .control import Control
+from .duties import TapeCheck
 from .hooks import Hooks
 from .state import State, StateError, restore, state_of
 

@@ -25,16 +25,10 @@ from torch import Tensor
 
 from .bundle import Bundle, make_device, save_first_gradients
 from .command_line import words
+from .commit_options import CommitOptions, add_options, options_of
+from .commit_start import is_restart
 from .commits import FencedError
-from .committing import (
-    CommitOptions,
-    Committer,
-    add_options,
-    begin_together,
-    committer_of,
-    is_restart,
-    options_of,
-)
+from .committing import Committer, begin_together, committer_of
 from .compiler import LONGEST_COMPILE_S
 from .data import BatchError
 from .device import Device

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .buckets import Bucket, Listed
 from .channel import Channel
 from .modules import refill, release
-from .replicas import Bucket, Listed, Replicas
+from .replicas import Replicas
 from .weights import AGAIN, WeightsError, fill
 
 

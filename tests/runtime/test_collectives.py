@@ -20,7 +20,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from bigbrain_fx.runtime.collectives import CollectiveReplicas, process_groups
 from bigbrain_fx.runtime.peers import PeerLostError
-from bigbrain_fx.runtime.replicas import buckets_of
+from bigbrain_fx.runtime.buckets import buckets_of
 
 rank, port = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.runtime import Device, Stage, Training, adamw, deferred
+from bigbrain_fx.runtime import Device, Stage, Training, adamw, deferred_layers
 from bigbrain_fx.runtime.data import Stream
-from bigbrain_fx.runtime.deferred import DeferredError, DeferringDevice, made, tapping
+from bigbrain_fx.runtime.deferred import DeferringDevice
+from bigbrain_fx.runtime.deferred_gradients import DeferredError, made, waiting_tap
+from bigbrain_fx.runtime.deferred_layers import tapping
 from bigbrain_fx.runtime.finite import NotFiniteError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 
@@ -27,7 +29,7 @@ def both(
 ) -> tuple[nn.Module, nn.Module]:
     """Return a module of torch's layers and one of layers that tap, with the same numbers."""
     torch.manual_seed(0)
-    plain, tapped = make(nn).to(dtype), make(deferred).to(dtype)
+    plain, tapped = make(nn).to(dtype), make(deferred_layers).to(dtype)
     tapped.load_state_dict(plain.state_dict())
     return plain, tapped
 
@@ -56,7 +58,7 @@ def divided(module: nn.Module, x: Tensor, g: Tensor, autocast: bool = False) -> 
     at = len(leaves) + len(others)
     whole = zip(others, found[len(leaves) : at], strict=True)
     kept = {names[id(p)]: t for p, t in whole if t is not None}
-    waiting = [*map(deferred._waiting, taps, found[at:])]
+    waiting = [*map(waiting_tap, taps, found[at:])]
     with torch.no_grad():
         kept.update((names[id(p)], t) for p, t in made(waiting))
     return y.detach(), found[: len(leaves)], kept
@@ -259,26 +261,26 @@ def test_layers_that_are_more_than_one_call_do_not_wait(make: Callable[[Any], nn
 
 def test_a_table_that_is_written_or_sparse_does_not_wait() -> None:
     for options in ({"max_norm": 1.0}, {"sparse": True}):
-        layer: Any = deferred.Embedding(8, 4, **options)
+        layer: Any = deferred_layers.Embedding(8, 4, **options)
         with tapping() as taps:
             layer(torch.arange(8))
         assert taps == []
 
 
 def test_frozen_layers_do_not_wait() -> None:
-    layer = deferred.Linear(4, 4).requires_grad_(False)
+    layer = deferred_layers.Linear(4, 4).requires_grad_(False)
     with tapping() as taps:
         layer(torch.randn(2, 4, requires_grad=True))
     assert taps == []
 
 
 def test_what_a_layer_read_and_was_written_since_is_found() -> None:
-    layer, x = deferred.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
+    layer, x = deferred_layers.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
     h = x * 2
     with tapping() as taps:
         y = layer(h)
     (g,) = torch.autograd.grad(y.sum(), [taps[0].edge])
-    waiting = [deferred._waiting(taps[0], g)]
+    waiting = [waiting_tap(taps[0], g)]
     with torch.no_grad():
         h.mul_(2)
     with pytest.raises(DeferredError, match="written in place after the layer read it"):
@@ -286,11 +288,11 @@ def test_what_a_layer_read_and_was_written_since_is_found() -> None:
 
 
 def test_a_gradient_that_was_written_since_is_found() -> None:
-    layer = deferred.Linear(4, 4)
+    layer = deferred_layers.Linear(4, 4)
     with tapping() as taps:
         y = layer(torch.randn(2, 4))
     (g,) = torch.autograd.grad(y.square().sum(), [taps[0].edge])
-    waiting = [deferred._waiting(taps[0], g)]
+    waiting = [waiting_tap(taps[0], g)]
     g.add_(1)
     with pytest.raises(DeferredError, match="written in place"):
         list(made(waiting))
@@ -321,7 +323,7 @@ class Net(Stage):
 
 
 class Tapped(Net):
-    of = deferred
+    of = deferred_layers
 
 
 class Both(Tapped):

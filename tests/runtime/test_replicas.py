@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bigbrain_fx.runtime.buckets import bucket_channels, buckets_of, read_buckets
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.replicas import Replicas, bucket_channels, buckets_of, read_buckets
+from bigbrain_fx.runtime.replicas import Replicas
 from bigbrain_fx.runtime.weights import WeightsError
 
 LISTED = {

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from bigbrain_fx.runtime.buckets import bucket_channels, buckets_of, read_buckets
 from bigbrain_fx.runtime.modules import is_released, release
-from bigbrain_fx.runtime.replicas import Replicas, bucket_channels, buckets_of, read_buckets
+from bigbrain_fx.runtime.replicas import Replicas
 from bigbrain_fx.runtime.unsharded import Unsharded
 from bigbrain_fx.runtime.weights import WeightsError
 from tests.runtime.test_replicas import LISTED, Wire

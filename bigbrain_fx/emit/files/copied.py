@@ -14,7 +14,13 @@ ROOM = "runtime"
 
 
 SUPERVISED = ("control", "member")  # the ways into what only processes of a supervisor run
-REPLICATED = ("replicas", "standing", "statistics", "surviving")  # what only replicas run
+REPLICATED = (
+    "buckets",
+    "replicas",
+    "standing",
+    "statistics",
+    "surviving",
+)  # what only replicas run
 COLLECTIVE = ("collectives",)  # of those, what only sums by torch's own collectives run
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run

@@ -1,0 +1,119 @@
+"""How a run begins with a folder of commits: from the start, or from the last one.
+
+    every device  waits for what rank 0 has decided; this is what that looks at
+
+It reads what is there and begins a generation; it loads no state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .commits import (
+    KEPT,
+    CommitError,
+    committed,
+    launcher_of,
+    number_kept,
+    open_folder,
+    open_generation,
+    warn_of_others,
+)
+from .disk import Disk
+from .records import read_records
+
+
+@dataclass(frozen=True)
+class CommitStart:
+    """What the devices of a run are to begin with.
+
+    Attributes:
+        folder: of all commits.
+        rescue: the folder where what cannot be written there is written.
+        keep: how many commits stay; None: as many as the run kept that this goes on with.
+        say: tells people.
+    """
+
+    folder: Path
+    rescue: Path | None
+    keep: int | None
+    disk: Disk
+    say: Callable[[str], None]
+
+    def decided(self, resume: bool, restarted: bool) -> dict[str, Any]:
+        """Look at the folder, for all devices."""
+        try:
+            if resume:
+                found = committed(self.folder, self.say)
+                warn_of_others(self.folder, self.say)
+            else:
+                open_folder(self.folder, self.say)
+                found = read_records(self.folder, self.say)
+            ours = restarted and launcher_of(self.folder) == launcher()
+            if found and not (resume or ours):
+                raise CommitError(
+                    f"{self.folder} has commits up to step {found[0].step}: add --resume to go on "
+                    "from there, or give an empty folder"
+                )
+            if restarted:
+                self.say("restarted: all devices go on from the last commit; none kept its state")
+            before = number_kept(self.folder) if resume or ours else KEPT
+            keep = self.keep or before
+            generation = open_generation(self.folder, self.disk, launcher(), keep)
+            rescue = self._opened_rescue(resume or ours)
+        except CommitError as error:
+            return {"error": str(error)}
+        except OSError as error:
+            where = error.filename or self.folder
+            why = f"commits cannot be written, {where}: {reason_of(error)}: give another folder"
+            return {"error": why}
+        texts = [record.text for record in found]
+        return {"generation": generation, "rescue": rescue, "keep": keep, "records": texts}
+
+    def _opened_rescue(self, goes_on: bool) -> int:
+        """Begin a generation in the rescue folder, if there is one; return its number."""
+        if self.rescue is None:
+            return 0
+        open_folder(self.rescue, self.say)
+        if self.rescue.samefile(self.folder):
+            raise CommitError(f"{self.rescue}: --rescue and --commits need two folders")
+        if not goes_on and read_records(self.rescue, self.say):
+            raise CommitError(
+                f"{self.rescue} has commits already: give an empty folder to --rescue"
+            )
+        return open_generation(self.rescue, self.disk, launcher())
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of commits.
+
+    Raises:
+        CommitError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommitError(
+            f"{folder} cannot be made: {reason_of(error)}: give another folder"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Say in a few words why something could not be read or written."""
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return f"{type(error).__name__}: {error}"
+
+
+def launcher() -> str:
+    """Return who started this process: the same for all restarts by one torchrun, and no other."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.getppid()}"
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again after a failure."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

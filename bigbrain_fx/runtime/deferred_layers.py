@@ -1,0 +1,247 @@
+"""Layers whose weights' gradients wait: each notes what it read, and its place in autograd's graph.
+
+    forward            x ──▶ layer ──▶ y        x and the place of y in autograd's graph are noted
+
+A layer runs with an alias of its weight, for which nobody asks a gradient: torch's own kernels run
+as ever, and autograd leaves the weight's out. Where nothing waits it is torch's own layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+Make: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
+"""(input of a layer, gradient of its output) -> gradients of its weight and its bias."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One run of a layer: what the gradients of its weight and bias are made of, but one.
+
+    Attributes:
+        x: what it read; changed since, if its version is another than `version`.
+        edge: the place of its output in autograd's graph.
+        make: makes the gradients.
+        cast: the type in which it computed, where autocast cast its weight.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    x: Tensor
+    version: int
+    edge: GradientEdge
+    make: Make
+    cast: torch.dtype | None
+
+
+@dataclass
+class _Now:
+    """Where layers note what they run; None: nothing waits."""
+
+    taps: list[Tap] | None = None
+
+
+_now = _Now()
+
+
+@contextmanager
+def tapping() -> Iterator[list[Tap]]:
+    """Let layers in the block note what their weights' gradients need, in the order they run."""
+    taps: list[Tap] = []
+    _now.taps = taps
+    try:
+        yield taps
+    finally:
+        _now.taps = None
+
+
+def _taps(layer: nn.Module) -> bool:
+    """Whether a layer's gradients wait for what it runs now.
+
+    Not those of a layer that torch.compile traces: its graph has no places to note, so they come
+    with the backward.
+    """
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    asked = _now.taps is not None and torch.is_grad_enabled() and weight.requires_grad
+    return asked and not torch.compiler.is_compiling()
+
+
+def _alias(parameter: Tensor | None) -> Tensor | None:
+    """Return the same numbers as a leaf of its own: kernels see that a gradient is wanted."""
+    return None if parameter is None else parameter.detach().requires_grad_()
+
+
+def _computed(x: Tensor) -> Tensor:
+    """Return an input in the type in which autocast computes: one copy for now and for later.
+
+    A leaf is left to autocast, which casts it once for all its readers.
+    """
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype != torch.float32:
+        return x
+    return x if x.is_leaf and x.requires_grad else x.to(torch.get_autocast_dtype(kind))
+
+
+def _note(layer: nn.Module, x: Tensor, y: Tensor, make: Make) -> Tensor:
+    """Note one run of a layer; x is noted detached, or the whole graph before it would stay."""
+    weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
+    assert weight is not None
+    assert _now.taps is not None
+    cast = y.dtype if y.dtype != weight.dtype else None
+    # Its place, and not y: what comes next may write y in place. If y is a view, that gives it
+    # another place, and what it is a view of keeps its own.
+    edge = get_gradient_edge(y if y._base is None else y._base)
+    _now.taps.append(Tap(weight, bias, x.detach(), x._version, edge, make, cast))
+    return y
+
+
+# ---------------------------------------------------------------------- layers
+
+
+class Linear(nn.Linear):
+    """nn.Linear whose weight's and bias's gradients wait where its stage defers them."""
+
+    def forward(self, input: Tensor) -> Tensor:  # as nn.Linear's
+        """Apply it."""
+        if not _taps(self):
+            return super().forward(input)
+        x, weight, bias = _computed(input), _alias(self.weight), _alias(self.bias)
+        assert weight is not None
+        y = F.linear(x, weight, bias)
+        added = y.grad_fn is not None and y.grad_fn.name() == "AddBackward0"  # bias by itself
+        return _note(self, x, y, partial(_linear, bias is not None, added))
+
+
+def _linear(has_bias: bool, added: bool, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Make the gradients of F.linear's weight and bias by autograd's products."""
+    rows, columns = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+    weight = rows.t().mm(columns)
+    if not has_bias:
+        return weight, None
+    return weight, g.sum_to_size(g.shape[-1]) if added else rows.sum(0)
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding whose weight's gradient waits where its stage defers it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # as nn.Embedding's
+        """Look up rows."""
+        if self.max_norm is not None or self.sparse or not _taps(self):
+            return super().forward(input)
+        weight = _alias(self.weight)
+        assert weight is not None
+        y = F.embedding(input, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        about = self.num_embeddings, padding, self.scale_grad_by_freq
+        return _note(self, input, y, partial(_embedding, about))
+
+
+def _embedding(about: tuple[int, int, bool], x: Tensor, g: Tensor) -> tuple[Tensor, None]:
+    return torch.ops.aten.embedding_dense_backward(g, x, *about), None
+
+
+def _can_wait(layer: Any) -> bool:  # noqa: ANN401  # any of the six below
+    """Whether a convolution is one call of aten's: other paddings take an op more."""
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and _taps(layer)
+
+
+def _convolve(layer: Any, input: Tensor) -> Tensor:  # noqa: ANN401  # any of the six below
+    """Run a convolution of torch.nn with aliases of its tensors."""
+    x, weight, bias = _computed(input), _alias(layer.weight), _alias(layer.bias)
+    function = getattr(F, _FUNCTIONS[type(layer)])
+    padding = (layer.padding, layer.output_padding) if layer.transposed else (layer.padding,)
+    tail = (layer.groups, layer.dilation) if layer.transposed else (layer.dilation, layer.groups)
+    y = function(x, weight, bias, layer.stride, *padding, *tail)
+    return _note(layer, x, y, partial(_convolution, layer))
+
+
+def _convolution(layer: Any, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ANN401
+    has_bias = layer.bias is not None
+    if x.dim() == len(layer.kernel_size) + 1:  # one sample, without a dimension for several
+        x, g = x.unsqueeze(0), g if g.dim() > x.dim() else g.unsqueeze(0)
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        layer.weight.detach().to(g.dtype),
+        [layer.out_channels] if has_bias else None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.transposed,
+        layer.output_padding,
+        layer.groups,
+        [False, True, has_bias],
+    )
+    return weight, bias
+
+
+class Conv1d(nn.Conv1d):
+    """nn.Conv1d whose weight's and bias's gradients wait where its stage defers them."""
+
+    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv1d's
+        """Apply it."""
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d whose weight's and bias's gradients wait where its stage defers them."""
+
+    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv2d's
+        """Apply it."""
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
+
+
+class Conv3d(nn.Conv3d):
+    """nn.Conv3d whose weight's and bias's gradients wait where its stage defers them."""
+
+    def forward(self, input: Tensor) -> Tensor:  # as nn.Conv3d's
+        """Apply it."""
+        return _convolve(self, input) if _can_wait(self) else super().forward(input)
+
+
+class ConvTranspose1d(nn.ConvTranspose1d):
+    """nn.ConvTranspose1d whose gradients of weight and bias wait where its stage defers them."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply it."""
+        if output_size is not None or not _can_wait(self):
+            return super().forward(input, output_size)
+        return _convolve(self, input)
+
+
+class ConvTranspose2d(nn.ConvTranspose2d):
+    """nn.ConvTranspose2d whose gradients of weight and bias wait where its stage defers them."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply it."""
+        if output_size is not None or not _can_wait(self):
+            return super().forward(input, output_size)
+        return _convolve(self, input)
+
+
+class ConvTranspose3d(nn.ConvTranspose3d):
+    """nn.ConvTranspose3d whose gradients of weight and bias wait where its stage defers them."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Apply it."""
+        if output_size is not None or not _can_wait(self):
+            return super().forward(input, output_size)
+        return _convolve(self, input)
+
+
+_FUNCTIONS: Mapping[type, str] = {
+    **{Conv1d: "conv1d", Conv2d: "conv2d", Conv3d: "conv3d"},
+    ConvTranspose1d: "conv_transpose1d",
+    ConvTranspose2d: "conv_transpose2d",
+    ConvTranspose3d: "conv_transpose3d",
+}

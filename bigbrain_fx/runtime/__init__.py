@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         Embedding as Embedding,
         Linear as Linear,
     )
-    from .device import Device as Device, Training as Training, adamw as adamw
+    from .device import Device as Device
     from .disk import Disk as Disk, locked as locked
     from .gradients import clipped as clipped, norm as norm
     from .group import (
@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import LearningRates as LearningRates
+    from .recipe import Training as Training, adamw as adamw
     from .records import read_records as read_records
     from .rendezvous import join as join, leave_together as leave_together, own_device as own_device
     from .rows import RowStream as RowStream

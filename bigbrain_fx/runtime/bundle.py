@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from .data import Spec, Splitting, Stream
-from .device import Device, Training
+from .device import Device
 from .hooks import Hooks
+from .recipe import Training
 from .tensor_file import write_tensors
 from .transport import Transport
 from .weights import AGAIN, WeightsError, checked_weights, read_index

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .backward_device import Hook, Saved
 from .data import Stream
 from .deferred_gradients import DeferredError, WaitingTap, made, tensors_of, waiting_tap
 from .deferred_layers import Tap, tapping
-from .device import Device, Hook, _Saved
+from .device import Device
 from .finite import NotFiniteError
 from .gradients import gradients
 from .recompute import Read
@@ -57,7 +58,7 @@ class DeferringDevice(Device):
             self._taps[stage, micro] = taps
         return result
 
-    def _run_again(self, stage: int, micro: int, read: Read) -> _Saved:
+    def _run_again(self, stage: int, micro: int, read: Read) -> Saved:
         if stage not in self.deferring:
             return super()._run_again(stage, micro, read)
         with tapping() as taps:

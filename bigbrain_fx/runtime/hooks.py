@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from .channel import Channel
-    from .device import Device
 
-AtStep = Callable[["Device", int], None]  # device, step
-AtMessage = Callable[["Device", "Channel", Tensor], None]
+AtStep = Callable[[Any, int], None]  # a Device (of an inference bundle, an InferenceDevice), step
+AtMessage = Callable[[Any, "Channel", Tensor], None]
 
 
 @dataclass

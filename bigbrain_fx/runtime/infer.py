@@ -24,7 +24,7 @@ from torch import Tensor
 from .command_line import words
 from .compiler import LONGEST_COMPILE_S, CompilerError
 from .data import BatchError, Spec
-from .device import Device
+from .forward_device import ForwardDevice
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory
 from .network import NetworkTransport
@@ -73,7 +73,7 @@ class Inference:
         return {name: (name,) for name in self.inputs}
 
 
-class InferenceDevice(Device):
+class InferenceDevice(ForwardDevice):
     """Run one device's part of every batch, forward only.
 
     No gradients are kept (`torch.no_grad`: the numbers are those of the usual mode, and unlike
@@ -94,9 +94,6 @@ class InferenceDevice(Device):
         self.collected: dict[str, list[Tensor]] = {}
         for module in self.modules.values():
             module.eval()
-
-    def _require_owners(self, owner: Mapping[str, str]) -> None:
-        """Nobody answers for a parameter that is not trained."""
 
     def feed(self, transport: Transport, stream: RowStream) -> None:
         """Go on with other data, and other ways for messages."""

@@ -114,7 +114,7 @@ class TakingOver(Device):
         """Let a device, in the step that it has begun or before one, be of another class."""
         device.give_up_step()
         device.__class__ = cls
-        device.owner = cls.owned
+        device.held.owner = cls.owned
         device.join(cls.listed)
 
     def step_once(self) -> None:

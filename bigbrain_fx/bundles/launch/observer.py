@@ -133,7 +133,7 @@ def _own_bytes(device: Any) -> int:  # noqa: ANN401  # as above
 
 def observe(folder: str) -> None:
     """Wrap what a step calls, in the bundle's own runtime."""
-    base = importlib.import_module("runtime.device").Device
+    base = _device_class()
     run_step, seen = base.run_step, set[type]()
     unless = _warming()
 
@@ -153,6 +153,14 @@ def observe(folder: str) -> None:
             device._notes.end()
 
     base.run_step = noted
+
+
+def _device_class() -> Any:  # noqa: ANN401  # the bundle's own
+    """Return the class whose `run_step` all devices have; an older bundle has one for all."""
+    try:
+        return importlib.import_module("runtime.forward_device").ForwardDevice
+    except ImportError:
+        return importlib.import_module("runtime.device").Device
 
 
 def _warming() -> Callable[[], bool]:

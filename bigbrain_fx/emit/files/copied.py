@@ -14,13 +14,8 @@ ROOM = "runtime"
 
 
 SUPERVISED = ("control", "member")  # the ways into what only processes of a supervisor run
-REPLICATED = (
-    "buckets",
-    "replicas",
-    "standing",
-    "statistics",
-    "surviving",
-)  # what only replicas run
+# what only replicas run
+REPLICATED = ("buckets", "joining", "replicas", "standing", "statistics", "surviving")
 COLLECTIVE = ("collectives",)  # of those, what only sums by torch's own collectives run
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
 GROUPED = ("group",)  # what only groups of devices run

@@ -20,7 +20,7 @@ def test_training_takes_no_inference_along() -> None:
 
 def test_inference_takes_no_training_along() -> None:
     found = runtime_files(RUNTIME, ["from runtime import InferenceDevice, Stage, infer_main\n"])
-    assert {"infer.py", "rows.py", "device.py"} <= found
+    assert {"infer.py", "rows.py", "forward_device.py"} <= found
     assert not {"train.py", "commits.py", "replay.py", "member.py"} & found
 
 

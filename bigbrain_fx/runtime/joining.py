@@ -1,0 +1,62 @@
+"""A device among the other replicas: who sums what with it, as buckets.json says.
+
+Copied into bundles with replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .buckets import Listed, buckets_of
+from .replicas import Replicas
+from .statistics import Statistics, groups_of
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .unsharded import Unsharded
+
+
+def replicas_of(device: Device, listed: Listed) -> Replicas:
+    """Return what a device sums with other replicas, and how."""
+    sums = _sums(listed)
+    found = [*buckets_of(sums, device.name, tuple(device.stages), device.channels)]
+    about = device.micros, device.replica, device.parameters, device.transport
+    make = getattr(device.transport, "groups", None)  # one process has none: it sends messages
+    if device.sum_order == "backend" and make is not None:
+        from .collectives import CollectiveReplicas, process_groups  # only such bundles have it
+
+        return CollectiveReplicas(found, *about, process_groups(sums, make), device.zero_stage)
+    order = "replica" if device.sum_order == "backend" else device.sum_order
+    each = device.sum_order == "micro" or device.zero_stage >= 2
+    return Replicas(found, order, *about, each)
+
+
+def statistics_of(device: Device, listed: Listed) -> Statistics:
+    """Return the running statistics that a device keeps like other replicas."""
+    sums = _sums(listed)
+    written = {name: entry for name, entry in listed.items() if name not in sums}
+    groups = [*groups_of(written, device.name, device.modules, device.channels)]
+    return Statistics(groups, device.micros, device.replica, device.transport)
+
+
+def unsharded_of(
+    device: Device, replicas: Replicas, listed: Listed, tensors: Mapping[str, Tensor]
+) -> Unsharded:
+    """Return who gathers a device's weights under ZeRO 3, with those that this replica keeps.
+
+    Raises:
+        WeightsError: a tensor is missing or has another shape.
+    """
+    from .unsharded import Unsharded  # only bundles that divide weights have it
+
+    found = Unsharded(replicas, listed)
+    for module in device.modules.values():
+        found.fill(module, tensors, device.aliases)
+    return found
+
+
+def _sums(listed: Listed) -> Listed:
+    return {name: entry for name, entry in listed.items() if "params" in entry}

@@ -1,0 +1,116 @@
+"""What one step gathers on a device: losses, and gradients summed over micro-batches and stages.
+
+It knows no schedule, no messages and no optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .data import mean_loss
+from .gradients import norm, summed
+from .held_weights import HeldWeights
+from .loss_scale import LossScale, are_finite, unscaled
+
+if TYPE_CHECKING:  # only bundles that offload weights have it
+    from .stored_weights import StoredWeights
+
+
+@dataclass
+class StepSums:
+    """One step's.
+
+    Attributes:
+        held: whose gradients they are.
+        losses: by micro-batch.
+        gradients: of each parameter and stage, what is added up so far.
+        norms: of gradients, by the name that has an owner.
+        unscaled: with a loss scale: the gradients as they are used.
+        finite: whether they were, before that.
+    """
+
+    held: HeldWeights
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    unscaled: dict[str, Tensor] | None = None
+    finite: bool = True
+    _counts: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def loss(self, sizes: Sequence[int]) -> Tensor:
+        """Return the mean loss over the step's rows."""
+        return mean_loss([self.losses[micro] for micro in sorted(self.losses)], sizes)
+
+    def add(self, name: str, stage: int, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient of a parameter.
+
+        The first sum makes a new tensor: autograd may have handed out one that something else
+        holds too.
+        """
+        key = name, stage
+        count = self._counts.get(key, 0)
+        if count == 0:
+            self.gradients[key] = gradient
+        elif count == 1:
+            self.gradients[key] = self.gradients[key] + gradient
+        else:
+            self.gradients[key].add_(gradient)
+        self._counts[key] = count + 1
+
+    def summed(
+        self, scale: LossScale | None, weights: StoredWeights | None = None
+    ) -> dict[str, Tensor]:
+        """Return this device's gradients; tied ones with what other devices have sent."""
+        if self.unscaled is not None:
+            return self.unscaled
+        stages_of = {name: self.held.stages_of(name) for name in self.held.parameters}
+        found = summed(self.gradients, stages_of)
+        if weights is not None:
+            weights.leave_all(self.gradients)  # those of tied ones were read
+        if scale is not None:
+            self.finite = are_finite(found.values())
+            self.gradients.clear()
+            self.unscaled = found = unscaled(found, scale.scale)
+        return found
+
+    def own_norms(self, scale: LossScale | None, weights: StoredWeights | None = None) -> Tensor:
+        """Return the norms of the gradients that this device answers for, and keep them."""
+        found = self.summed(scale, weights)
+        owned = self.held.owned_by(self.held.device)
+        norms = []
+        for name in map(self.held.parameter_of, owned):
+            gradient = found.get(name)
+            norms.append(norm(gradient, self.held.parameters[name]))
+            if weights is not None and gradient is not None:
+                weights.leave(gradient)
+        self.norms.update(zip(owned, norms, strict=True))
+        return torch.stack(norms)
+
+    def take_norms(self, device: str, norms: Tensor) -> None:
+        """Take the norms of the gradients that another device answers for."""
+        self.norms.update(zip(self.held.owned_by(device), norms.unbind(), strict=True))
+
+    def all_norms(self) -> list[Tensor]:
+        """Return the norms of all gradients of the model, in its order.
+
+        Raises:
+            RuntimeError: a device sends none.
+        """
+        lacking = [owner for name, owner in self.held.owner.items() if name not in self.norms]
+        if lacking:
+            raise RuntimeError(
+                f"clipping needs the norms of device {lacking[0]}, which sends none: "
+                "split the model again with clip_norm in its file"
+            )
+        return [self.norms[name] for name in self.held.owner]
+
+    def clear(self) -> None:
+        """Forget the gradients: they were used."""
+        self.gradients.clear()
+        self._counts.clear()
+        self.unscaled = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from bigbrain_fx.planning import Message, TimedStages, VirtualStages
 
@@ -38,14 +39,7 @@ def virtual_line(
         waiting_bytes: per stage, from Backward to BackwardWeight; likewise.
         memory_bytes: of every device, or by device.
     """
-
-    def message(source: int, target: int) -> Message:
-        ends = device_of[source], device_of[target]
-        if ends[0] == ends[1]:
-            return Message(source, target, 0)
-        wire = wire_s if isinstance(wire_s, float | int) else wire_s[ends]
-        return Message(source, target, 0, wire, latency_s, handling_s, handling_s)
-
+    message = partial(_message, device_of, wire_s, latency_s, handling_s)
     devices = tuple(dict.fromkeys(device_of))
     count, nothing = len(device_of), dict.fromkeys(devices, 0.0)
     room = (
@@ -70,3 +64,19 @@ def virtual_line(
         tuple(waiting_bytes) or ones,
         room,
     )
+
+
+def _message(
+    device_of: Sequence[int],
+    wire_s: float | Mapping[tuple[int, int], float],
+    latency_s: float,
+    handling_s: float,
+    source: int,
+    target: int,
+) -> Message:
+    """Return what goes from one stage to another; within a device it takes no time."""
+    ends = device_of[source], device_of[target]
+    if ends[0] == ends[1]:
+        return Message(source, target, 0)
+    wire = wire_s if isinstance(wire_s, float | int) else wire_s[ends]
+    return Message(source, target, 0, wire, latency_s, handling_s, handling_s)

@@ -37,20 +37,9 @@ def captured_in_memory(
     Raises:
         BigBrainError: the module cannot be used or captured, or something has no source.
     """
-    from torch import nn
-
     from bigbrain_fx.frontend import capture, require_padding, require_rows, training_of, with_cache
 
-    if not isinstance(module, nn.Module):
-        raise InputError(
-            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
-            help='give "model.py", or an instance of the module',
-        )
-    if example_batch is None:
-        raise InputError(
-            "a module in memory needs an example batch",
-            help="split(module, devices, out, example_batch={...}, loss=...)",
-        )
+    _require_given(module, example_batch)
     recipe = recipe or Recipe()
     recipe = replace(recipe, optimizer=as_optimizer(recipe.optimizer))
     if options.cache:
@@ -87,6 +76,21 @@ def captured_in_memory(
     weights = _InMemory(captured)
     notes = (*captured.warnings, *([tried] if tried else []))
     return FoundModel(captured.graph, source, weights, notes, count, module=module, recipe=recipe)
+
+
+def _require_given(module: nn.Module, example_batch: object) -> None:
+    from torch import nn
+
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"expected a model file or a torch.nn.Module, found {type(module).__name__}",
+            help='give "model.py", or an instance of the module',
+        )
+    if example_batch is None:
+        raise InputError(
+            "a module in memory needs an example batch",
+            help="split(module, devices, out, example_batch={...}, loss=...)",
+        )
 
 
 class _Defined:

@@ -208,11 +208,8 @@ def placed(
         NoPlanError: it does not fit in memory.
     """
     require_pieces(options.schedule, options.pieces)
-    if keep_schedule:
-        placement = _in_pieces(graph, placement, options, micro_batches, costs)
     rows, clip = graph.batch // micro_batches, source.clip_norm is not None
-    if "weights" in options.offload:
-        placement = in_layers(graph, placement, rows)
+    placement = _broken(graph, placement, options, micro_batches, costs, keep_schedule)
     concrete = graph.at(rows)
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
@@ -251,6 +248,22 @@ def placed(
         forecast,
         in_flight=in_flight,
     )
+
+
+def _broken(
+    graph: Graph,
+    placement: Placement,
+    options: Options,
+    micro_batches: int,
+    costs: Costs,
+    keep_schedule: bool,
+) -> Placement:
+    """Return a placement with the stages that its devices begin anew: for pieces, or by layers."""
+    if keep_schedule:
+        placement = _in_pieces(graph, placement, options, micro_batches, costs)
+    if "weights" in options.offload:
+        placement = in_layers(graph, placement, graph.batch // micro_batches)
+    return placement
 
 
 def _marked(

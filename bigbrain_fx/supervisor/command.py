@@ -271,6 +271,16 @@ def _parser(program: str) -> argparse.ArgumentParser:
         description="Run all devices on this host; processes that die are replaced, and the "
         f"result is the same. Other options go to {program}: see `python {program} --help`.",
     )
+    _add_limits(parser)
+    parser.add_argument("--events", help="append what happens to this file, as JSON lines")
+    parser.add_argument("--logs", help="keep what the processes write in this folder")
+    _add_hosts(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
+    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add how processes are replaced, and how long they may take."""
     parser.add_argument("--spares", type=_count, default=1, help="warm processes (default 1)")
     parser.add_argument(
         "--restarts", type=_count, default=20, help="allowed within ten minutes (default 20)"
@@ -315,8 +325,10 @@ def _parser(program: str) -> argparse.ArgumentParser:
         default=None,
         help="memory for sent messages on each device (default: a share of half of what is free)",
     )
-    parser.add_argument("--events", help="append what happens to this file, as JSON lines")
-    parser.add_argument("--logs", help="keep what the processes write in this folder")
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add how several hosts find each other."""
     parser.add_argument(
         "--listen", help="[ADDRESS:]PORT for the agents of the other hosts (default: loopback)"
     )
@@ -325,8 +337,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--secret", help="a certificate and its key; all hosts have this file, only you can read it"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a step")
-    return parser
 
 
 def _count(text: str) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bigbrain_fx.core import Graph, RuleTrial
+from bigbrain_fx.emit import Weights
 from bigbrain_fx.frontend import CaptureSession
 from bigbrain_fx.plan import Options, Source
 
@@ -38,16 +38,6 @@ class Recipe:
     drop_last: bool | None = None
     batch_dims: Mapping[str | int, int | None] = field(default_factory=dict)
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
-
-
-class Weights(Protocol):
-    """Who writes a bundle's weights, and the example batch."""
-
-    def write_weights(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-        """Write the named tensors to each of the files."""
-
-    def write_batch(self, path: Path) -> None:
-        """Write the example batch."""
 
 
 @dataclass(frozen=True)

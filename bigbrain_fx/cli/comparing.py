@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from bigbrain_fx.cli.options import (
 from bigbrain_fx.cli.progress import working
 from bigbrain_fx.cli.templates import EXAMPLES, write_starter
 from bigbrain_fx.errors import InputError
+
+if TYPE_CHECKING:
+    from bigbrain_fx.verification import Comparison
 
 
 @cli.command(short_help="Split a model in several ways, side by side; run them, too.")
@@ -69,7 +72,6 @@ def compare(
     finds no plan is a row with its reason; exit code 2 if none finds any, 5 if two with equal
     micro-batches compute different things.
     """
-    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
     from bigbrain_fx.verification import compare as compare_all
 
     if devices is None:
@@ -91,6 +93,13 @@ def compare(
         )
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
+    _show(found, as_json)
+
+
+def _show(found: Comparison, as_json: bool) -> None:
+    """Print a comparison; fail where two plans that should compute the same do not."""
+    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
+
     if as_json:
         click.echo(json_line(comparison_json(found)))
     else:
@@ -122,7 +131,6 @@ def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_
     No checkout is needed. The figures are those of `compare --run`: a process per device, all on
     this host, in turns.
     """
-    from bigbrain_fx.cli.console import comparison_json, json_line, show_comparison
     from bigbrain_fx.cluster import read_cluster
     from bigbrain_fx.measure import probe
     from bigbrain_fx.verification import compare as compare_all
@@ -135,11 +143,7 @@ def bench(example: str, devices: Path | None, partitioners: str, steps: int, as_
             found = compare_all(
                 model, cluster, partitioners.split(","), steps=steps, on_progress=say
             )
-    if as_json:
-        click.echo(json_line(comparison_json(found)))
-    else:
-        show_comparison(found)
-    found.require_sound()
+    _show(found, as_json)
 
 
 @cli.command(short_help="List partitioners, presets and estimators.")

@@ -4,6 +4,7 @@ This room knows the plan and how code is written. It imports no torch and knows 
 """
 
 from bigbrain_fx.emit.files.bundle import (
+    Weights as Weights,
     check_out as check_out,
     cut_weights as cut_weights,
     write_bundle as write_bundle,

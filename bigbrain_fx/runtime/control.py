@@ -22,7 +22,7 @@ from typing import Any
 from .duties import Duty, FedBatch, Meeting, TapeCheck
 from .launcher import end_with_parent
 from .lost_prints import let_prints_be_lost
-from .packets import LATER, LATER_S, Line
+from .packets import LATER, LATER_S, JsonLine
 from .peers import PEER_LOST, PeerLostError
 from .process import CONTROL
 
@@ -39,7 +39,7 @@ class Control:
     """
 
     def __init__(self, line: socket.socket, beat_s: float) -> None:
-        self.line = Line(line)
+        self.line = JsonLine(line)
         self.beat_s = beat_s
         self.changed = threading.Condition()
         self.duties: deque[Duty | TapeCheck] = deque()

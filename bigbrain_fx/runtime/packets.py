@@ -18,7 +18,7 @@ LATER = (errno.ENOMEM, errno.ENOBUFS)  # the kernel has no memory for a packet j
 LATER_S = 0.01
 
 
-class Line:
+class JsonLine:
     """This process's end.
 
     Args:

@@ -94,32 +94,18 @@ def _way(edge: Edge) -> tuple[object, ...]:
 
 def joined_columns(columns: Sequence[Stages]) -> Stages:
     """Return the stages of all members as one list."""
-    count = len(columns[0].stages)
+    first, count, numbered = columns[0], len(columns[0].stages), [*enumerate(columns)]
     return Stages(
         tuple(
-            replace(stage, index=stage.index + member * count, member=member)
-            for member, column in enumerate(columns)
-            for stage in column.stages
+            replace(s, index=s.index + m * count, member=m) for m, c in numbered for s in c.stages
         ),
-        tuple(
-            _edge_of(edge, member, count)
-            for member, column in enumerate(columns)
-            for edge in column.edges
-        ),
-        columns[0].moved,
-        columns[0].micros,
-        tuple(
-            _shared_by(bucket, member, count)
-            for member, column in enumerate(columns)
-            for bucket in column.buckets
-        ),
-        columns[0].zero_stage,
-        columns[0].sum_order,
-        tuple(
-            _shared_by(each, member, count)
-            for member, column in enumerate(columns)
-            for each in column.statistics
-        ),
+        tuple(_edge_of(edge, m, count) for m, c in numbered for edge in c.edges),
+        first.moved,
+        first.micros,
+        tuple(_shared_by(bucket, m, count) for m, c in numbered for bucket in c.buckets),
+        first.zero_stage,
+        first.sum_order,
+        tuple(_shared_by(each, m, count) for m, c in numbered for each in c.statistics),
     )
 
 

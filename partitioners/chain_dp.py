@@ -54,7 +54,7 @@ class ChainDP:
     between its maker and its last reader, though it is sent straight to the devices that read it.
     Of the best splits met on the way, and of some whose stages end together or have as many ops
     each, the fastest played through as 1F1B are polished (`planning.polish`), and the fastest is
-    taken. Memory is a hard limit: see `planning.chain`.
+    taken. Memory is a hard limit: see `planning.piece_memory`.
 
     Attributes:
         micro_batches: per step.

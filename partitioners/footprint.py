@@ -1,4 +1,4 @@
-"""What a set of units holds on a device, for any placement; `planning.chain` has it for chains.
+"""What units hold on a device, for any placement; `planning.piece_memory` has it for chains.
 
 The figures are an upper bound of what `bigbrain_fx.plan.schedule.memory` books, instruction by
 instruction, when at most `in_flight` micro-batches are between their forward and backward:

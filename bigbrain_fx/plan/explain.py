@@ -165,7 +165,7 @@ def explain(plan: Plan) -> Explanation:
         parts,
         cuts,
         plan.stages.moved,
-        measured_share(plan),
+        measured_share(plan, costs),
         recovery,
         recompute_text(plan.stages),
         replicas_text(plan.stages),

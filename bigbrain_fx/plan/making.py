@@ -349,9 +349,12 @@ def costs_of(plan: Plan) -> Costs:
     return estimated(plan.graph.at(plan.rows), plan.cluster, plan.source, plan.estimator)
 
 
-def measured_share(plan: Plan) -> float | None:
-    """Return the share of the ops' forecast time that was measured; None if nothing ever is."""
-    costs = costs_of(plan)
+def measured_share(plan: Plan, costs: Costs | None = None) -> float | None:
+    """Return the share of the ops' forecast time that was measured; None if nothing ever is.
+
+    `costs` are those of `costs_of`, where they are at hand.
+    """
+    costs = costs or costs_of(plan)
     if not costs.measured:
         return None
     known = {device: set(ops) for device, ops in costs.measured.items()}

@@ -38,9 +38,14 @@ th { border-bottom: 1px solid #999; } svg text { font: 12px system-ui, sans-seri
 """
 
 
-def report(plan: Plan, measured: MeasuredStep | None = None) -> str:
-    """Return the page; the same plan, and the same measured step, give the same text."""
-    found, forecast = explain(plan), timeline(plan)
+def report(
+    plan: Plan, measured: MeasuredStep | None = None, forecast: Forecast | None = None
+) -> str:
+    """Return the page; the same plan, and the same measured step, give the same text.
+
+    `forecast` is the plan's, with its timeline; made here where it is left out.
+    """
+    found, forecast = explain(plan), forecast or timeline(plan)
     rows = plan.micro_batches * plan.rows
     head = (
         f"{len(plan.stages.stages)} stages on {len(plan.stages.devices)} devices, {plan.schedule}, "

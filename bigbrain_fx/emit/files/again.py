@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from bigbrain_fx.emit.files.entry import device_fields
-from bigbrain_fx.emit.files.readme import readme_text
+from bigbrain_fx.emit.files.readme import readme_text, told_files
 from bigbrain_fx.emit.files.train_texts import launch_text
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
@@ -43,7 +43,7 @@ def texts_like(plan: Plan, like: Path) -> dict[str, str]:
         **texts,
         **({} if lean else {"launch.py": launch_text(plan)}),
         "train.py": _moved(_read(like / "train.py"), plan, like / "train.py"),
-        "README.md": readme_text(plan, _read(like / "README.md"), lean=lean),
+        "README.md": readme_text(plan, told_files(_read(like / "README.md")), lean=lean),
     }
 
 

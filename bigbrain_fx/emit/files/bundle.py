@@ -22,7 +22,7 @@ from bigbrain_fx.emit.files.copied import (
     UNSHARDED,
     runtime_files,
 )
-from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
+from bigbrain_fx.emit.files.model_file import users_code
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
@@ -82,8 +82,7 @@ def write_bundle(
     """
     check_out(out, force=force)
     _check_devices(plan)
-    texts = bundle_texts(plan, like, lean=lean or plan.stages.by_backend)
-    shipped = _shipped(plan) if like is None else shipped_like(like)
+    texts, shipped = _texts(plan, like, lean or plan.stages.by_backend)
     _check_names(shipped, texts)
     with os_error_as(f"cannot write in {out.parent}", help="give another --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +95,12 @@ def write_bundle(
     return out
 
 
-def _shipped(plan: Plan) -> list[Path]:
-    """Return the modules and packages beside the model file that the bundle takes along."""
-    return list(dict.fromkeys((*training_slice(plan).files, *functions_slice(plan).files)))
+def _texts(plan: Plan, like: Path | None, lean: bool) -> tuple[dict[str, str], Sequence[Path]]:
+    """Return the bundle's own files, and what it takes along from beside the model file."""
+    if like is not None:
+        return bundle_texts(plan, like, lean=lean), shipped_like(like)
+    own = users_code(plan)
+    return bundle_texts(plan, own=own, lean=lean), own.files
 
 
 def _check_devices(plan: Plan) -> None:
@@ -176,8 +178,9 @@ def _fill(
     (folder / "plan.json").write_bytes(to_json(plan))
     if plan.stages.micros:
         (folder / "buckets.json").write_text(buckets_json(plan), encoding="utf-8")
-    (folder / "timeline.json").write_text(json.dumps(chrome_trace(timeline(plan))) + "\n")
-    (folder / "report.html").write_text(report(plan), encoding="utf-8")
+    forecast = timeline(plan)
+    (folder / "timeline.json").write_text(json.dumps(chrome_trace(forecast)) + "\n")
+    (folder / "report.html").write_text(report(plan, forecast=forecast), encoding="utf-8")
     _copy_rooms(folder, plan, texts)
     for path in shipped:
         if path.is_dir():

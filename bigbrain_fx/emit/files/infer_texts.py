@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
 from bigbrain_fx.emit.files.model_file import (
     OWN_BATCHES,
+    UsersCode,
     inputs_lines,
     our_names,
     quiet,
-    source_file,
-    training_slice,
 )
-from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted
 from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan
@@ -29,12 +27,11 @@ FILES = (
 )
 
 
-def infer_texts(plan: Plan) -> dict[str, str]:
+def infer_texts(plan: Plan, own: UsersCode) -> dict[str, str]:
     """Return batches.py and infer.py."""
-    taken = training_slice(plan)
-    constants = our_names(taken, OURS)
+    constants = our_names(own.training, OURS)
     return {
-        "batches.py": _batches_text(plan, taken, constants),
+        "batches.py": _batches_text(plan, own, constants),
         "infer.py": _infer_text(plan, constants),
     }
 
@@ -65,14 +62,14 @@ def infer_notes(plan: Plan) -> list[str]:
     ]
 
 
-def _batches_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) -> str:
-    title, origin = quiet(plan.graph.name), quiet(source_file(plan).name)
+def _batches_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> str:
+    title, origin = quiet(plan.graph.name), quiet(own.name)
     what = f"copied from {origin}" if plan.source.has_batches else "the example batch"
     head, ours = [f'"""What {title} is run on: {what}."""', ""], list[str]()
     if not plan.source.has_batches:
         ours += [*_package(("runtime", "example_batches")), *OWN_BATCHES]
     ours += ["", *inputs_lines(plan, constants)]
-    return with_users_code(head, [], taken, ours)
+    return with_users_code(head, [], own.training, ours)
 
 
 def _infer_text(plan: Plan, constants: Mapping[str, str]) -> str:

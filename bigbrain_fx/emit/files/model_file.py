@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bigbrain_fx.core import Dim, Input
@@ -22,6 +22,31 @@ from bigbrain_fx.plan import Plan
 EMPTY = SourceSlice("", ())
 
 
+@dataclass(frozen=True)
+class UsersCode:
+    """What a bundle takes from the model file.
+
+    Attributes:
+        name: the file's.
+        training: how the model is trained; for inference its data alone.
+        functions: what is called as it is: functions, leaf modules, the loss.
+    """
+
+    name: str
+    training: SourceSlice
+    functions: SourceSlice
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Modules and packages beside the model file that the bundle takes along."""
+        return tuple(dict.fromkeys((*self.training.files, *self.functions.files)))
+
+
+def users_code(plan: Plan) -> UsersCode:
+    """Read the model file once, for all files of the bundle."""
+    return UsersCode(source_file(plan).name, _training_slice(plan), _functions_slice(plan))
+
+
 def source_file(plan: Plan) -> Path:
     """Return the model file, without the name of the model in it; of hf: its config.json."""
     if is_hf(plan.source.path) or is_onnx(plan.source.path):
@@ -30,7 +55,7 @@ def source_file(plan: Plan) -> Path:
     return Path(path if path and name.isidentifier() else plan.source.path)
 
 
-def training_slice(plan: Plan) -> SourceSlice:
+def _training_slice(plan: Plan) -> SourceSlice:
     """Return what the bundle takes from the model file: for inference its data alone."""
     source, trains = plan.source, plan.mode == "train"
     named = {
@@ -44,7 +69,7 @@ def training_slice(plan: Plan) -> SourceSlice:
     return slice_file(source_file(plan), wanted) if wanted or sets else EMPTY
 
 
-def functions_slice(plan: Plan) -> SourceSlice:
+def _functions_slice(plan: Plan) -> SourceSlice:
     """Return the user's own Python that is called as it is: functions, leaf modules, the loss."""
     found = list(user_names(plan.graph, [op.name for op in plan.graph.ops]))
     own = list(dict.fromkeys(n for m, n in found if m in ("", plan.source.module)))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bigbrain_fx.core import Stage
 from bigbrain_fx.emit.files import infer_texts, train_texts
-from bigbrain_fx.emit.files.model_file import functions_slice, training_slice
+from bigbrain_fx.emit.files.model_file import UsersCode
 from bigbrain_fx.emit.modules.names import device_names
 from bigbrain_fx.plan import (
     Plan,
@@ -24,8 +24,8 @@ from bigbrain_fx.plan import (
 OURS = ("- `device_", "- `training.py`: data", "- `weights/`:")  # of any version
 
 
-def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> str:
-    """Return the README of a bundle; `like` is another with the same files of the user's."""
+def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False) -> str:
+    """Return the README of a bundle; `users` are its lines about files of the user's."""
     trains = plan.mode == "train"
     commands = infer_texts.infer_commands(plan)
     commands = train_texts.train_commands(plan, lean) if trains else commands
@@ -58,7 +58,7 @@ def readme_text(plan: Plan, like: str | None = None, *, lean: bool = False) -> s
         *(_row(plan, device) for device in plan.stages.devices),
         "",
         *_files(plan, lean),
-        *(_users_files(plan) if like is None else _told(like)),
+        *users,
         "",
         "Messages are not encrypted or authenticated: use a trusted network.",
     ]
@@ -110,19 +110,18 @@ def _files(plan: Plan, lean: bool) -> list[str]:
     ]
 
 
-def _users_files(plan: Plan) -> list[str]:
-    taken, functions = training_slice(plan), functions_slice(plan)
+def users_files(own: UsersCode) -> list[str]:
+    """Say what a bundle has of the model file beside its training."""
     lines = []
-    if functions.text:
+    if own.functions.text:
         lines.append(
             "- `functions.py`: code of the model file that stages call as it is (custom autograd "
             "functions, modules kept whole, a loss that cannot be traced): it needs what that needs"
         )
-    files = dict.fromkeys((*taken.files, *functions.files))
-    return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in files)]
+    return [*lines, *(f"- `{path.name}`: copied from beside the model file" for path in own.files)]
 
 
-def _told(readme: str) -> list[str]:
+def told_files(readme: str) -> list[str]:
     """Return what a README says of files, but for our own."""
     lines = [line for line in readme.splitlines() if line.startswith("- `")]
     return [line for line in lines if not line.startswith(OURS)]

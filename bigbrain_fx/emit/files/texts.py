@@ -15,8 +15,8 @@ from bigbrain_fx.emit.files.again import texts_like
 from bigbrain_fx.emit.files.channels import DeviceFile
 from bigbrain_fx.emit.files.device import device_text
 from bigbrain_fx.emit.files.infer_texts import infer_texts
-from bigbrain_fx.emit.files.model_file import functions_slice, quiet, source_file
-from bigbrain_fx.emit.files.readme import readme_text
+from bigbrain_fx.emit.files.model_file import UsersCode, quiet, users_code
+from bigbrain_fx.emit.files.readme import readme_text, users_files
 from bigbrain_fx.emit.files.train_texts import train_texts
 from bigbrain_fx.emit.modules.classes import Classes, StageText
 from bigbrain_fx.emit.modules.names import device_names
@@ -49,10 +49,13 @@ def _classes(plan: Plan) -> list[Classes]:
     return found
 
 
-def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) -> dict[str, str]:
+def bundle_texts(
+    plan: Plan, like: Path | None = None, *, own: UsersCode | None = None, lean: bool = False
+) -> dict[str, str]:
     """Return the Python files and the README of a bundle, by file name.
 
-    What is the user's comes from the model file, or from `like`, a bundle of the same graph.
+    What is the user's comes from the model file, which was read if there is `own`, or from `like`,
+    a bundle of the same graph.
     """
     classes, parts = _classes(plan), part_channels(plan)
     norms = norm_specs(plan) if plan.source.clip_norm is not None else {}
@@ -78,7 +81,10 @@ def bundle_texts(plan: Plan, like: Path | None = None, *, lean: bool = False) ->
         )
         for program in plan.programs
     }
-    texts.update(_users_texts(plan, lean) if like is None else texts_like(plan, like))
+    if like is None:
+        texts.update(_users_texts(plan, own or users_code(plan), lean))
+    else:
+        texts.update(texts_like(plan, like))
     for name in [name for name in texts if name.endswith(".py")]:
         ast.parse(texts[name])  # a slip of ours must not reach a disk
     return texts
@@ -90,13 +96,12 @@ def _store(plan: Plan, device: str) -> dict[str, Any]:
     return {"store": plan.cluster.store[device], "store_bytes": nbytes} if nbytes else {}
 
 
-def _users_texts(plan: Plan, lean: bool) -> dict[str, str]:
-    texts = train_texts(plan, lean) if plan.mode == "train" else infer_texts(plan)
-    functions = functions_slice(plan)
-    if functions.text:
-        head = f'"""What stages call as it is, copied from {quiet(source_file(plan).name)}."""\n\n'
-        texts["functions.py"] = head + functions.text
-    return {**texts, "README.md": readme_text(plan, lean=lean)}
+def _users_texts(plan: Plan, own: UsersCode, lean: bool) -> dict[str, str]:
+    texts = train_texts(plan, own, lean) if plan.mode == "train" else infer_texts(plan, own)
+    if own.functions.text:
+        head = f'"""What stages call as it is, copied from {quiet(own.name)}."""\n\n'
+        texts["functions.py"] = head + own.functions.text
+    return {**texts, "README.md": readme_text(plan, users_files(own), lean=lean)}
 
 
 def weight_files(plan: Plan) -> dict[str, list[str]]:

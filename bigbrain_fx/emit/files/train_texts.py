@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from bigbrain_fx.emit.files.entry import call_lines, data_fields, device_fields, with_users_code
 from bigbrain_fx.emit.files.model_file import (
     OWN_BATCHES,
+    UsersCode,
     inputs_lines,
     our_names,
     quiet,
-    source_file,
-    training_slice,
 )
-from bigbrain_fx.emit.files.slicing import SourceSlice
 from bigbrain_fx.emit.modules.layout import double_quoted, wrapped
 from bigbrain_fx.emit.modules.names import by_number, device_names
 from bigbrain_fx.plan import Plan, Source
@@ -49,12 +47,11 @@ HOOKS = Hooks(
 )"""
 
 
-def train_texts(plan: Plan, lean: bool = False) -> dict[str, str]:
+def train_texts(plan: Plan, own: UsersCode, lean: bool = False) -> dict[str, str]:
     """Return training.py, train.py and, where it is not lean, launch.py."""
-    taken = training_slice(plan)
-    constants = our_names(taken, OURS)
+    constants = our_names(own.training, OURS)
     return {
-        "training.py": _training_text(plan, taken, constants),
+        "training.py": _training_text(plan, own, constants),
         "train.py": _train_text(plan, constants, lean),
         **({} if lean else {"launch.py": launch_text(plan)}),
     }
@@ -83,12 +80,12 @@ _CONTRACT = (
 )
 
 
-def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str]) -> str:
-    source, name = plan.source, source_file(plan).name
+def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> str:
+    source = plan.source
     runtime = [] if source.has_optimizer else ["adamw"]
     runtime += [] if source.has_batches else ["example_batches"]
     runtime = [*["Splitting"] * (not source.splits_evenly), *runtime]
-    title, origin = quiet(plan.graph.name), quiet(name)
+    title, origin = quiet(plan.graph.name), quiet(own.name)
     head = [
         f'"""How {title} is trained; the functions are copied from {origin}.',
         "",
@@ -107,7 +104,7 @@ def _training_text(plan: Plan, taken: SourceSlice, constants: Mapping[str, str])
         ours.append(f"{constants['GRAD_SCALER']} = {source.grad_scaler!r}")
     if not source.splits_evenly:
         ours += wrapped(f"{constants['SPLITTING']} = {_splitting(source)}", 0)
-    return with_users_code(head, imports, taken, ours)
+    return with_users_code(head, imports, own.training, ours)
 
 
 def _splitting(source: Source) -> str:

@@ -64,6 +64,7 @@ class Peer:
 PEERS = (
     Peer("plain PyTorch, one process", "plain", by_torchrun=False),
     Peer("bigbrain-fx, bb.machine", "ours", by_torchrun=False),
+    Peer("bigbrain-fx, bb.machine, replicas allowed", "ours_in_replicas", by_torchrun=False),
     Peer("torch.distributed.pipelining, 1F1B", "pipelining"),
     Peer("DistributedDataParallel", "ddp"),
     Peer("FSDP2, fully_shard", "fsdp2"),

@@ -20,6 +20,7 @@ from bigbrain_fx.bundles.found import (
     with_tried_rules,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
+from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
 from bigbrain_fx.emit import check_out, write_bundle
@@ -261,7 +262,7 @@ def simulate(
 
 def checked(options: Options | None, model: str | Path | nn.Module) -> Options:
     """Check names before any work is done; the command line's presets are understood, too."""
-    chosen = options or Options()
+    chosen = of_its_types(options or Options(), but=("partitioner",))
     estimator(chosen.estimator)
     if chosen.mode not in (None, "train", "eval"):
         raise InputError(f"there is no mode '{chosen.mode}'", help="choose train or eval")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from bigbrain_fx.core import (
     Asynchronous,
@@ -34,8 +34,14 @@ from bigbrain_fx.planning import Choice, Given
 
 FORMAT = 2
 AUTO = "auto"
-Quantize: TypeAlias = Literal["int8"]
 """The partitioner that tries the others, with every choice that was left open."""
+
+Quantize: TypeAlias = Literal["int8"]
+
+Open: TypeAlias = Annotated[
+    int | None, Field(ge=0), BeforeValidator(lambda given: 0 if given == AUTO else given)
+]
+"""How many; 0, or "auto", lets the planner choose."""
 
 
 def micro_text(count: int) -> str:
@@ -113,14 +119,14 @@ class Options:
     defer: Defer = None
     objective: Objective = "throughput"
     effort: Effort = "normal"
-    replicas: int | None = None
+    replicas: Open = None
     replica_shares: tuple[int, ...] = ()
     zero_stage: ZeroStage = 0
     sum_order: SumOrder = "replica"
     pins: tuple[tuple[str, str], ...] = ()
     place: str | None = None
     pieces: int | None = None
-    tensor: int | None = None
+    tensor: Open = None
     tensor_shares: tuple[int, ...] = ()
     tensor_axes: tuple[str, ...] = ()
     tensor_whole: tuple[tuple[str, str], ...] = ()

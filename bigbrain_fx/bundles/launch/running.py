@@ -33,6 +33,7 @@ from bigbrain_fx.bundles.launch.supervised import (
     run_supervised,
 )
 from bigbrain_fx.bundles.launch.tracing import RunTrace, traced
+from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.supervisor import Aside, Event, Feed, Rescue
@@ -68,7 +69,7 @@ def run(
         RunError: a process failed, and was not or could not be replaced; the others are stopped.
         DeviceLostError: it only died, so that other devices could go on: see `run_elastic`.
     """
-    bundle, options = Path(bundle), options or RunOptions()
+    bundle, options = Path(bundle), of_its_types(options or RunOptions())
     plan = read_plan(bundle)
     if not (bundle / entry(plan)).is_file():
         raise InputError(

@@ -74,22 +74,32 @@ def launch_script(kind: str, script: Script) -> str:
 
 
 def _slurm(script: Script) -> str:
-    """One task a device, on the node that stands for its host; srun's rank variables are read."""
-    used, devices = hosts(script.plan), script.devices
-    at = [used.index(device.host) for device in devices]
-    gpus = max(sum(d.kind == "cuda" and d.host == host for d in devices) for host in used)
-    asked = {
-        "job-name": _name(script.plan),
-        "nodes": len(used),
-        "ntasks": len(devices),
-        "cpus-per-task": max(device.threads for device in devices),
-        **({"gpus-per-node": gpus} if gpus else {}),
-    }
-    return _lines(
-        "#!/bin/bash",
-        *(f"#SBATCH --{name}={value}" for name, value in asked.items()),
-        *script.is_on(),
-        STRICT,
+    """A supervisor, where all devices are of one host; else a task a device."""
+    used = hosts(script.plan)
+    if len(used) == 1 and _is_supervised(script):
+        [(_, launch)] = _launches(script, used)
+        asked = {"ntasks": 1, "cpus-per-task": sum(d.threads for d in script.devices)}
+        start = ["# what dies is replaced; scancel, and the end of the job's time, commit first"]
+        start += [f"cd {shlex.quote(script.bundle)}", f"exec srun --ntasks=1 {launch}"]
+    else:
+        most = max(device.threads for device in script.devices)
+        asked = {"ntasks": len(script.devices), "cpus-per-task": most}
+        start = _tasks(script, used)
+    counted = (sum(d.kind == "cuda" and d.host == host for d in script.devices) for host in used)
+    gpus = {"gpus-per-node": most} if (most := max(counted)) else {}
+    numbers = {"nodes": len(used), **asked, **gpus}
+    heads = (f"#SBATCH --{name}={value}" for name, value in numbers.items())
+    name = f"#SBATCH --job-name={_name(script.plan)}"
+    return _lines("#!/bin/bash", name, *heads, *script.is_on(), STRICT, *start)
+
+
+def _tasks(script: Script, used: Sequence[str]) -> list[str]:
+    """Return what starts a task a device, on the node that stands for its host.
+
+    srun's rank variables are read.
+    """
+    at = [used.index(device.host) for device in script.devices]
+    return [
         'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "SLURM_HOSTFILE=$(mktemp)  # the node of each rank",
         "trap 'rm -f \"$SLURM_HOSTFILE\"' EXIT",
@@ -97,9 +107,8 @@ def _slurm(script: Script) -> str:
         "export SLURM_HOSTFILE",
         f"export MASTER_ADDR=${{nodes[{at[0]}]}} MASTER_PORT=${{MASTER_PORT:-{PORT}}}",
         f"cd {shlex.quote(script.bundle)}",
-        f"srun --ntasks={len(devices)} --distribution=arbitrary --kill-on-bad-exit=1 "
-        f"{script.program}",
-    )
+        f"srun --ntasks={len(at)} --distribution=arbitrary --kill-on-bad-exit=1 {script.program}",
+    ]
 
 
 # --------------------------------------------------------------------------- torchrun
@@ -149,7 +158,7 @@ def _torchrun(script: Script) -> str:
 
 def _ssh(script: Script) -> str:
     """A supervisor on the first host and an agent on each other; GPUs alone: a process a device."""
-    used, supervised = hosts(script.plan), can_supervise(script.plan) and not script.lean
+    used, supervised = hosts(script.plan), _is_supervised(script)
     there = f"cd {shlex.quote(script.bundle)} && exec "
     calls = _launches(script, used) if supervised else _plain_calls(script)
     notes = []
@@ -171,6 +180,10 @@ def _ssh(script: Script) -> str:
         *([] if supervised else ['for pid in "${pids[@]}"; do wait "$pid" || code=$?; done']),
         "exit" if supervised else "exit $code",
     )
+
+
+def _is_supervised(script: Script) -> bool:
+    return can_supervise(script.plan) and not script.lean
 
 
 def _launches(script: Script, used: Sequence[str]) -> list[tuple[str, str]]:

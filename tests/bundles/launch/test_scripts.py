@@ -65,6 +65,16 @@ def test_slurm_asks_for_a_task_a_device(plan: Plan) -> None:
     assert lines.endswith("--kill-on-bad-exit=1 python train.py --steps 7\n")
 
 
+def test_slurm_starts_a_supervisor_on_one_host(plan: Plan) -> None:
+    alone = on_hosts(plan, "a", "a")
+    lines = launch_script("slurm", Script(alone, "/b", ("--steps", "7")))
+    assert "#SBATCH --nodes=1\n#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=2\n" in lines
+    assert lines.endswith("exec srun --ntasks=1 python launch.py --steps 7\n")
+    lean = launch_script("slurm", Script(alone, "/b", ("--steps", "7"), lean=True))
+    assert "#SBATCH --ntasks=2\n" in lean
+    assert lean.endswith("python train.py --steps 7\n")
+
+
 def test_kubernetes_gives_each_device_what_it_has(plan: Plan) -> None:
     text = launch_script("kubernetes", Script(plan, "/b", image="i:1", claim="c/f"))
     service, *jobs = json.loads(text)["items"]
@@ -125,7 +135,7 @@ def test_a_scheduler_that_is_not_here(
     written = call("launch-script", bundle, "--for", "slurm", "-o", out, "--", "--steps", "3")
     assert written.code == 0
     assert "there is no sbatch on this machine: it was not tried" in written.err
-    assert out.read_text().endswith("train.py --steps 3\n")
+    assert out.read_text().endswith("launch.py --steps 3\n")
     again = call("launch-script", bundle, "--for", "slurm", "-o", out)
     assert again.code == 2
     assert call("launch-script", bundle, "--for", "cron").code == 2
@@ -159,20 +169,23 @@ def test_nobody_said_where_to_meet(bundle: Path, tmp_path: Path) -> None:
 STUBS = {
     "ssh": 'while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done; shift\nexec sh -c "$*"',
     "scontrol": "echo 127.0.0.1",
-    "srun": "for rank in 0 1; do\n  test $(sed -n $((rank + 1))p $SLURM_HOSTFILE) = 127.0.0.1\n"
+    "srun": "test $1 != --ntasks=1 || exec ${@:2}\nfor rank in 0 1; do\n"
+    "  test $(sed -n $((rank + 1))p $SLURM_HOSTFILE) = 127.0.0.1\n"
     "  SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_LOCALID=$rank ${@:4} &\ndone\n"
     "wait -n && wait -n",
 }
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "ssh", "slurm"])
-def test_a_script_trains(bundle: Path, plan: Plan, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lean"), [("torchrun", False), ("ssh", False), ("slurm", False), ("slurm", True)]
+)
+def test_a_script_trains(bundle: Path, plan: Plan, tmp_path: Path, kind: str, lean: bool) -> None:
     """By torchrun for real; ssh, scontrol and srun are stood in for: they start the words here."""
     for name, text in STUBS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     words = ("--steps", "2", "--save", str(tmp_path / "saved"))
-    script = Script(on_hosts(plan, "here", "here"), str(bundle), words)
+    script = Script(on_hosts(plan, "here", "here"), str(bundle), words, lean=lean)
     (tmp_path / "job").write_text(launch_script(kind, script))
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK")}
     done = subprocess.run(

@@ -1,179 +1,20 @@
 """Ops as one member runs them, where it is not the same op on narrower tensors.
 
-Sizes in arguments become the member's; a bias is added once, after the parts; tables look up their
-own rows; random numbers are drawn whole, by the key of the op, and the own part is taken.
+Sizes in arguments become the member's (`local_sizes`); a bias is added once, after the parts;
+tables look up their own rows; random numbers are drawn whole, by the key of the op, and the own
+part is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Const, Op, ParamRef, Place, Ref, TensorSpec
-from bigbrain_fx.plan.shard.forms import Forms, beside_layer
-from bigbrain_fx.plan.shard.sizes import SizePart, dense
-
-
-@dataclass
-class Local:
-    """One op that is written for a member.
-
-    Attributes:
-        op: as it is in the graph that is split.
-        given: the same, reading what the member has.
-        part: what the member has.
-        made: the ops so far.
-    """
-
-    forms: Forms
-    op: Op
-    given: Op
-    part: SizePart
-    made: list[Op] = field(default_factory=list)
-
-    @property
-    def summed(self) -> bool:
-        """Whether the members' results are parts of a sum."""
-        return self.op.name in self.part.axis.summed
-
-    def arg(self, place: int, name: str, default: Arg = None) -> Arg:
-        """Return an argument of the member's op by place or name."""
-        if place < len(self.given.args):
-            return self.given.args[place]
-        return dict(self.given.kwargs).get(name, default)
-
-    def with_arg(self, place: int, value: Arg) -> Op:
-        """Return the member's op with another argument."""
-        args = self.given.args
-        return replace(self.given, args=(*args[:place], value, *args[place + 1 :]))
-
-    def place(self, name: str) -> Place | None:
-        """Return where the axis lies in a value of the graph that is split."""
-        held = self.forms.place_of.get(name)
-        return held[1] if held is not None and held[0] is self.part else None
-
-    def place_of_arg(self, index: int) -> Place | None:
-        """Return where the axis lies in an argument."""
-        arg = self.op.args[index] if index < len(self.op.args) else None
-        if not isinstance(arg, Ref | ParamRef):
-            return None
-        return self.place(arg.value if isinstance(arg, Ref) else arg.param)
-
-    def spec(self, arg: Arg) -> TensorSpec:
-        """Return how an argument of `op` is in the graph that is split."""
-        assert isinstance(arg, Ref | ParamRef)
-        found = self.forms.spec(arg)
-        assert found is not None
-        return found
-
-    def emit(
-        self, suffix: str, target: str, *args: Arg, spec: TensorSpec | None, **kwargs: Arg
-    ) -> Ref:
-        """Write an op of the member's own; an empty suffix names it as the op itself."""
-        name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
-        outputs = () if spec is None else (spec,)
-        blank = replace(
-            self.op,
-            name=name,
-            target=target,
-            args=args,
-            kwargs=tuple(kwargs.items()),
-            outputs=outputs,
-            is_tuple=False,
-            random=False,
-            mutates=(),
-            view_of=None,
-            flops=0,
-            saves=None,
-        )
-        self.made.append(blank)
-        return Ref(name)
-
-    def reduced(self, suffix: str, value: Ref, spec: TensorSpec, how: str = "sum") -> Ref:
-        """Write a sum over the members."""
-        name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
-        self.made.append(self.forms.exchange("all_reduce", name, value, spec, self.op, how))
-        return Ref(name)
-
-
-Form: TypeAlias = Callable[[Local], "list[Op]"]
-
-
-def plainly(local: Local) -> list[Op]:
-    """Run the same op; add the members' results where they are parts."""
-    return _reduced(local, local.given)
-
-
-def _reduced(local: Local, given: Op) -> list[Op]:
-    if not local.summed:
-        return [given]
-    part = replace(given, name=local.forms.name(f"{given.name}_part"))
-    local.made.append(part)
-    local.reduced("", Ref(part.name), local.op.outputs[0])
-    return local.made
-
-
-# ---------------------------------------------------------------- sizes in arguments
-
-
-def _sized(local: Local) -> list[Op]:
-    """Give a view or an expansion the member's sizes; -1 stays what it is."""
-    place = local.place(local.op.name)
-    at = 2 if local.op.target.startswith("aten.unflatten") else 1
-    sizes = local.arg(at, "")
-    if place is None or not isinstance(sizes, tuple):
-        return plainly(local)
-    before = len(local.op.outputs[0].shape) - len(sizes)
-    if at == 2:
-        first = local.op.args[1]
-        assert isinstance(first, int)
-        before = first % len(local.spec(local.op.args[0]).shape)
-    index = place.dim - before
-    if not 0 <= index < len(sizes) or sizes[index] == -1:
-        return plainly(local)
-    own = local.given.outputs[0].shape[place.dim]
-    return [local.with_arg(at, (*sizes[:index], own, *sizes[index + 1 :]))]
-
-
-def _repeated(local: Local) -> list[Op]:
-    times = local.op.args[1]
-    if local.place_of_arg(0) is not None or not isinstance(times, int):
-        return plainly(local)
-    return [local.with_arg(1, local.part.of(times))]
-
-
-def _sliced(local: Local) -> list[Op]:
-    """Scale the bounds of a slice in the dimension that is divided."""
-    place, dim = local.place_of_arg(0), local.arg(1, "dim", 0)
-    assert isinstance(dim, int)
-    if place is None or dim % len(local.spec(local.op.args[0]).shape) != place.dim:
-        return plainly(local)
-    bounds = (_scaled(local.part, bound) for bound in local.given.args[2:4])
-    return [replace(local.given, args=(*local.given.args[:2], *bounds, *local.given.args[4:]))]
-
-
-def _scaled(part: SizePart, bound: Arg) -> Arg:
-    return part.of(bound) if isinstance(bound, int) else bound
-
-
-def _cut(local: Local) -> list[Op]:
-    """Scale the lengths of the pieces that a tensor is cut into."""
-    place, dim = local.place_of_arg(0), local.arg(2, "dim", 0)
-    assert isinstance(dim, int)
-    if place is None or dim % len(local.spec(local.op.args[0]).shape) != place.dim:
-        return plainly(local)
-    sizes = local.given.args[1]
-    own = tuple(_scaled(local.part, n) for n in sizes) if isinstance(sizes, tuple) else None
-    return [local.with_arg(1, own or _scaled(local.part, sizes))]
-
-
-def _grouped(local: Local) -> list[Op]:
-    """Give a group norm the member's own groups."""
-    groups = local.given.args[1]
-    has = local.place_of_arg(0)
-    return [local.with_arg(1, _scaled(local.part, groups)) if has and has.dim == 1 else local.given]
-
+from bigbrain_fx.plan.shard.forms import beside_layer
+from bigbrain_fx.plan.shard.local_op import Form, Local, plainly
+from bigbrain_fx.plan.shard.local_sizes import cut_up, grouped, repeated, scaled, sized, sliced
+from bigbrain_fx.plan.shard.sizes import dense
 
 # ---------------------------------------------------------------- sums
 
@@ -221,7 +62,7 @@ def _convolution(local: Local) -> list[Op]:
         groups = local.arg(place, "groups", 1)
         if has is None or has.dim != 1 or groups == 1:
             return plainly(local)
-        return [local.with_arg(place, _scaled(local.part, groups))]
+        return [local.with_arg(place, scaled(local.part, groups))]
     bias = local.op.args[2] if len(local.op.args) > 2 else None
     if not isinstance(bias, Ref | ParamRef):
         return plainly(local)
@@ -482,12 +323,12 @@ BIAS: Mapping[str, int] = {"linear": 2, "addmm": 0, "baddbmm": 0, **dict.fromkey
 
 LOCAL: Mapping[str, Form] = {
     **dict.fromkeys(
-        ("view", "reshape", "_unsafe_view", "unflatten", "expand", "broadcast_to"), _sized
+        ("view", "reshape", "_unsafe_view", "unflatten", "expand", "broadcast_to"), sized
     ),
-    "repeat_interleave": _repeated,
-    "slice": _sliced,
-    **dict.fromkeys(("split", "split_with_sizes"), _cut),
-    "group_norm": _grouped,
+    "repeat_interleave": repeated,
+    "slice": sliced,
+    **dict.fromkeys(("split", "split_with_sizes"), cut_up),
+    "group_norm": grouped,
     "linear": _linear,
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     **dict.fromkeys(_CONVOLUTIONS, _convolution),

@@ -28,7 +28,8 @@ from bigbrain_fx.core import (
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.find import family
 from bigbrain_fx.plan.shard.forms import Forms
-from bigbrain_fx.plan.shard.local import BIAS, LOCAL, Local, plainly
+from bigbrain_fx.plan.shard.local import BIAS, LOCAL
+from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Shares: TypeAlias = Sequence[float]

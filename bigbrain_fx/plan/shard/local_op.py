@@ -1,0 +1,111 @@
+"""One op as it is written for a member: what is known of it, and how ops are put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec
+from bigbrain_fx.plan.shard.forms import Forms
+from bigbrain_fx.plan.shard.sizes import SizePart
+
+
+@dataclass
+class Local:
+    """One op that is written for a member.
+
+    Attributes:
+        op: as it is in the graph that is split.
+        given: the same, reading what the member has.
+        part: what the member has.
+        made: the ops so far.
+    """
+
+    forms: Forms
+    op: Op
+    given: Op
+    part: SizePart
+    made: list[Op] = field(default_factory=list)
+
+    @property
+    def summed(self) -> bool:
+        """Whether the members' results are parts of a sum."""
+        return self.op.name in self.part.axis.summed
+
+    def arg(self, place: int, name: str, default: Arg = None) -> Arg:
+        """Return an argument of the member's op by place or name."""
+        if place < len(self.given.args):
+            return self.given.args[place]
+        return dict(self.given.kwargs).get(name, default)
+
+    def with_arg(self, place: int, value: Arg) -> Op:
+        """Return the member's op with another argument."""
+        args = self.given.args
+        return replace(self.given, args=(*args[:place], value, *args[place + 1 :]))
+
+    def place(self, name: str) -> Place | None:
+        """Return where the axis lies in a value of the graph that is split."""
+        held = self.forms.place_of.get(name)
+        return held[1] if held is not None and held[0] is self.part else None
+
+    def place_of_arg(self, index: int) -> Place | None:
+        """Return where the axis lies in an argument."""
+        arg = self.op.args[index] if index < len(self.op.args) else None
+        if not isinstance(arg, Ref | ParamRef):
+            return None
+        return self.place(arg.value if isinstance(arg, Ref) else arg.param)
+
+    def spec(self, arg: Arg) -> TensorSpec:
+        """Return how an argument of `op` is in the graph that is split."""
+        assert isinstance(arg, Ref | ParamRef)
+        found = self.forms.spec(arg)
+        assert found is not None
+        return found
+
+    def emit(
+        self, suffix: str, target: str, *args: Arg, spec: TensorSpec | None, **kwargs: Arg
+    ) -> Ref:
+        """Write an op of the member's own; an empty suffix names it as the op itself."""
+        name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
+        outputs = () if spec is None else (spec,)
+        blank = replace(
+            self.op,
+            name=name,
+            target=target,
+            args=args,
+            kwargs=tuple(kwargs.items()),
+            outputs=outputs,
+            is_tuple=False,
+            random=False,
+            mutates=(),
+            view_of=None,
+            flops=0,
+            saves=None,
+        )
+        self.made.append(blank)
+        return Ref(name)
+
+    def reduced(self, suffix: str, value: Ref, spec: TensorSpec, how: str = "sum") -> Ref:
+        """Write a sum over the members."""
+        name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
+        self.made.append(self.forms.exchange("all_reduce", name, value, spec, self.op, how))
+        return Ref(name)
+
+
+Form: TypeAlias = Callable[[Local], "list[Op]"]
+
+
+def plainly(local: Local) -> list[Op]:
+    """Run the same op; add the members' results where they are parts."""
+    return parts_reduced(local, local.given)
+
+
+def parts_reduced(local: Local, given: Op) -> list[Op]:
+    """Run an op on parts of a sum, and add the members' results."""
+    if not local.summed:
+        return [given]
+    part = replace(given, name=local.forms.name(f"{given.name}_part"))
+    local.made.append(part)
+    local.reduced("", Ref(part.name), local.op.outputs[0])
+    return local.made

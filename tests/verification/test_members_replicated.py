@@ -55,10 +55,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 @pytest.mark.parametrize(
     ("devices", "choices"),
     [
-        pytest.param(4, {"sum_order": "tree", "zero_stage": 3}, id="zero 3, tree"),
+        pytest.param(
+            4, {"sum_order": "tree", "zero_stage": 3, "recompute": "all"}, id="zero 3, tree, again"
+        ),
         pytest.param(4, {"sum_order": "micro", "tensor_shares": (3, 1)}, id="micro, 3:1"),
         pytest.param(4, {}, id="replica"),
-        pytest.param(8, {"zero_stage": 1}, id="zero 1, pipelines"),
+        pytest.param(8, {"zero_stage": 1, "recompute": (0, 2)}, id="zero 1, pipelines"),
         pytest.param(8, {"zero_stage": 2, "sum_order": "micro", "schedule": "list"}, id="zero 2"),
         pytest.param(6, {"tensor": 3, "replica_shares": (3, 1)}, id="members of three"),
     ],
@@ -98,6 +100,15 @@ def test_the_order_of_sums_says_the_bits(bench: Bench) -> None:
     assert equal(tree, gradients(bench, planned(bench, 8, replicas=4, sum_order="tree")))
 
 
+def test_exchanges_of_a_forward_are_made_again_with_it(bench: Bench) -> None:
+    once, again = (
+        part_channels(planned(bench, 2, recompute=recompute)) for recompute in (None, "all")
+    )
+    assert {(p.sender, p.numel) for p in once} == {(p.sender, p.numel) for p in again}
+    sent = [sum(part.per_step for part in parts) for parts in (once, again)]
+    assert sent[0] < sent[1] < 2 * sent[0]  # those of the backward are not
+
+
 def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) -> None:
     plan = planned(bench, 8, replicas=2)
     member = {stage.device: stage.member for stage in plan.stages.stages}
@@ -118,8 +129,12 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
     [
         ({"replicas": 3}, "groups of 2 devices, and replica 0 of 3 has 1"),
         ({"replicas": 2, "zero_stage": 2}, "--sum-order micro, or tree"),
-        ({"replicas": 2, "recompute": "all"}, "does not go with --recompute yet"),
+        ({"replicas": 2, "recompute": "ops"}, "does not go with --recompute ops yet"),
         ({"replicas": 2, "schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
+        ({"replicas": 2, "defer": "all"}, "does not go with --defer yet"),
+        ({"replicas": 2, "pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
+        ({"replicas": 2, "offload": ("state",)}, "--tensor"),
+        ({"replicas": 2, "asynchronous": "2bw"}, "--asynchronous"),
         ({"replicas": 8, "tensor": 2}, "8 replicas need as many devices"),
     ],
 )

@@ -163,3 +163,15 @@ def test_what_writes_and_returns_nothing_reads_whole_values() -> None:
     for exact, limit in ((False, 1e-5), (True, 1e-12)):
         result = agree(found, there, (1, 1), exact=exact)
         assert max(result.gradients, result.loss, result.buffers) <= limit
+
+
+def test_what_autocast_would_have_cast_is_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias beside a product in sixteen bits made a sum of 32: no message has room for that."""
+    found = capture(Softmaxed(), {"x": torch.randn(5, 4)}, autocast="bfloat16")
+    summed = next(a for a in axes(found.graph) if "linear_1" in a.summed)
+    assert tried_axes(found.graph, [summed], (2, 1))[1] == {}
+    monkeypatch.setattr(local, "_typed", lambda _local, _suffix, value, *_: value)
+    _, dropped = tried_axes(found.graph, [summed], (2, 1))
+    assert dropped[summed.name, "linear_1"] == (
+        "linear_1 is float32 under autocast, expected bfloat16"
+    )

@@ -42,6 +42,7 @@ CHOICES = (
     "--recompute 0 --schedule zb-h1",
     "--tensor 2",
     "--tensor 2 --tensor-shares 3:1",
+    "--tensor 2 --recompute all",
     "--tensor 2 --replicas 2",
     "--tensor 2 --replicas 2 --sum-order tree --zero 1",
     "--tensor 2 --replicas 2 --sum-order micro --zero 3 --tensor-shares 3:1",

@@ -212,10 +212,10 @@ class Classes:
         if self.graph.autocast is None:
             return text.lines(8)
         where = next(iter(text.arguments.values()), "self")
-        head = (
-            f"        with torch.autocast({where}.device.type, dtype=torch.{self.graph.autocast}):"
-        )
-        return [head, *text.lines(12)]
+        given = f"{where}.device.type, dtype=torch.{self.graph.autocast}"
+        if any(op.target.startswith("shard.") for op in self.graph.ops):
+            given += ", cache_enabled=False"  # within one process members take turns in the middle
+        return [f"        with torch.autocast({given}):", *text.lines(12)]
 
     def _stage_doc(self, stage: Stage) -> str:
         paths = dict.fromkeys(

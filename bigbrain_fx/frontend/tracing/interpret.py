@@ -80,11 +80,16 @@ def run_graph(
         return machine.run(ops, dict(inputs), wanted, key)
 
 
-def autocast(dtype: str | None, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context that a whole step runs under; `dtype` is the graph's."""
+def autocast(
+    dtype: str | None, device: torch.device, *, casts_once: bool = True
+) -> AbstractContextManager[object]:
+    """Return the context that a whole step runs under; `dtype` is the graph's.
+
+    `casts_once`: a weight has one cast for all its uses, as torch has it unless told otherwise.
+    """
     if dtype is None:
         return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, dtype))
+    return torch.autocast(device.type, dtype=getattr(torch, dtype), cache_enabled=casts_once)
 
 
 class Interpreter:

@@ -71,7 +71,7 @@ def run_members(
     envs: list[Env] = [dict(own) for own in inputs]
     each = [_in_order(graph, order) for graph in graphs]
     freed = last_uses(each[0], wanted)
-    with autocast(first.autocast, device):
+    with autocast(first.autocast, device, casts_once=False):
         for position, ops in enumerate(zip(*each, strict=True)):
             _step(ops, machines, envs, key)
             for name in freed.get(position, ()):

@@ -82,8 +82,11 @@ def try_rule(trial: RuleTrial) -> str | None:
         with in_float64():
             want = _whole(trial.whole, given)
             found = _members(trial.sharded, given)
+        other = _other_type(trial, given) if trial.whole.autocast else None
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return str(error).splitlines()[0]
+    if other is not None:
+        return other
     if not all(_says_something(value) for value in want.values.values()):
         return "it makes no numbers to compare"
     for member, made in enumerate(found):
@@ -103,16 +106,46 @@ def _whole(graph: Graph, given: TrialTensors) -> Made:
 
 def _members(sharded: Sharded, given: TrialTensors) -> list[Made]:
     graphs = sharded.members
-    leaves, inputs = [], []
-    for member, graph in enumerate(graphs):
-        own = {shard.param: shard for shard in sharded.shards if shard.member == member}
-        mine = {n: taken(t, own[n]) if n in own else t for n, t in given.tensors.items()}
-        leaves.append(_leaves(graph, mine))
-        inputs.append(_leaves(graph, given.inputs))
+    leaves, inputs = _of_members(sharded, given)
     wide = [widened(graph) for graph in graphs]
     batches = [_cloned(each) for each in inputs]
     values = run_members(wide, leaves, batches, key=_keyed)
     return _made(graphs, values, leaves, inputs)
+
+
+def _of_members(
+    sharded: Sharded, given: TrialTensors
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Return each member's tensors of the model, and of the batch."""
+    leaves, inputs = [], []
+    for member, graph in enumerate(sharded.members):
+        own = {shard.param: shard for shard in sharded.shards if shard.member == member}
+        mine = {n: taken(t, own[n]) if n in own else t for n, t in given.tensors.items()}
+        leaves.append(_leaves(graph, mine))
+        inputs.append(_leaves(graph, given.inputs))
+    return leaves, inputs
+
+
+def _other_type(trial: RuleTrial, given: TrialTensors) -> str | None:
+    """Run forward under autocast; say what has another type than planned: messages have theirs."""
+    graph = trial.sharded.members[0]
+    leaves, inputs = _of_members(trial.sharded, _narrow(trial.whole, given))
+    made = {op.name: op.outputs[0].dtype for op in graph.ops if op.outputs and not op.is_tuple}
+    (values, *_) = run_members(
+        trial.sharded.members, leaves, list(map(_cloned, inputs)), key=_keyed, values=made
+    )
+    for name, planned in made.items():
+        found = str(cast("Tensor", values[name]).dtype).removeprefix("torch.")
+        if found != planned:
+            return f"{name} is {found} under autocast, expected {planned}"
+    return None
+
+
+def _narrow(graph: Graph, given: TrialTensors) -> TrialTensors:
+    """Return the tensors in the types that the model has."""
+    tensors = {n: t.to(getattr(torch, graph.param[n].spec.dtype)) for n, t in given.tensors.items()}
+    inputs = {n: t.to(getattr(torch, graph.input[n].spec.dtype)) for n, t in given.inputs.items()}
+    return TrialTensors(tensors, inputs)
 
 
 def _made(

@@ -19,28 +19,37 @@ from bigbrain_fx.plan.shard.sizes import dense
 # ---------------------------------------------------------------- sums
 
 
-def _with_bias(local: Local, given: Op, bias: Arg, shape: tuple[int, ...]) -> list[Op]:
+def _typed(local: Local, suffix: str, value: Arg, spec: TensorSpec, dtype: str) -> Arg:
+    """Cast a value where autocast, which casts for the op, does not for what replaces it."""
+    if spec.dtype == dtype:
+        return value
+    own = replace(spec, dtype=dtype)
+    return local.emit(suffix, "aten.to.dtype", value, Const(f"torch.{dtype}"), spec=own)
+
+
+def _with_bias(
+    local: Local, given: Op, bias: Ref | ParamRef, shape: tuple[int, ...] = ()
+) -> list[Op]:
     """Add the bias once, to the sum of the parts."""
-    spec = local.op.outputs[0]
+    spec, own = local.op.outputs[0], local.spec(bias)
+    value: Arg = local.forms.whole_form(bias)
     local.op = beside_layer(local.op)
     part = replace(beside_layer(given), name=local.forms.name(f"{local.op.name}_part"))
     local.made.append(part)
     total = local.reduced("sum", Ref(part.name), spec)
+    value = _typed(local, "bias_cast", value, own, spec.dtype)
     if shape:
-        assert isinstance(bias, Ref | ParamRef)
-        own = replace(local.spec(bias), shape=(*local.spec(bias).shape, *shape[1:]))
-        own = dense(own.shape, own.dtype, grad=own.requires_grad)
-        bias = local.emit("bias", "aten.reshape.default", bias, shape, spec=own)
-    local.emit("", "aten.add.Tensor", total, bias, spec=spec)
+        turned = dense((*own.shape, *shape[1:]), spec.dtype, grad=own.requires_grad)
+        value = local.emit("bias", "aten.reshape.default", value, shape, spec=turned)
+    local.emit("", "aten.add.Tensor", total, value, spec=spec)
     return local.made
 
 
 def _linear(local: Local) -> list[Op]:
     bias = local.op.args[2] if len(local.op.args) > 2 else None
-    if not local.summed or bias is None:
+    if not local.summed or not isinstance(bias, Ref | ParamRef):
         return plainly(local)
-    bias = local.forms.whole_form(bias) if isinstance(bias, Ref | ParamRef) else bias
-    return _with_bias(local, replace(local.given, args=local.given.args[:2]), bias, ())
+    return _with_bias(local, replace(local.given, args=local.given.args[:2]), bias)
 
 
 def _addmm(local: Local) -> list[Op]:
@@ -52,7 +61,7 @@ def _addmm(local: Local) -> list[Op]:
     given = replace(
         local.given, target=f"aten.{product}.default", args=local.given.args[1:3], kwargs=()
     )
-    return _with_bias(local, given, local.forms.whole_form(bias), ())
+    return _with_bias(local, given, bias)
 
 
 def _convolution(local: Local) -> list[Op]:
@@ -67,7 +76,7 @@ def _convolution(local: Local) -> list[Op]:
     if not isinstance(bias, Ref | ParamRef):
         return plainly(local)
     ones = (1,) * (len(local.op.outputs[0].shape) - 2)
-    return _with_bias(local, local.with_arg(2, None), local.forms.whole_form(bias), (-1, *ones))
+    return _with_bias(local, local.with_arg(2, None), bias, (-1, *ones))
 
 
 def _averaged(local: Local) -> list[Op]:
@@ -134,7 +143,10 @@ def _cross_entropy(local: Local) -> list[Op]:
     wide = local.part.narrow(
         local.spec(local.op.args[0]), local.place_of_arg(0) or Place("", 1), local.forms.whole.batch
     )
-    rows = dense(index.shape, wide.dtype, grad=wide.requires_grad)
+    dtype = local.op.outputs[0].dtype
+    logits = _typed(local, "logits", logits, wide, dtype)
+    wide = replace(wide, dtype=dtype)
+    rows = dense(index.shape, dtype, grad=wide.requires_grad)
     shifted = _shifted(local, logits, wide, rows)
     powers = local.emit("powers", "aten.exp.default", shifted, spec=wide)
     part = local.emit("part", "aten.sum.dim_IntList", powers, (1,), spec=rows)
@@ -263,7 +275,7 @@ def _attention(local: Local) -> list[Op]:
 
 def _scores_spec(local: Local) -> TensorSpec:
     q, k = local.spec(local.op.args[0]), local.spec(local.op.args[1])
-    return dense((*q.shape[:-1], k.shape[-2]), q.dtype, grad=True)
+    return dense((*q.shape[:-1], k.shape[-2]), local.op.outputs[0].dtype, grad=True)
 
 
 def _scores(local: Local, q: Arg, k: Arg) -> Ref:
@@ -295,7 +307,8 @@ def _masked(local: Local, scores: Ref, spec: TensorSpec) -> Ref:
     if isinstance(mask, Ref | ParamRef):
         given = local.spec(local.op.args[3])
         if given.dtype != "bool":
-            return local.emit("biased", "aten.add.Tensor", scores, mask, spec=spec)
+            bias = _typed(local, "mask", local.arg(3, "attn_mask"), given, spec.dtype)
+            return local.emit("biased", "aten.add.Tensor", scores, bias, spec=spec)
         hidden = local.emit("hidden", "aten.logical_not.default", mask, spec=given)
         return local.emit("seen", "aten.masked_fill.Scalar", scores, hidden, minus, spec=spec)
     if not local.arg(5, "is_causal", False):

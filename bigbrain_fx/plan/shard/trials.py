@@ -118,6 +118,7 @@ def _alone(graph: Graph, op: Op) -> Graph:
         batch=graph.static_batch or _ROWS,
         static_batch=graph.static_batch,
         training=graph.training,
+        autocast=graph.autocast,
     )
 
 

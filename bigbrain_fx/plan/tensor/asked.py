@@ -86,8 +86,6 @@ def not_yet(
     """Yield what does not go with it, and what to do."""
     if graph.loss is None or not graph.training:
         yield "inference", "leave --tensor out: it is for training"
-    if graph.autocast is not None:
-        yield "autocast", "leave autocast out of the model file, or --tensor"
     if source.grad_scaler is not None:
         yield "a loss scale", "leave grad_scaler out of the model file, or --tensor"
     if source.drop_last is False:
@@ -96,8 +94,8 @@ def not_yet(
         yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
     if options.sum_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
-    if options.recompute:
-        yield "--recompute", "leave it out, or --tensor"
+    if options.recompute in ("ops", "auto"):
+        yield f"--recompute {options.recompute}", "use --recompute all, or leave --tensor out"
     if options.defer:
         yield "--defer", "leave it out, or --tensor"
     if options.pins or options.place:
@@ -138,6 +136,8 @@ def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     Raises:
         InputError: a name is of no axis, or none has as many parts as there are members.
     """
+    if options.tensor_tried:
+        return priced_axes(graph, options.tensor_tried)
     named, members = named_axes(graph, options), options.tensor or 1
     found = chosen_axes(named, members)
     if not found:

@@ -75,8 +75,14 @@ def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
     """
     assert plan.placement.tensor is not None
     tensor = replace(plan.placement.tensor, axes=axes)
+    again = tuple(n for n in plan.stages.recompute if not plan.stages.stages[n].member)
     options = Options(
-        plan.partitioner, plan.estimator, plan.schedule, plan.micro_batches, plan.seed
+        plan.partitioner,
+        plan.estimator,
+        plan.schedule,
+        plan.micro_batches,
+        plan.seed,
+        recompute=again or None,
     )
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
     placement = _of_graph(maker.graph, plan.placement)

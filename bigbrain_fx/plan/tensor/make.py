@@ -22,6 +22,7 @@ from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs
 from bigbrain_fx.plan.shard import sharded
@@ -73,7 +74,7 @@ class GroupMaker:
 
     @property
     def recomputes(self) -> bool:
-        """Not yet: an exchange would have to be made again on all members."""
+        """Whether a search may choose what runs again: not yet, only the user may."""
         return False
 
     @property
@@ -129,6 +130,10 @@ class GroupMaker:
         members = self.sharded.members
         columns = cut_columns(members, groups, placement, rows)
         with_backward = trained(members[0], columns[0].stages)
+        columns = tuple(
+            recomputing(graph, column, with_backward, options.recompute)
+            for graph, column in zip(members, columns, strict=True)
+        )
         schedule = options.schedule or ("1f1b" if columns[0].is_chain else "list")
         concrete = members[0].at(rows)
         each = stage_costs(concrete, columns[0], costs)

@@ -76,7 +76,13 @@ def _of_stage(graph: Graph, stage: Stage, member: int) -> Iterator[tuple[int, st
     for name in stage.ops:
         op = graph.op[name]
         if op.target.startswith(SPACE) and is_sent(graph, op):
-            yield _numel(op, member), op.outputs[0].dtype
+            for _ in range(times(op, stage)):
+                yield _numel(op, member), op.outputs[0].dtype
+
+
+def times(op: Op, stage: Stage) -> int:
+    """Return how often an exchange is made for a micro-batch: again where a forward runs again."""
+    return 2 if stage.runs_again and op.target not in BACKWARD else 1
 
 
 def is_sent(graph: Graph, op: Op) -> bool:

@@ -10,7 +10,7 @@ from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.shard import lengths
 from bigbrain_fx.plan.tensor.choices import alike
 from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, exchange_s
-from bigbrain_fx.plan.tensor.messages import is_sent, part_channels
+from bigbrain_fx.plan.tensor.messages import is_sent, part_channels, times
 
 # A plan of `auto` may have groups that nobody asked for.
 _ROUNDED = (
@@ -77,4 +77,4 @@ def _exchanges(plan: Plan, device: str, group: Sequence[str]) -> Iterator[float]
     for stage in plan.stages.of(device):
         for op in (graph.op[name] for name in stage.ops):
             if op.target.startswith(SPACE) and (op.target not in BACKWARD or is_sent(graph, op)):
-                yield exchange_s(op, plan.cluster, group)
+                yield times(op, stage) * exchange_s(op, plan.cluster, group)

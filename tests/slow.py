@@ -56,6 +56,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/frontend/test_quantised.py": ("test_the_graph_reads",),
     "tests/tools/test_freezing.py": ("test_what_goes_on",),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
+    "tests/bundles/test_elastic.py": ("test_a_run_of_groups",),
     "tests/runtime/test_mpi.py": ("test_mpirun_trains",),
     "tests/bundles/test_caching.py": ("test_eight_clients", "test_gpt2"),
     "tests/bundles/test_serving.py": ("test_processes_that_die",),

@@ -29,7 +29,7 @@ from bigbrain_fx.bundles.launch import (
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, read_plan, require_no_groups, require_no_overlap
+from bigbrain_fx.plan import Plan, read_plan, require_no_overlap
 from bigbrain_fx.runtime import read_records
 from bigbrain_fx.supervisor import Aside, Event, EventLog
 
@@ -91,7 +91,6 @@ def run_elastic(
     """
     plan = read_plan(bundle)
     require_not_nccl(plan)
-    require_no_groups(plan, "--elastic", "leave it out: a process that dies is replaced")
     require_no_overlap(plan, "--elastic", "leave it out: a process that dies is replaced")
     require_not_lean(Path(bundle))
     if options.spares is None:

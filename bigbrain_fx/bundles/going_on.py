@@ -19,13 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbrain_fx.bundles.resplitting import Named, read_named
+from bigbrain_fx.bundles.resplitting import Named, newest_state
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import (
     Plan,
     plain_params,
     read_plan,
-    require_no_groups,
     require_no_overlap,
 )
 from bigbrain_fx.runtime import (
@@ -93,19 +92,20 @@ def export_training(
                 help="--to model.safetensors --optimizer optimizer.safetensors",
             )
     _require_apart(Path(to), out)
-    plan, named, notes = _commit(folder, Path(commits))
-    remedy = "export the weights alone: leave --optimizer out"
-    require_no_overlap(plan, "export --optimizer", remedy)
-    if named.optimizer is None:
-        raise InputError(
-            "no device of this run has an optimizer",
-            at=str(commits),
-            help="leave --optimizer and --commits out",
-        )
-    tensors = state(plain_params(plan.graph), _trained(plan, named, folder))
-    with _all_or_nothing(out, out.parent / LOADER):
-        _write_optimizer(named, out)
-        model = write_joined(tensors, Path(to), shard_bytes)
+    plan = read_plan(folder)
+    with newest_state(plan, folder, Path(commits), out) as (named, notes):
+        remedy = "export the weights alone: leave --optimizer out"
+        require_no_overlap(plan, "export --optimizer", remedy)
+        if named.optimizer is None:
+            raise InputError(
+                "no device of this run has an optimizer",
+                at=str(commits),
+                help="leave --optimizer and --commits out",
+            )
+        tensors = state(plain_params(plan.graph), _trained(plan, named, folder))
+        with _all_or_nothing(out, out.parent / LOADER):
+            _write_optimizer(named, out)
+            model = write_joined(tensors, Path(to), shard_bytes)
     has_scaler = named.facts.get("loss_scale") is not None
     more = tuple(notes), _scheduler(plan), has_scaler
     return TrainingState(model, out, out.parent / LOADER, named.step, *more)
@@ -161,9 +161,10 @@ def export_commit(bundle: str | Path, to: str | Path, commits: str | Path) -> in
     Raises:
         InputError: as `export_training`.
     """
-    plan, named, _ = _commit(Path(bundle), Path(commits))
-    write_joined(state(plain_params(plan.graph), _trained(plan, named, Path(bundle))), Path(to))
-    return named.step
+    plan, out = read_plan(bundle), Path(to)
+    with newest_state(plan, Path(bundle), Path(commits), out) as (named, _):
+        write_joined(state(plain_params(plan.graph), _trained(plan, named, Path(bundle))), out)
+        return named.step
 
 
 def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
@@ -185,13 +186,6 @@ def commit_held(bundle: Path, folder: Path, files: Mapping[str, int]) -> None:
     lost = [name for name in read_plan(bundle).stages.devices if name not in files]
     agreed = about_of({**facts, **about})
     write_record(folder, shards, generation, {**agreed, "without": lost} if lost else agreed)
-
-
-def _commit(bundle: Path, commits: Path) -> tuple[Plan, Named, list[str]]:
-    plan, text = read_plan(bundle), (bundle / "plan.json").read_bytes()
-    require_no_groups(plan, "an export of commits", "export what `run --save` wrote: --weights")
-    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
-    return plan, *read_named(commits, plan.stages.devices, expected)
 
 
 def _trained(plan: Plan, named: Named, bundle: Path) -> dict[str, Stored]:

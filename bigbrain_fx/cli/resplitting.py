@@ -31,6 +31,12 @@ from bigbrain_fx.errors import InputError
     metavar="MODULES",
     help="Train these no more, as embed,blocks.0-5: no gradients, no optimizer's state, cut anew.",
 )
+@click.option(
+    "--tensor",
+    type=click.IntRange(1),
+    help="Devices that compute each stage together: as many as the bundle has, or 1 "
+    "[default: as many where they go].",
+)
 @force_bundle_option
 @json_option
 def resplit(
@@ -41,6 +47,7 @@ def resplit(
     out: Path,
     partitioner: str | None,
     freeze: str | None,
+    tensor: int | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -56,7 +63,7 @@ def resplit(
         raise InputError("expected one of --commits and --from-dcp", help="leave one out")
     names = tuple(name.strip() for name in freeze.split(",")) if freeze is not None else ()
     how: dict[str, Any] = {"partitioner": partitioner, "force": force, "from_dcp": from_dcp}
-    how |= {"freeze": names}
+    how |= {"freeze": names, "tensor": tensor}
     with working(f"moving {bundle}"):
         done = resplit_bundle(bundle, devices, out, commits, **how)
     for warning in done.warnings:

@@ -232,30 +232,68 @@ def plan_placed(
     return min(plans, key=lambda plan: plan.forecast.step_s)
 
 
-def replan(plan: Plan, cluster: Cluster) -> Plan:
+def replan(plan: Plan, cluster: Cluster, members: int | None = None) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?
 
-    Where so many replicas cannot be made of it, as many as can. A schedule of split backwards stays
-    where it can run the stages that come out.
+    Where so many replicas cannot be made of it, as many as can; where devices cannot compute in
+    such groups, none do. A schedule of split backwards stays where it can run the stages that come
+    out.
+
+    Args:
+        plan: to follow.
+        cluster: the other one.
+        members: of each tensor group: as many as the plan has, or 1; None: as many where they go.
+
+    Raises:
+        InputError: so many members, whose rules were not tried for the plan; or as `make_plan`.
+        NoPlanError: it does not fit in memory.
     """
+    tensor = plan.placement.tensor
+    had = 1 if tensor is None else tensor.members
+    if members not in (None, 1, had):
+        raise InputError(
+            f"groups of {members} devices divide ops by rules that were tried when a model was "
+            f"split for them, and this plan's groups are of {had}",
+            at="--tensor",
+            help="export the weights, and split the model anew: split MODEL --weights "
+            f"model.safetensors --tensor {members}",
+        )
+    if tensor is not None and members != 1:
+        try:
+            return _rescheduled(plan, cluster, tensor)
+        except (InputError, NoPlanError):
+            if members is not None:
+                raise
+    return _rescheduled(plan, cluster, None)
+
+
+def _rescheduled(plan: Plan, cluster: Cluster, tensor: TensorParallel | None) -> Plan:
     if plan.schedule in SPLIT:
         try:
-            return _with_replicas(plan, cluster, plan.schedule)
+            return _with_replicas(plan, cluster, tensor, plan.schedule)
         except InputError:
             pass
-    return _with_replicas(plan, cluster)
+    return _with_replicas(plan, cluster, tensor)
 
 
-def _with_replicas(plan: Plan, cluster: Cluster, schedule: str | None = None) -> Plan:
+def _with_replicas(
+    plan: Plan, cluster: Cluster, tensor: TensorParallel | None, schedule: str | None = None
+) -> Plan:
     if plan.stages.replicas == 1:
-        return _replan(plan, cluster, 1, schedule)
+        return _replan(plan, cluster, 1, tensor, schedule)
     try:
-        return _replan(plan, cluster, plan.stages.replicas, schedule)
+        return _replan(plan, cluster, plan.stages.replicas, tensor, schedule)
     except (InputError, NoPlanError):
-        return _replan(plan, cluster, 0, schedule)
+        return _replan(plan, cluster, 0, tensor, schedule)
 
 
-def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = None) -> Plan:
+def _replan(
+    plan: Plan,
+    cluster: Cluster,
+    replicas: int,
+    tensor: TensorParallel | None,
+    schedule: str | None,
+) -> Plan:
     options = Options(
         plan.partitioner,
         plan.estimator,
@@ -267,7 +305,9 @@ def _replan(plan: Plan, cluster: Cluster, replicas: int, schedule: str | None = 
         replicas=replicas,
         zero_stage=plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
-        tensor=1,
+        tensor=1 if tensor is None else tensor.members,
+        tensor_shares=() if tensor is None else tensor.shares,
+        tensor_tried=() if tensor is None else tensor.axes,
         offload=_offload_of(plan, cluster),
         asynchronous=plan.stages.asynchronous,
         compiled=plan.stages.compiled,
@@ -296,10 +336,10 @@ def _recompute_of(plan: Plan) -> Wanted:
 def _wanted(plan: Plan) -> Wanted:
     """Return what was asked to run again; float weights of int8 ones do so unasked."""
     wide = frozenset(widening(plan.graph))
-    asked = (
-        replace(s, again=tuple(n for n in s.again if n not in wide)) for s in plan.stages.stages
-    )
-    return wanted_by(replace(plan.stages, stages=tuple(asked)), plan.trained)
+    own = plan.stages.of_member(0)  # the others run the same again
+    asked = (replace(s, again=tuple(n for n in s.again if n not in wide)) for s in own)
+    trained = [number for number in plan.trained if number < len(own)]
+    return wanted_by(replace(plan.stages, stages=tuple(asked)), trained)
 
 
 def _defer_of(plan: Plan) -> Defer:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from bigbrain_fx.core import (
     Asynchronous,
+    Axis,
     Cluster,
     Forecast,
     Graph,
@@ -95,7 +96,8 @@ class Options:
     together, each with a part of its tensors in proportion to `tensor_shares`, along axes of the
     kinds, or of the names, `tensor_axes`: all that can be found where none is named; 0 lets the
     planner choose how many, and so does None with the partitioner "auto".
-    `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed.
+    `tensor_whole` are pairs (axis, op) that stay whole, since a rule was tried there and failed;
+    `tensor_tried` are the axes of an earlier plan, whose rules were tried: these are divided.
     `offload` is what every device keeps in its store instead of its memory. `asynchronous` steps
     overlap, and compute with older weights: see docs/asynchronous.md. `compiled` stages run under
     torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
@@ -130,6 +132,7 @@ class Options:
     tensor_shares: tuple[int, ...] = ()
     tensor_axes: tuple[str, ...] = ()
     tensor_whole: tuple[tuple[str, str], ...] = ()
+    tensor_tried: tuple[Axis, ...] = ()
     offload: tuple[Offloaded, ...] = ()
     asynchronous: Asynchronous | None = None
     compiled: bool = False

@@ -36,9 +36,16 @@ from bigbrain_fx.weights.nested import (
     optimizer_keys as optimizer_keys,
 )
 from bigbrain_fx.weights.slices import (
+    cut_bytes as cut_bytes,
     cut_file as cut_file,
     part_name as part_name,
+    part_shape as part_shape,
     whole_tensors as whole_tensors,
 )
-from bigbrain_fx.weights.stored import CODES as CODES, Stored as Stored, read_header as read_header
+from bigbrain_fx.weights.stored import (
+    CODES as CODES,
+    DTYPES as DTYPES,
+    Stored as Stored,
+    read_header as read_header,
+)
 from bigbrain_fx.weights.write import Copy as Copy, write_file as write_file

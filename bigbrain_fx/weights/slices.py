@@ -31,6 +31,11 @@ def part_shape(whole: Sequence[int], shard: Shard) -> tuple[int, ...]:
     return (*whole[: shard.dim], own, *whole[shard.dim + 1 :])
 
 
+def cut_bytes(data: bytes, whole: Sequence[int], shard: Shard, width: int) -> bytes:
+    """Return a part's bytes, of the whole tensor's; an element has `width`."""
+    return _ByteRuns.of(whole, shard, width).cut(data)
+
+
 @dataclass(frozen=True)
 class _ByteRuns:
     """Where a part's bytes lie in the whole: `count` runs of `length`, `period` apart."""

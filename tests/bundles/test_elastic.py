@@ -21,7 +21,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.supervisor import Event
 from tests.supervisor.test_replay_bundle import python
-from tests.support.bundles import cluster, copied, edit, split_small
+from tests.support.bundles import MODEL, cluster, copied, edit, split_small
 from tests.support.command_line import call
 
 STEPS, EVERY, DIES_IN = 7, 2, 5
@@ -46,7 +46,11 @@ ONCE_COMMITTED = """record = Path(__file__).resolve().parents[1] / "commits" / "
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = split_small(tmp_path_factory.mktemp("elastic"), cluster(3))
+    return dying(split_small(tmp_path_factory.mktemp("elastic"), cluster(3)))
+
+
+def dying(made: Path) -> Path:
+    """Let a bundle's d1 die whenever it comes to a step."""
     edit(made / "train.py", "if __name__", KILL_ALWAYS.lstrip("\n"))
     edit(made / "train.py", "from pathlib", "import os\nfrom pathlib")
     return made
@@ -59,7 +63,19 @@ def trained(folder: Path) -> Mapping[str, torch.Tensor]:
     return found
 
 
+def test_a_run_of_groups_goes_on_without_a_member(tmp_path: Path) -> None:
+    """Three devices are left of two groups of two: a pipeline, of which no op is divided."""
+    (tmp_path / "letters.py").write_text(MODEL)
+    options = bb.Options("naive", micro_batches=4, tensor=2)
+    made = bb.split(tmp_path / "letters.py", cluster(4), tmp_path / "groups", options)
+    goes_on_without_a_device(dying(made.bundle), tmp_path, "d0, d2, d3")
+
+
 def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
+    goes_on_without_a_device(bundle, tmp_path, "d0, d2")
+
+
+def goes_on_without_a_device(bundle: Path, tmp_path: Path, rest: str) -> None:
     """The same bits as a run in one process that is moved at the same step."""
     copy, events = copied(bundle, tmp_path), list[Event]()
     options = RunOptions(
@@ -68,7 +84,7 @@ def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
     done = run_elastic(copy, options, on_event=events.append)
     (moved,) = [event for event in events if event["event"] == "moved"]
     assert moved["step"] == 4  # the last snapshot before the step in which it dies
-    assert moved["devices"] == "d0, d2"
+    assert moved["devices"] == rest
     assert [line.step for line in done.steps] == list(range(STEPS))
     assert len([event for event in events if event["event"] == "died"]) == 2
     assert Path(moved["bundle"]) == copy.with_name(f"{copy.name}-elastic-1")
@@ -82,8 +98,8 @@ def test_a_run_goes_on_without_a_device(bundle: Path, tmp_path: Path) -> None:
     left = without(read_plan(bundle).cluster, "d1")
     assert left is not None
     resplit(reference, left, tmp_path / "on-two")
-    rest = ("--resume", "--steps", str(STEPS), "--save", str(tmp_path / "wanted"))
-    second = python(tmp_path / "on-two", *words, *rest)
+    more = ("--resume", "--steps", str(STEPS), "--save", str(tmp_path / "wanted"))
+    second = python(tmp_path / "on-two", *words, *more)
     assert second.returncode == 0, second.stderr
     want, found = trained(tmp_path / "wanted"), trained(tmp_path / "trained")
     assert want.keys() == found.keys()

@@ -5,18 +5,15 @@ Buffers outside the state dict are as the bundle has them; seed and micro-batche
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from bigbrain_fx.bundles.resplitting.named import Named, TensorPlace
+from bigbrain_fx.bundles.resplitting.named import Named, places_of
 from bigbrain_fx.emit import batch_specs
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, require_float
-from bigbrain_fx.runtime import ImageLayout, Loaded, Record, TensorEntry
 from bigbrain_fx.weights import (
-    CODES,
     Checkpoint,
     Copy,
     Stored,
@@ -25,8 +22,8 @@ from bigbrain_fx.weights import (
     model_tensors,
     optimizer_keys,
     read_distributed,
-    read_header,
     stored_tensors,
+    whole_tensors,
     write_file,
 )
 
@@ -53,7 +50,9 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
     fit = match(params, Checkpoint(found.path, model))
     _require_types(plan, fit.sources, found.path)
     held = {_full(plan, name): fit.sources[name] for name in fit.sources}
-    unsaved = stored_tensors(bundle / "weights")
+    shapes = {p.name: [int(n) for n in p.spec.shape] for p in params}
+    apart = image.with_name("weights.safetensors")  # parts of a tensor group's members, if any
+    unsaved = whole_tensors(stored_tensors(bundle / "weights"), plan.sharded.shards, shapes, apart)
     held |= {f"buffer:{p.canonical}": unsaved[p.name] for p in params if p.kind == "constant"}
     held |= {f"optimizer:{kind}:{name}": t for (kind, name), t in optimizer.tensors.items()}
     copies = [Copy(name, tensor.dtype, tensor) for name, tensor in held.items()]
@@ -67,7 +66,7 @@ def read_dcp(folder: Path, plan: Plan, bundle: Path, image: Path) -> Named:
         "torch": version("torch"),
         "loss_scale": None,
     }
-    return Named(step, {"dcp": image}, _places(image, step), facts, optimizer.facts)
+    return Named(step, {"dcp": image}, places_of(image, step), facts, optimizer.facts)
 
 
 def _full(plan: Plan, name: str) -> str:
@@ -86,13 +85,3 @@ def _require_types(plan: Plan, sources: Mapping[str, Stored], where: Path) -> No
                 at=str(where),
                 help="split the model with its parameters as they are trained there",
             )
-
-
-def _places(image: Path, step: int) -> dict[str, TensorPlace]:
-    found = read_header(image)
-    entries = {n: TensorEntry(n, CODES[s.dtype], s.shape, s.start) for n, s in found.items()}
-    with image.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    layout = ImageLayout(b"", entries, {}, len(data))
-    loaded = Loaded(Record(step, 1, image.name, {}, {}), data, layout, {})
-    return {name: TensorPlace(loaded, entry) for name, entry in entries.items()}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bigbrain_fx.bundles.resplitting.from_dcp import read_dcp
-from bigbrain_fx.bundles.resplitting.named import Named, read_named
+from bigbrain_fx.bundles.resplitting.named import Named
+from bigbrain_fx.bundles.resplitting.newest import newest_state, scratch_beside
+from bigbrain_fx.bundles.resplitting.parts import Division
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
@@ -23,7 +23,6 @@ from bigbrain_fx.plan import (
     Plan,
     read_plan,
     replan,
-    require_no_groups,
     require_no_overlap,
     to_json,
     updating,
@@ -67,6 +66,7 @@ def resplit(
     from_dcp: str | Path | None = None,
     partitioner: str | None = None,
     freeze: Sequence[str] = (),
+    tensor: int | None = None,
     force: bool = False,
 ) -> Resplit:
     """Move a training run to other devices: fewer, more, or others.
@@ -85,6 +85,8 @@ def resplit(
         partitioner: another one than the plan's.
         freeze: modules ("blocks.0-5") that train no more from here on: they have no gradients and
             no optimizer's state then, and may lie on other devices.
+        tensor: how many devices compute each stage together: as many as in the bundle, or 1; where
+            it is left out, as many where the devices allow it.
         force: replace a bundle that is there.
 
     Raises:
@@ -94,39 +96,37 @@ def resplit(
     old, place, target = Path(bundle), Path(out), Path(os.path.abspath(out))
     check_out(place, force=force)
     plan = _training_plan(old)
-    require_no_groups(plan, "resplit", "export the weights, and split the model with them anew")
     require_no_overlap(plan, "resplit", "export the weights, and split the model with them anew")
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
     asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
     if freeze:
         asked = replace(asked, graph=with_frozen(asked.graph, freeze))
-    with _scratch(target) as scratch:
-        if from_dcp is None:
-            named, notes = _of_commit(plan, old, commits)
-        else:
-            named = read_dcp(Path(from_dcp), plan, old, scratch / "state.safetensors")
-            notes = ["the loss scale begins anew: DCP keeps none"] * bool(plan.source.grad_scaler)
-        moved = replace(replan(asked, cluster), seed=int(named.facts["seed"]))
+    with _state(plan, old, commits, from_dcp, target) as (named, notes):
+        again = replan(asked, cluster, members=tensor)
+        moved = replace(again, seed=int(named.facts["seed"]))
         _require_micro_batches(moved, named)
         write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
     return Resplit(moved, place, place / COMMITS, named.step, tuple(notes))
 
 
-def _of_commit(plan: Plan, old: Path, commits: str | Path | None) -> tuple[Named, list[str]]:
-    folder = Path(commits) if commits is not None else old / COMMITS
-    text = (old / "plan.json").read_bytes()
-    expected = {"plan": hashlib.sha256(text).hexdigest()[:16], "graph": graph_hash(text)}
-    return read_named(folder, plan.stages.devices, expected)
-
-
 @contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
-    """Give a folder on the disk that the bundle is to be on, for as long as it is needed."""
-    there = next(folder for folder in target.parents if folder.is_dir())
-    with os_error_as(f"cannot write {target}", at=target, help="give another --out"):
-        scratch = tempfile.TemporaryDirectory(prefix=".dcp-", dir=there)
-    with scratch as folder:
-        yield Path(folder)
+def _state(
+    plan: Plan,
+    old: Path,
+    commits: str | Path | None,
+    from_dcp: str | Path | None,
+    target: Path,
+) -> Iterator[tuple[Named, list[str]]]:
+    """Give what the model was at its last step, and what to say of it."""
+    if from_dcp is None:
+        folder = Path(commits) if commits is not None else old / COMMITS
+        with newest_state(plan, old, folder, target) as found:
+            yield found
+        return
+    with scratch_beside(target) as scratch:
+        named = read_dcp(Path(from_dcp), plan, old, scratch / "state.safetensors")
+        has_scaler = bool(plan.source.grad_scaler)
+        yield named, ["the loss scale begins anew: DCP keeps none"] * has_scaler
 
 
 def _training_plan(bundle: Path) -> Plan:
@@ -221,7 +221,7 @@ class _Moved:
         held = {each.canonical for each in used if each.spec.requires_grad}
         if not stages.zero_stage:
             return held
-        updates = updating(self.plan.graph, stages)
+        updates = updating(self.plan.sharded.members[0], stages)
         return {name for name in held if updates.get(name) == own[0].replica}
 
     def _kept(self, device: str) -> list[str]:
@@ -230,7 +230,8 @@ class _Moved:
         held = sorted({param[n].canonical for stage in stages.of(device) for n in stage.params})
         if not stages.gathers:
             return held
-        updates, own = updating(self.plan.graph, stages), stages.of(device)[0].replica
+        updates = updating(self.plan.sharded.members[0], stages)
+        own = stages.of(device)[0].replica
         return [name for name in held if updates.get(name, own) == own]
 
     def _write_image(self, path: Path, device: str, about: Mapping[str, Any]) -> None:
@@ -248,8 +249,10 @@ class _Moved:
         aliases = {name: param[name].canonical for name in sorted(used)}
         aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
         updated = [name for name in names if name in self.updated(device)]
-        tensors = self.named.tensors_of(names, updated)
+        member, division = self.plan.stages.of(device)[0].member, Division.of(self.plan)
+        tensors = division.parts(self.named.tensors_of(names, updated), member)
         facts = {**self.named.facts_of(updated), **about, "aliases": aliases}
+        facts["optimizer"] = division.part_of_facts(facts["optimizer"], tensors)
         facts.update({"format": FORMAT, "step": self.named.step})
         layout = layout_of([place.entry for place in tensors.values()], facts)
         pieces = (tensors[name].data for name in layout.entries)

@@ -5,6 +5,7 @@ Where several devices hold one tensor (a tied parameter, a table) their copies m
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import (
     BrokenError,
     CommitError,
+    ImageLayout,
     Loaded,
     Record,
     TensorEntry,
@@ -26,6 +28,7 @@ from bigbrain_fx.runtime import (
     part_of_facts,
     warn_of_others,
 )
+from bigbrain_fx.weights import CODES, read_header
 
 SAME = ("seed", "micro_batches", "inputs", "torch", "loss_scale")
 
@@ -98,6 +101,23 @@ def read_named(
     Raises:
         InputError: there is none, or it is of another plan.
     """
+    (found,), notes = read_members(folder, [devices], expected)
+    return found, notes
+
+
+def read_members(
+    folder: Path, columns: Sequence[Sequence[str]], expected: Mapping[str, Any]
+) -> tuple[list[Named], list[str]]:
+    """Read a commit as `read_named` does: a state for each column of devices.
+
+    Args:
+        folder: of the commits.
+        columns: the devices that are one member of each tensor group, for all members.
+        expected: what the commit must be of.
+
+    Raises:
+        InputError: there is none, or it is of another plan.
+    """
     notes: list[str] = []
     loaded: dict[str, Loaded] = {}
 
@@ -105,7 +125,7 @@ def read_named(
         loaded.clear()
         found = []
         without = record.about.get("without", ())  # replicas that were lost for good
-        for device in (name for name in devices if name not in without):
+        for device in (n for devices in columns for n in devices if n not in without):
             try:
                 loaded[device] = load_shard(folder, record, device, expected, notes.append)
                 loaded[device].forget()  # all of them together are the whole model
@@ -121,7 +141,11 @@ def read_named(
         raise InputError(
             str(error), at=str(folder), notes=tuple(notes), help="give another --commits"
         ) from error
-    return _joined(folder, record, loaded), notes
+    states = []
+    for devices in columns:
+        own = {name: found for name, found in loaded.items() if name in devices}
+        states.append(_joined(folder, record, own))
+    return states, notes
 
 
 def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named:
@@ -131,23 +155,35 @@ def _joined(folder: Path, record: Record, loaded: Mapping[str, Loaded]) -> Named
     for device, found in loaded.items():
         for name in SAME:
             if found.layout.facts.get(name) != facts[name]:
-                raise _differs(name, device, folder / record.folder)
+                raise differs(name, device, folder / record.folder)
         for name, entry in found.layout.entries.items():
             seen = tensors.setdefault(name, TensorPlace(found, entry))
             if seen.loaded.checks[name] != found.checks[name]:
-                raise _differs(name, device, folder / record.folder)
+                raise differs(name, device, folder / record.folder)
     files = {name: folder / record.folder / f"{name}.safetensors" for name in loaded}
     optimizers = [found.layout.facts["optimizer"] for found in loaded.values()]
     try:
         optimizer = joined_facts(optimizers)
     except UnlikeFactsError as error:
-        raise _differs(str(error), "a device", folder / record.folder) from error
+        raise differs(str(error), "a device", folder / record.folder) from error
     return Named(record.step, files, tensors, facts, optimizer)
 
 
-def _differs(what: str, device: str, where: Path) -> InputError:
+def differs(what: str, device: str, where: Path) -> InputError:
+    """Return the error for a commit whose devices do not have one state."""
     return InputError(
         f"{what} of {device} is not what the other devices have",
         at=str(where),
         help="this commit is no state of one model; give another --commits",
     )
+
+
+def places_of(image: Path, step: int) -> dict[str, TensorPlace]:
+    """Return where the tensors of a safetensors file are, by their names there."""
+    found = read_header(image)
+    entries = {n: TensorEntry(n, CODES[s.dtype], s.shape, s.start) for n, s in found.items()}
+    with image.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    layout = ImageLayout(b"", entries, {}, len(data))
+    loaded = Loaded(Record(step, 1, image.name, {}, {}), data, layout, {})
+    return {name: TensorPlace(loaded, entry) for name, entry in entries.items()}

@@ -27,13 +27,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from tools import peer_model
 
 MICRO_BATCHES = 8
 CUT = 4  # blocks on the first of two devices
+WHOLE = "whole.safetensors"  # beside a bundle's parts of weights: what its model began with
 SCHEDULES: Mapping[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "zb-h1": Schedule1F1B}
 
 
@@ -252,14 +260,82 @@ class FullyShard(Replicated):
         return {name: cast(DTensor, part).full_tensor() for name, part in found.items()}
 
 
+class LocalAttention(nn.Module):
+    """The attention of a rank's own heads, over its parts of both layers: as torchtitan has it."""
+
+    def __init__(self, whole: peer_model.Attention, heads: int) -> None:
+        super().__init__()
+        self.qkv, self.out, self.heads = whole.qkv, whole.out, heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix positions: (batch, sequence, dim) to the same shape."""
+        rows, length, dim = x.shape
+        width = dim // peer_model.HEADS
+        q, k, v = self.qkv(x).view(rows, length, 3, self.heads, width).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class TensorParallel(Replicated):
+    """DTensor's styles as PyTorch's tutorial puts them on a GPT, words and loss included."""
+
+    def wrapped(self, whole: nn.Module) -> nn.Module:
+        """Return the model of which each rank computes its part."""
+        assert isinstance(whole, peer_model.GPT)
+        mesh = init_device_mesh("cpu", (self.world,))
+        self.order = _by_rank(self.world)
+        plan: dict[str, ParallelStyle] = {
+            "embed": RowwiseParallel(input_layouts=Replicate()),
+            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        }
+        for number, block in enumerate(whole.blocks):
+            assert isinstance(block, peer_model.Block)
+            with torch.no_grad():
+                for tensor in (block.attention.qkv.weight, block.attention.qkv.bias):
+                    tensor.copy_(tensor[self.order])  # so that each rank's rows are its heads'
+            local = LocalAttention(block.attention, peer_model.HEADS // self.world)
+            block.attention = local  # type: ignore[assignment]  # it has the same layers
+            for wide in ("attention.qkv", "up"):
+                plan[f"blocks.{number}.{wide}"] = ColwiseParallel()
+            for narrow in ("attention.out", "down"):
+                plan[f"blocks.{number}.{narrow}"] = RowwiseParallel()
+        return parallelize_module(whole, mesh, plan)
+
+    def step(self) -> float | None:
+        """Train one step on all rows."""
+        batch = next(self.batches)
+        with loss_parallel():
+            loss = _loss(self.module(batch["tokens"]), batch["targets"])
+            loss.backward()
+        self.first = self.first or self.whole(_gradients(self.module))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(cast(DTensor, loss.detach()).full_tensor())
+
+    def whole(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients by the names of the model, in its order of rows."""
+        made = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in found.items()}
+        back = torch.argsort(self.order)
+        return {n: g[back] if ".qkv." in n else g for n, g in made.items()}
+
+
+def _by_rank(world: int) -> Tensor:
+    """Return the rows of a fused qkv layer, those of each rank's heads together."""
+    rows = torch.arange(3 * peer_model.DIM)
+    return rows.view(3, world, -1).transpose(0, 1).reshape(-1)
+
+
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _model(bundle: Path) -> peer_model.GPT:
-    whole = peer_model.GPT()
+    whole, joined = peer_model.GPT(), bundle / WHOLE
     tensors: dict[str, Tensor] = {}
-    for path in sorted((bundle / "weights").glob("*.safetensors")):
+    for path in (
+        [joined] if joined.is_file() else sorted((bundle / "weights").glob("*.safetensors"))
+    ):
         tensors |= load_file(path)
     whole.load_state_dict(tensors)
     whole.train()
@@ -294,6 +370,7 @@ def main() -> None:
         "DDP": Replicated,
         "ZeroRedundancyOptimizer": ZeroOne,
         "FSDP2": FullyShard,
+        "DTensor": TensorParallel,
     }
     side = sides[wanted.side](wanted)
     _reply({"ready": True})

@@ -64,8 +64,16 @@ def _weights(
     return found, fit.notes
 
 
+class TriesRules(Protocol):
+    """Who runs trials of rules, where torch is."""
+
+    def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
+        """Return for each trial why it failed, or None."""
+        ...
+
+
 def with_tried_rules(
-    found: FoundModel, options: Options, make: Callable[[Options], Plan]
+    found: TriesRules, options: Options, make: Callable[[Options], Plan]
 ) -> tuple[Plan, tuple[str, ...]]:
     """Plan, and try the rules by which the plan divides ops; plan anew where one fails.
 

@@ -34,8 +34,8 @@ from bigbrain_fx.errors import InputError
 @click.option(
     "--tensor",
     type=click.IntRange(1),
-    help="Devices that compute each stage together: as many as the bundle has, or 1 "
-    "[default: as many where they go].",
+    help="Devices that compute each stage together, 1 for none [default: as many as the bundle "
+    "has, where they go].",
 )
 @force_bundle_option
 @json_option

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.session import (
         CaptureSession as CaptureSession,
         ModelFacts as ModelFacts,
+        ask_rules as ask_rules,
         capture_file as capture_file,
     )
     from bigbrain_fx.frontend.tracing.captured import Captured as Captured
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     )
     from bigbrain_fx.frontend.tracing.trace import capture as capture
     from bigbrain_fx.frontend.tracing.trying import (
+        failed_rules as failed_rules,
         in_float64 as in_float64,
         try_rule as try_rule,
         widened as widened,

@@ -128,7 +128,9 @@ class _Service:
             how = {name: bool(request[name]) for name in ("here", "by_pieces")}
             return {"note": self.try_optimizer(held, request["shards"], **how)}
         elif request["do"] == "rules":
-            return {"failed": _failed_rules(Path(str(request["path"])))}
+            from bigbrain_fx.frontend.tracing.trying import failed_rules
+
+            return {"failed": failed_rules(Path(str(request["path"])))}
         else:
             expected = "weights, batch, convert, optimizer or rules"
             raise InputError(f"expected {expected}, found {request['do']!r}")
@@ -239,17 +241,6 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
     found = TypeAdapter(tuple[Shard, ...]).validate_python(shards)
     require_divided(model, make, found)
-
-
-def _failed_rules(path: Path) -> list[str | None]:
-    """Run the trials in a file; say of each why it failed."""
-    from pydantic import TypeAdapter
-
-    from bigbrain_fx.core import RuleTrial
-    from bigbrain_fx.frontend.tracing.trying import try_rule
-
-    trials = TypeAdapter(tuple[RuleTrial, ...]).validate_json(path.read_bytes())
-    return [try_rule(trial) for trial in trials]
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:

@@ -149,11 +149,7 @@ class CaptureSession:
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""
-        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
-            path = Path(folder, "trials.json")
-            path.write_bytes(TypeAdapter(tuple[RuleTrial, ...]).dump_json(tuple(trials)))
-            answer = self._child.ask({"do": "rules", "path": str(path)})
-        return cast("list[str | None]", answer["failed"])
+        return ask_rules(self._child, trials)
 
     def close(self) -> None:
         """End the child process."""
@@ -164,6 +160,15 @@ class CaptureSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def ask_rules(child: Child, trials: Sequence[RuleTrial]) -> list[str | None]:
+    """Let a child process run trials of rules; return for each why it failed, or None."""
+    with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
+        path = Path(folder, "trials.json")
+        path.write_bytes(TypeAdapter(tuple[RuleTrial, ...]).dump_json(tuple(trials)))
+        answer = child.ask({"do": "rules", "path": str(path)})
+    return cast("list[str | None]", answer["failed"])
 
 
 def capture_file(

@@ -232,7 +232,12 @@ def plan_placed(
     return min(plans, key=lambda plan: plan.forecast.step_s)
 
 
-def replan(plan: Plan, cluster: Cluster, members: int | None = None) -> Plan:
+def replan(
+    plan: Plan,
+    cluster: Cluster,
+    members: int | None = None,
+    whole: tuple[tuple[str, str], ...] = (),
+) -> Plan:
     """Make the same plan's choices again for another cluster: what would it give there?
 
     Where so many replicas cannot be made of it, as many as can; where devices cannot compute in
@@ -242,57 +247,46 @@ def replan(plan: Plan, cluster: Cluster, members: int | None = None) -> Plan:
     Args:
         plan: to follow.
         cluster: the other one.
-        members: of each tensor group: as many as the plan has, or 1; None: as many where they go.
+        members: of each tensor group; None: as many as the plan has, where they go.
+        whole: as `Options.tensor_whole`, for groups of another number than the plan's.
 
     Raises:
-        InputError: so many members, whose rules were not tried for the plan; or as `make_plan`.
+        InputError: as `make_plan`.
         NoPlanError: it does not fit in memory.
     """
     tensor = plan.placement.tensor
-    had = 1 if tensor is None else tensor.members
-    if members not in (None, 1, had):
-        raise InputError(
-            f"groups of {members} devices divide ops by rules that were tried when a model was "
-            f"split for them, and this plan's groups are of {had}",
-            at="--tensor",
-            help="export the weights, and split the model anew: split MODEL --weights "
-            f"model.safetensors --tensor {members}",
-        )
-    if tensor is not None and members != 1:
+    if tensor is not None and members in (None, tensor.members):
+        same = Options(tensor=tensor.members, tensor_shares=tensor.shares, tensor_tried=tensor.axes)
         try:
-            return _rescheduled(plan, cluster, tensor)
+            return _rescheduled(plan, cluster, same)
         except (InputError, NoPlanError):
             if members is not None:
                 raise
-    return _rescheduled(plan, cluster, None)
+    return _rescheduled(plan, cluster, Options(tensor=members or 1, tensor_whole=whole))
 
 
-def _rescheduled(plan: Plan, cluster: Cluster, tensor: TensorParallel | None) -> Plan:
-    if plan.schedule in SPLIT:
+def _rescheduled(plan: Plan, cluster: Cluster, groups: Options) -> Plan:
+    if plan.schedule in SPLIT and groups.tensor == 1:
         try:
-            return _with_replicas(plan, cluster, tensor, plan.schedule)
+            return _with_replicas(plan, cluster, groups, plan.schedule)
         except InputError:
             pass
-    return _with_replicas(plan, cluster, tensor)
+    return _with_replicas(plan, cluster, groups)
 
 
 def _with_replicas(
-    plan: Plan, cluster: Cluster, tensor: TensorParallel | None, schedule: str | None = None
+    plan: Plan, cluster: Cluster, groups: Options, schedule: str | None = None
 ) -> Plan:
     if plan.stages.replicas == 1:
-        return _replan(plan, cluster, 1, tensor, schedule)
+        return _replan(plan, cluster, 1, groups, schedule)
     try:
-        return _replan(plan, cluster, plan.stages.replicas, tensor, schedule)
+        return _replan(plan, cluster, plan.stages.replicas, groups, schedule)
     except (InputError, NoPlanError):
-        return _replan(plan, cluster, 0, tensor, schedule)
+        return _replan(plan, cluster, 0, groups, schedule)
 
 
 def _replan(
-    plan: Plan,
-    cluster: Cluster,
-    replicas: int,
-    tensor: TensorParallel | None,
-    schedule: str | None,
+    plan: Plan, cluster: Cluster, replicas: int, groups: Options, schedule: str | None
 ) -> Plan:
     options = Options(
         plan.partitioner,
@@ -305,9 +299,10 @@ def _replan(
         replicas=replicas,
         zero_stage=plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
-        tensor=1 if tensor is None else tensor.members,
-        tensor_shares=() if tensor is None else tensor.shares,
-        tensor_tried=() if tensor is None else tensor.axes,
+        tensor=groups.tensor,
+        tensor_shares=groups.tensor_shares,
+        tensor_whole=groups.tensor_whole,
+        tensor_tried=groups.tensor_tried,
         offload=_offload_of(plan, cluster),
         asynchronous=plan.stages.asynchronous,
         compiled=plan.stages.compiled,

@@ -8,18 +8,22 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bigbrain_fx.bundles.found import with_tried_rules
 from bigbrain_fx.bundles.resplitting.from_dcp import read_dcp
 from bigbrain_fx.bundles.resplitting.named import Named
 from bigbrain_fx.bundles.resplitting.newest import newest_state, scratch_beside
 from bigbrain_fx.bundles.resplitting.parts import Division
+from bigbrain_fx.bundles.resplitting.trying import trying
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import (
+    Options,
     Plan,
     read_plan,
     replan,
@@ -85,8 +89,9 @@ def resplit(
         partitioner: another one than the plan's.
         freeze: modules ("blocks.0-5") that train no more from here on: they have no gradients and
             no optimizer's state then, and may lie on other devices.
-        tensor: how many devices compute each stage together: as many as in the bundle, or 1; where
-            it is left out, as many where the devices allow it.
+        tensor: how many devices compute each stage together, 1 for none; where it is left out, as
+            many as in the bundle if the devices allow it. Other numbers start a process with torch,
+            in which the rules that divide ops are tried, and the bundle's optimizer.
         force: replace a bundle that is there.
 
     Raises:
@@ -102,11 +107,25 @@ def resplit(
     if freeze:
         asked = replace(asked, graph=with_frozen(asked.graph, freeze))
     with _state(plan, old, commits, from_dcp, target) as (named, notes):
-        again = replan(asked, cluster, members=tensor)
+        again, kept = _planned(asked, cluster, tensor, old)
         moved = replace(again, seed=int(named.facts["seed"]))
         _require_micro_batches(moved, named)
         write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
-    return Resplit(moved, place, place / COMMITS, named.step, tuple(notes))
+    return Resplit(moved, place, place / COMMITS, named.step, (*notes, *kept))
+
+
+def _planned(
+    plan: Plan, cluster: Cluster, members: int | None, old: Path
+) -> tuple[Plan, tuple[str, ...]]:
+    """Plan for the other cluster; by what new groups divide ops is tried first."""
+    tensor = plan.placement.tensor
+    if members in (None, 1, 1 if tensor is None else tensor.members):
+        return replan(plan, cluster, members), ()
+    with trying(old) as trials:
+        make = partial(replan, plan, cluster, members)
+        found, kept = with_tried_rules(trials, Options(), lambda o: make(o.tensor_whole))
+        trials.try_optimizer(found)
+    return found, kept
 
 
 @contextmanager

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from bigbrain_fx.core import (
@@ -94,6 +96,12 @@ def try_rule(trial: RuleTrial) -> str | None:
         for problem in _unlike(want, made, own):
             return f"{problem} on member {member}"
     return None
+
+
+def failed_rules(path: Path) -> list[str | None]:
+    """Run the trials that a file has; say of each why it failed."""
+    trials = TypeAdapter(tuple[RuleTrial, ...]).validate_json(path.read_bytes())
+    return [try_rule(trial) for trial in trials]
 
 
 def _whole(graph: Graph, given: TrialTensors) -> Made:

@@ -95,12 +95,27 @@ def test_groups_may_be_left_out(begun: Path, tmp_path: Path) -> None:
     assert whole(begun) == whole(moved.bundle)
 
 
-def test_other_groups_are_refused_before_anything_is_written(begun: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="groups of 3 devices") as caught:
-        resplit(begun, cluster(6), tmp_path / "moved", tensor=3)
-    assert "split MODEL --weights" in (caught.value.help or "")
+def test_there_may_be_other_groups_and_back(begun: Path, tmp_path: Path) -> None:
+    """Rules and the optimizer are tried first, in a process with torch."""
+    none = resplit(begun, cluster(2), tmp_path / "none", tensor=1)
+    groups = resplit(none.bundle, cluster(3), tmp_path / "groups", tensor=3)
+    assert groups.plan.stages.members == 3
+    assert groups.plan.sharded.shards
+    assert whole(begun) == whole(none.bundle) == whole(groups.bundle)
+    later = train(groups.bundle, STEPS + 1, "--commits", "commits", "--resume")
+    assert later == pytest.approx(train(begun, STEPS + 1)[STEPS:], rel=1e-5)
+
+
+def test_what_cannot_be_in_groups_is_refused_before_anything_is_written(
+    begun: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="groups of 2 devices"):
         resplit(begun, cluster(3), tmp_path / "moved", tensor=2)
+    none = resplit(begun, cluster(2), tmp_path / "none", tensor=1).bundle
+    looks_further = "OPTIMIZER = lambda named: torch.optim.Adafactor([p for _, p in named])"
+    (none / "training.py").write_text((none / "training.py").read_text() + f"\n\n{looks_further}\n")
+    with pytest.raises(InputError, match="more than one number at a time"):
+        resplit(none, cluster(2), tmp_path / "moved", tensor=2)
     assert not (tmp_path / "moved").exists()
 
 

@@ -8,8 +8,8 @@ program chooses all of it: least bytes sent with no more computing than our plan
 computing and sending together; both with no more bytes of parameters on a member than our plan
 has. Its optimum is below every plan of that kind.
 
-Two tables of what it may send: the exchanges that members have (all-reduce, all-gather), and also
-reduce-scatter and all-to-all, which ours have not. Every member sends to every other, as ours do;
+It is solved twice: with the exchanges that members have (all-reduce, all-gather), and also with
+reduce-scatter and all-to-all, which they have not. Every member sends to every other, as ours do;
 computing is our estimate, divided by the members where an op is.
 """
 
@@ -38,6 +38,7 @@ from bigbrain_fx.plan import (
     part_channels,
     priced_axes,
 )
+from bigbrain_fx.plan.tensor.costs import pieces
 from models import gpt, llama, moe
 from tools.load_solvers.programs import Program
 
@@ -111,7 +112,7 @@ class Exchanges:
 
     def sent(self, nbytes: int, graded: bool, source: Form, target: Form) -> float:
         """Return the bytes forward and backward; a copy's are beside those of the whole value."""
-        all_of, part = self._all(nbytes), self._all(nbytes) / self.members
+        all_of, part = self._all(nbytes), (self.members - 1) * nbytes / self.members
         back = part if graded else 0.0
         if source == target:
             return 0.0
@@ -128,7 +129,10 @@ class Exchanges:
         return (part + back) / (self.members if self.scatters else 1)
 
     def _all(self, nbytes: int) -> float:
-        return (self.members - 1) * float(nbytes)
+        """Return what each sends to have a sum: all of it to all, or twice a piece of it."""
+        others = self.members - 1
+        whole = len(pieces(nbytes // 4, self.members)) == 1
+        return others * (float(nbytes) if whole else 2 * nbytes / self.members)
 
 
 @dataclass(frozen=True)
@@ -363,6 +367,13 @@ HEAD = (
 )
 
 
+FOUND = """Bytes are the least that our exchanges allow, at equal memory and no more computing.
+What is left of the step is work that ours leaves whole: the optimum also divides norms, residual
+sums and what follows them along the sequence, and changes a value's axis between ops; with
+reduce-scatter that costs no more bytes than an all-reduce (Korthikanti et al., 2022, "sequence
+parallelism"). Ours keeps one axis for a value wherever it is read."""
+
+
 @click.command()
 @click.option("--blocks", default=",".join(BLOCKS), show_default=True)
 @click.option("--members", default="2,4,8", show_default=True)
@@ -380,7 +391,7 @@ def main(blocks: str, members: str, write: Path | None) -> None:
         title, _, rest = __doc__.partition("\n\n")
         about = rest.partition("\n\n")[2]
         text = [f"# {title.rstrip('.')}", "", "`python -m tools.placement_ilp --write FILE`", ""]
-        write.write_text("\n".join([*text, about.strip(), "", HEAD, *lines]) + "\n")
+        write.write_text("\n".join([*text, about.strip(), "", HEAD, *lines, "", FOUND]) + "\n")
 
 
 if __name__ == "__main__":

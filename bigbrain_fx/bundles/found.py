@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
-from bigbrain_fx.core import Shard
+from bigbrain_fx.core import RuleTrial, Shard
 from bigbrain_fx.emit import Weights
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file

@@ -6,7 +6,8 @@
     own_part        forward each keeps its own part; backward the gradients are put together
 
 Every member sends to every other, and adds in the order of the members: all have the same bits,
-whenever messages arrive. This file knows tensors and channels; it knows no layer and no schedule.
+whenever messages arrive. Of a large tensor each adds a piece, and sends that to all: the same sums,
+in fewer bytes. This file knows tensors and channels; it knows no layer and no schedule.
 
 Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
@@ -25,6 +26,16 @@ from .modules import active
 
 Shape = Sequence[int]
 Ways = dict[tuple[str, int, torch.dtype], Channel]
+
+
+LARGE = 1 << 14  # numbers; `plan.tensor.costs` has it, too
+
+
+def pieces(numel: int, members: int) -> tuple[int, ...]:
+    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
+    if members == 2 or numel < LARGE:
+        return (numel,)
+    return tuple(numel // members + (member < numel % members) for member in range(members))
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:
@@ -95,10 +106,27 @@ class Group:
             found[member] = got.view(tuple(shapes[member]))
         return found
 
-    def alike(self, own: Tensor) -> list[Tensor]:
-        """Exchange tensors of one shape."""
+    def combined(self, own: Tensor, how: Callable[[Sequence[Tensor]], Tensor] = added) -> Tensor:
+        """Combine the members' tensors, which have one shape: all get the same bits."""
         own = _private(own)
-        return self.parts(own, [own.shape] * len(self.members))
+        lengths = pieces(own.numel(), len(self.members))
+        if len(lengths) == 1:
+            return how(self.parts(own, [own.shape] * len(self.members)))
+        piece = how(self._scattered(own.reshape(-1), lengths))
+        return torch.cat(self.parts(piece, [(n,) for n in lengths])).view(own.shape)
+
+    def _scattered(self, flat: Tensor, lengths: Shape) -> list[Tensor]:
+        """Send each member its piece of a tensor; return what all have of this one's piece."""
+        found = list(flat.split(list(lengths)))
+        others = [m for m in range(len(self.members)) if m != self.rank]
+        for member in others:
+            way = self.outward[self.members[member], lengths[member], flat.dtype]
+            self.send(way, found[member])
+        for member in others:
+            with _paused():
+                way = self.inward[self.members[member], lengths[self.rank], flat.dtype]
+                found[member] = self.recv(way)
+        return found
 
     def whole(self, own: Tensor, dim: int, inner: int, lengths: Shape) -> Tensor:
         """Put the members' parts together."""
@@ -150,14 +178,13 @@ class _CopyToGroup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, added(ctx.group.alike(gradient))
+        return None, ctx.group.combined(gradient)
 
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, how: str) -> Tensor:  # noqa: ANN401
-        parts = group.alike(part)
-        return added(parts) if how == "sum" else largest(parts)
+        return group.combined(part, added if how == "sum" else largest)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401

@@ -66,7 +66,7 @@ class Small(nn.Module):
 def test_the_optimum_is_the_least_of_all_placements(
     monkeypatch: pytest.MonkeyPatch, scatters: bool, in_seconds: bool
 ) -> None:
-    monkeypatch.setitem(placement_ilp.BLOCKS, "small", Small)  # type: ignore[arg-type]
+    monkeypatch.setitem(placement_ilp.BLOCKS, "small", Small)
     case, way = Case.of("small", 2), Exchanges(2, scatters)
     want = min(every_cost(case, way, in_seconds))
     assert Placements(case, way, in_seconds).least() == pytest.approx(want, rel=1e-6)

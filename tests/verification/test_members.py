@@ -27,7 +27,8 @@ from bigbrain_fx.plan import (
     part_channels,
     wanted_axes,
 )
-from bigbrain_fx.runtime import joined
+from bigbrain_fx.plan.tensor.costs import LARGE, pieces
+from bigbrain_fx.runtime import group, joined
 from bigbrain_fx.verification.bundle.imported_bundle import batches_of, run_bundle, weights_of
 from bigbrain_fx.verification.bundle.links import same_training
 from bigbrain_fx.verification.bundle.members import (
@@ -127,6 +128,60 @@ def test_a_bundle_has_the_bits_of_its_members_in_lockstep(
     assert fault == ""
     assert not actual.unlike
     assert {f"norm.0.qkv.weight[{m}]" for m in range(members)} <= set(actual.tensors)
+
+
+WIDE = """import torch
+from torch import nn
+
+
+def model():
+    return nn.Sequential(nn.Linear(160, 96), nn.GELU(), nn.Linear(96, 160), nn.LayerNorm(160))
+
+
+def loss(output, batch):
+    return output.square().mean()
+
+
+def batches(seed):
+    dice = torch.Generator().manual_seed(seed)
+    while True:
+        yield {"input": torch.randn(256, 160, generator=dice)}
+
+
+def example_batch():
+    return next(batches(0))
+
+
+def lr_scale(step):
+    return 1.0 / (1 + step)
+"""
+
+
+@pytest.mark.parametrize(("members", "shares"), [(3, ()), (4, (2, 1, 1, 2))])
+def test_sums_of_large_tensors_in_pieces_have_the_same_bits(
+    tmp_path: Path, members: int, shares: tuple[int, ...]
+) -> None:
+    """The reference adds whole tensors; members add a piece each, of unequal lengths for three."""
+    (tmp_path / "net.py").write_text(WIDE)
+    file = load_model_file(tmp_path / "net.py")
+    wide = Bench(file, capture(file.model, file.example_batch, file.loss, name="net"), STEPS)
+    plan = planned(wide, members, tensor=members, tensor_shares=shares, micro_batches=2)
+    lengths = pieces(128 * 160, members)
+    sent = {part.numel for part in part_channels(plan) if part.sender == "d0"}
+    assert set(lengths) <= sent
+    assert 128 * 160 not in sent
+    actual, fault = trained(wide, plan, tmp_path / "bundle")
+    assert fault == ""
+    assert not actual.unlike
+
+
+def test_who_plans_and_who_runs_divide_sums_alike() -> None:
+    for members in (2, 3, 5, 8):
+        for numel in (1, LARGE - 1, LARGE, LARGE + 1, 100_003):
+            found = pieces(numel, members)
+            assert found == group.pieces(numel, members)
+            assert sum(found) == numel
+            assert len(found) == (members if members > 2 and numel >= LARGE else 1)
 
 
 def test_the_graph_and_what_members_run_of_it_agree(bench: Bench) -> None:

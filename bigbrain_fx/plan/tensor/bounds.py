@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bigbrain_fx.core import Axis, Cluster, Costs, Exchange
+from bigbrain_fx.plan.tensor.costs import sent_share
 from bigbrain_fx.plan.tensor.groupings import Grouping
 from bigbrain_fx.planning import bytes_per_s
 
@@ -69,8 +70,7 @@ class Prices:
         return together_s + rest_s + sum(self._exchange_s(group, each) for each in sent)
 
     def _exchange_s(self, group: Sequence[str], each: Exchange) -> float:
-        part = each.kind in ("all_gather", "split")
-        nbytes = each.nbytes / len(group) if part else each.nbytes
+        nbytes = each.nbytes * sent_share(each.kind, each.nbytes // 4, len(group))
         rate = min(bytes_per_s(self.cluster, group[0], other) for other in group[1:])
         return (len(group) - 1) * nbytes / rate
 

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
+from bigbrain_fx.core import Axis, Exchange, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.nouns import Options, Plan
 from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.costs import sent_share
 from bigbrain_fx.plan.tensor.make import GroupMaker
 
 
@@ -58,12 +59,17 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
     for (name, size), axes in alike(tensor.axes).items():
         rest = tuple(axis for axis in tensor.axes if axis not in axes)
         parts = lengths(size, tensor.shares)
-        sent = sum(axis.sent_bytes(backward=way) for axis in axes for way in (False, True))
+        sent = sum(_sent(each, tensor.members) for axis in axes for each in axis.exchanges)
         about = name, tuple(axis.name for axis in axes), size, parts, sent
         try:
             yield AxisChoice(*about, step_with(plan, rest))
         except (NoPlanError, InputError) as error:
             yield AxisChoice(*about, None, error.what)
+
+
+def _sent(exchange: Exchange, members: int) -> int:
+    """Return the bytes that a member sends each other one for the example batch."""
+    return round(exchange.nbytes * sent_share(exchange.kind, exchange.nbytes // 4, members))
 
 
 def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:

@@ -19,6 +19,7 @@ from bigbrain_fx.planning import crowded
 SPACE = "shard."
 BACKWARD = ("shard.copy_to_group", "shard.split")
 """Exchanges that send in the backward pass, and nothing forward."""
+LARGE = 1 << 14  # numbers; `runtime.group` has it, too
 _TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
 
 
@@ -123,20 +124,44 @@ def _exchanged(op: Op, cost: OpCost, cluster: Cluster, group: Sequence[str]) -> 
     return replace(cost, forward_s=0.0, backward_s=backward_s, backward_input_s=backward_s)
 
 
+def pieces(numel: int, members: int) -> tuple[int, ...]:
+    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
+    if members == 2 or numel < LARGE:
+        return (numel,)
+    return tuple(numel // members + (member < numel % members) for member in range(members))
+
+
+def sent_share(kind: str, numel: int, members: int) -> float:
+    """Return the share of a whole tensor that a member sends each other one in an exchange."""
+    if kind in ("all_gather", "split"):
+        return 1 / members
+    return 2 / members if len(pieces(numel, members)) > 1 else 1.0
+
+
 def exchange_s(op: Op, cluster: Cluster, group: Sequence[str]) -> float:
     """Return the seconds of one exchange: every member sends to every other."""
-    nbytes = op.outputs[0].nbytes
-    others = len(group) - 1
+    spec, members = op.outputs[0], len(group)
     if op.target == "shard.all_gather":
-        nbytes //= len(group)
-    return max(_member_s(cluster, group, name, nbytes, others) for name in group)
+        return _slowest_s(cluster, group, spec.nbytes // members)
+    if op.target == "shard.split" or len(pieces(spec.numel, members)) == 1:
+        return _slowest_s(cluster, group, spec.nbytes)
+    piece = -(-spec.nbytes // members)
+    return _slowest_s(cluster, group, piece) + _slowest_s(cluster, group, piece, adds=False)
 
 
-def _member_s(cluster: Cluster, group: Sequence[str], name: str, nbytes: int, others: int) -> float:
+def _slowest_s(cluster: Cluster, group: Sequence[str], nbytes: int, *, adds: bool = True) -> float:
+    """Return the seconds in which each member sends each other one so many bytes."""
+    return max(_member_s(cluster, group, name, nbytes, adds=adds) for name in group)
+
+
+def _member_s(
+    cluster: Cluster, group: Sequence[str], name: str, nbytes: int, *, adds: bool
+) -> float:
+    others = len(group) - 1
     links = [cluster.link(other, name) for other in group if other != name]
     device = cluster.device[name]
     wire_s = sum(nbytes / link.bytes_per_s for link in links)
     latency_s = max(link.latency_s for link in links)
     handling_s = 2 * others * device.overheads.handling_s(nbytes)
-    adding_s = others * _TOUCHES * nbytes / device.memory_bytes_per_s
+    adding_s = adds * others * _TOUCHES * nbytes / device.memory_bytes_per_s
     return latency_s + wire_s + handling_s + adding_s

@@ -8,13 +8,12 @@ wire.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
 from bigbrain_fx.core import DTYPE_BYTES, Graph, Op, Stage
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE
+from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, pieces
 
 
 @dataclass(frozen=True)
@@ -59,25 +58,23 @@ def part_channels(plan: Plan) -> tuple[PartChannel, ...]:
         )
         for group in groups
         for member, a in enumerate(group)
-        for (numel, dtype), count in sorted(_sent(plan, member, a).items())
-        for b in group
+        for to, b in enumerate(group)
         if a != b
+        for (numel, dtype), count in sorted(_sent(plan, a, member, to).items())
     )
 
 
-def _sent(plan: Plan, member: int, device: str) -> Counter[tuple[int, str]]:
-    """Count what a member sends each other member for a micro-batch, by size and type."""
-    graph = plan.sharded.members[member].at(plan.rows)
-    stages = plan.stages.of(device)
-    return Counter(size for stage in stages for size in _of_stage(graph, stage, member))
-
-
-def _of_stage(graph: Graph, stage: Stage, member: int) -> Iterator[tuple[int, str]]:
-    for name in stage.ops:
-        op = graph.op[name]
-        if op.target.startswith(SPACE) and is_sent(graph, op):
-            for _ in range(times(op, stage)):
-                yield _numel(op, member), op.outputs[0].dtype
+def _sent(plan: Plan, device: str, member: int, to: int) -> Counter[tuple[int, str]]:
+    """Count what a member sends another member for a micro-batch, by size and type."""
+    graph, members = plan.sharded.members[member].at(plan.rows), plan.stages.members
+    return Counter(
+        (numel, op.outputs[0].dtype)
+        for stage in plan.stages.of(device)
+        for op in (graph.op[name] for name in stage.ops)
+        if op.target.startswith(SPACE) and is_sent(graph, op)
+        for _ in range(times(op, stage))
+        for numel in _numels(op, member, to, members)
+    )
 
 
 def times(op: Op, stage: Stage) -> int:
@@ -90,12 +87,13 @@ def is_sent(graph: Graph, op: Op) -> bool:
     return op.target not in BACKWARD or (op.requires_grad and op.name in graph.graded)
 
 
-def _numel(op: Op, member: int) -> int:
-    """Return the numbers in a member's message: the whole tensor, or its part."""
+def _numels(op: Op, member: int, to: int, members: int) -> tuple[int, ...]:
+    """Return the numbers in a member's messages to another: a whole tensor, its part, pieces."""
     numel = op.outputs[0].numel
     if op.target == "shard.split":
-        return numel  # the part that it keeps
+        return (numel,)  # the part that it keeps
     if op.target == "shard.all_gather":
         lengths = cast("tuple[int, ...]", op.args[3])
-        return numel // sum(lengths) * lengths[member]
-    return numel
+        return (numel // sum(lengths) * lengths[member],)
+    lengths = pieces(numel, members)
+    return (lengths[to], lengths[member]) if len(lengths) > 1 else lengths

@@ -14,8 +14,8 @@ from bigbrain_fx.plan.tensor.messages import is_sent, part_channels, times
 
 # A plan of `auto` may have groups that nobody asked for.
 _ROUNDED = (
-    "Sums that members share equal one process's to rounding, the same in every run; this bundle "
-    "cannot be split again for other devices. --tensor 1 leaves groups out."
+    "Sums that members share equal one process's to rounding, the same in every run. --tensor 1 "
+    "leaves groups out."
 )
 
 

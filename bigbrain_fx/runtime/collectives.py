@@ -65,14 +65,13 @@ class CollectiveReplicas(Replicas):
         self,
         buckets: Sequence[Bucket],
         micros: Sequence[Sequence[int]],
-        replica: int,
         parameters: Mapping[str, nn.Parameter],
         transport: Transport,
         groups: Mapping[str, dist.ProcessGroup],
         zero_stage: int,
     ) -> None:
         filled = [replace(bucket, filled=bool(zero_stage)) for bucket in buckets]
-        about = micros, replica, parameters, transport
+        about = micros, parameters, transport
         super().__init__(filled, "backend", *about, each=zero_stage >= 2)
         self.groups, self.zero = groups, bool(zero_stage)
         self._called: dict[str, _Called] = {}
@@ -93,7 +92,7 @@ class CollectiveReplicas(Replicas):
 
     def _after(self, bucket: Bucket, running: BucketSum, micro: int) -> None:
         running.now = set()
-        if running.sent != micro and (self.each or micro == self.own[-1]):
+        if running.sent != micro and (self.each or micro == self._own(bucket)[-1]):
             running.sent = micro
             self._call_next(bucket.stage, micro)
 

@@ -23,7 +23,7 @@ def replicas_of(device: Device, listed: Listed) -> Replicas:
     """Return what a device sums with other replicas, and how."""
     sums = _sums(listed)
     found = [*buckets_of(sums, device.name, tuple(device.stages), device.channels)]
-    about = device.micros, device.replica, device.parameters, device.transport
+    about = device.micros, device.parameters, device.transport
     make = getattr(device.transport, "groups", None)  # one process has none: it sends messages
     if device.sum_order == "backend" and make is not None:
         from .collectives import CollectiveReplicas, process_groups  # only such bundles have it
@@ -39,7 +39,7 @@ def statistics_of(device: Device, listed: Listed) -> Statistics:
     sums = _sums(listed)
     written = {name: entry for name, entry in listed.items() if name not in sums}
     groups = [*groups_of(written, device.name, device.modules, device.channels)]
-    return Statistics(groups, device.micros, device.replica, device.transport)
+    return Statistics(groups, device.micros, device.transport)
 
 
 def unsharded_of(

@@ -51,7 +51,6 @@ class Replicas:
         buckets: of this device.
         order: of sums: "replica", "micro" or "tree".
         micros: of each replica, the numbers of its micro-batches.
-        replica: this device's.
         parameters: by their names in the model.
         transport: to the other devices.
         each: whether each micro-batch is summed when it is there, and not all of them at last.
@@ -62,13 +61,11 @@ class Replicas:
         buckets: Sequence[Bucket],
         order: str,
         micros: Sequence[Sequence[int]],
-        replica: int,
         parameters: Mapping[str, nn.Parameter],
         transport: Transport,
         each: bool,
     ) -> None:
         self.buckets, self.order, self.micros, self.each = buckets, order, micros, each
-        self.own = micros[replica]
         self.parameters, self.transport = parameters, transport
         self._of = {(name, b.stage): b for b in buckets for name in b.params}
         self._at = {b.name: _offsets(b, parameters) for b in buckets}
@@ -135,7 +132,7 @@ class Replicas:
         """
         if self.order == "tree" and not self.each:
             return False
-        is_last = self.each or micro == self.own[-1]
+        is_last = self.each or micro == self._own(bucket)[-1]
         on_cpu = self.parameters[bucket.params[0]].device.type == "cpu"
         return is_last and on_cpu and len(running.now) == len(bucket.params)
 
@@ -174,15 +171,20 @@ class Replicas:
         if self.order == "tree":
             running.own.add(micro, 1, flat)
             running.flat = None
-        if micro == self.own[-1] and not has_left:
-            for _, _, part in self._own_parts(running):
+        if micro == self._own(bucket)[-1] and not has_left:
+            for _, _, part in self._own_parts(bucket, running):
                 self._send_part(bucket, part)
 
-    def _own_parts(self, running: BucketSum) -> list[tuple[int, int, Tensor]]:
+    def _own(self, bucket: Bucket) -> Sequence[int]:
+        """Return the numbers of the micro-batches that a bucket's stage computes here."""
+        return self.micros[bucket.place]
+
+    def _own_parts(self, bucket: Bucket, running: BucketSum) -> list[tuple[int, int, Tensor]]:
         """Return what this replica adds, where that is sent when all of it is there."""
         if self.order == "replica":
             assert running.flat is not None
-            return [(self.own[0], len(self.own), running.flat)]
+            own = self._own(bucket)
+            return [(own[0], len(own), running.flat)]
         return running.own.parts
 
     def _send_part(self, bucket: Bucket, flat: Tensor) -> None:
@@ -221,7 +223,7 @@ class Replicas:
         """Add the parts of all, this replica's own among them."""
         mine = [
             (first, size, bucket.piece(flat, bucket.place).clone())
-            for first, size, flat in self._own_parts(running)
+            for first, size, flat in self._own_parts(bucket, running)
         ]
         received = [
             (first, size, self.transport.recv(bucket.parts_in[place]))

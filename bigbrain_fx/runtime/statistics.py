@@ -33,13 +33,14 @@ class Group:
     """What one stage of each replica writes.
 
     Attributes:
-        stage: that writes it here.
+        stage: that writes it here. place: of this replica among those that write it.
         pairs: running means and variances, for each call in a micro-batch.
         counters: whole numbers, and what a micro-batch adds to each.
         away: channels to other replicas. here: place of a replica -> the channel from it.
     """
 
     stage: int
+    place: int
     pairs: tuple[Pair, ...]
     counters: tuple[tuple[Tensor, int], ...]
     away: tuple[Channel, ...]
@@ -101,7 +102,6 @@ class Statistics:
     Args:
         groups: of this device's stages.
         micros: of each replica, the numbers of its micro-batches.
-        replica: this device's.
         transport: to the other devices.
 
     Attributes:
@@ -112,10 +112,9 @@ class Statistics:
         self,
         groups: Sequence[Group],
         micros: Sequence[Sequence[int]],
-        replica: int,
         transport: Transport,
     ) -> None:
-        self.groups, self.micros, self.replica, self.transport = groups, micros, replica, transport
+        self.groups, self.micros, self.transport = groups, micros, transport
         self._stages = frozenset(group.stage for group in groups)
         self._notes: dict[tuple[int, int], dict[int, deque[Note]]] = {}
         self._told: list[dict[int, list[Note]]] = []
@@ -186,7 +185,7 @@ class Statistics:
     def _own(self, group: Group) -> dict[int, list[Note]]:
         """Return what this replica's micro-batches have noted, in the order of the pairs."""
         found: dict[int, list[Note]] = {}
-        for micro in self.micros[self.replica]:
+        for micro in self.micros[group.place]:
             noted = self._notes[group.stage, micro]
             try:
                 found[micro] = [noted[id(mean)].popleft() for mean, _ in group.pairs]
@@ -199,7 +198,7 @@ class Statistics:
 
     def _count(self, group: Group, idle: Collection[int]) -> None:
         """Count the other replicas' micro-batches, too."""
-        away = [micros for place, micros in enumerate(self.micros) if place != self.replica]
+        away = [micros for place, micros in enumerate(self.micros) if place != group.place]
         others = sum(micro not in idle for micros in away for micro in micros)
         for counter, added in group.counters:
             counter.add_(added * others)
@@ -258,6 +257,7 @@ def groups_of(
                 ) from None
             yield Group(
                 stage,
+                places[stage],
                 tuple(zip(pairs[::2], pairs[1::2], strict=True)),
                 tuple(counters),
                 tuple(c for c in own if c.sender == device),

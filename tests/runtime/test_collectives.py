@@ -41,7 +41,7 @@ def trained(zero, early):
     parameters = {n: nn.Parameter(torch.zeros(k)) for n, k in (("a", 3), ("b", 2), ("c", 1))}
     buckets = [*buckets_of(listed, f"d{rank}", (rank,), ())]
     micros = ((0, 2), (1, 3)) if zero == 2 else ((0,), (1, 2, 3))  # the others may be unequal
-    found = CollectiveReplicas(buckets, micros, rank, parameters, None, groups, zero)
+    found = CollectiveReplicas(buckets, micros, parameters, None, groups, zero)
     for _ in range(2):  # of two steps the second forgets the first
         found.begin()
         for micro in micros[rank]:
@@ -65,7 +65,7 @@ def trained(zero, early):
 result = [trained(0, True), trained(1, True), trained(2, False)]
 parameters = {n: nn.Parameter(torch.zeros(k)) for n, k in (("a", 3), ("b", 2), ("c", 1))}
 buckets = [*buckets_of(listed, f"d{rank}", (rank,), ())]
-found = CollectiveReplicas(buckets, ((0,), (1,)), rank, parameters, None, groups, 0)
+found = CollectiveReplicas(buckets, ((0,), (1,)), parameters, None, groups, 0)
 found.begin()
 if rank:
     sys.exit("this process dies")

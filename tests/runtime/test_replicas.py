@@ -53,7 +53,7 @@ def replicas(
     channels = bucket_channels(str(folder / "device_d0.py"), "d0")
     buckets = [*buckets_of(read_buckets(folder), "d0", (0,), channels)]
     parameters = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2))}
-    found = Replicas(buckets, order, ((0, 1), (2, 3)), 0, parameters, wire, order == "micro")  # type: ignore[arg-type]  # as much of a Transport as is used
+    found = Replicas(buckets, order, ((0, 1), (2, 3)), parameters, wire, order == "micro")  # type: ignore[arg-type]  # as much of a Transport as is used
     found.begin()
     return found
 
@@ -119,7 +119,7 @@ def test_a_list_of_other_parameters_is_refused(tmp_path: Path) -> None:
     replicas(tmp_path, Wire())
     [bucket] = buckets_of(read_buckets(tmp_path), "d0", (0,), ())
     with pytest.raises(WeightsError, match="bucket0 has 'b', not held here"):
-        Replicas([bucket], "replica", ((0,), (1,)), 0, {}, Wire(), False)  # type: ignore[arg-type]  # as above
+        Replicas([bucket], "replica", ((0,), (1,)), {}, Wire(), False)  # type: ignore[arg-type]  # as above
     wrong = {"a": nn.Parameter(torch.zeros(4)), "b": nn.Parameter(torch.zeros(2))}
     with pytest.raises(WeightsError, match="the pieces of bucket0 are not all of it"):
-        Replicas([bucket], "replica", ((0,), (1,)), 0, wrong, Wire(), False)  # type: ignore[arg-type]  # as above
+        Replicas([bucket], "replica", ((0,), (1,)), wrong, Wire(), False)  # type: ignore[arg-type]  # as above

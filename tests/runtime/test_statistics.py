@@ -62,7 +62,7 @@ def replica(number: int, norm: Norm, wires: Wires, *, calls: int = 1) -> Statist
         if a != b
     ]
     groups = groups_of({"s": entry}, f"d{number}", {number: norm}, channels)
-    return Statistics([*groups], MICROS, number, cast(Transport, wires))
+    return Statistics([*groups], MICROS, cast(Transport, wires))
 
 
 SHAPES = ((8, CHANNELS), (3, CHANNELS, 7), (2, CHANNELS, 5, 3), (2, CHANNELS, 2, 3, 2))

@@ -31,7 +31,7 @@ def unsharded(folder: Path, wire: Wire, sends: object) -> tuple[Unsharded, Repli
     listed = read_buckets(folder)
     parameters = {"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.tensor([1.0, 2.0]))}
     buckets = [*buckets_of(listed, "d0", (0,), channels)]
-    replicas = Replicas(buckets, "micro", ((0, 2), (1, 3)), 0, parameters, wire, True)  # type: ignore[arg-type]  # as much of a Transport as is used
+    replicas = Replicas(buckets, "micro", ((0, 2), (1, 3)), parameters, wire, True)  # type: ignore[arg-type]  # as much of a Transport as is used
     release([parameters["a"]])
     return Unsharded(replicas, listed), replicas
 

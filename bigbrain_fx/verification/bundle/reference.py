@@ -100,11 +100,23 @@ def summed(stages: Stages, count: int, made: Callable[[int], Gradients]) -> Grad
     """Add the gradients of micro-batches in the plan's order; without replicas, ascending."""
     own_first = stages.sum_order in ("replica", "backend") and not stages.sums_each
     if stages.micros and own_first:
-        own = [[m for m in micros if m < count] for micros in stages.micros]
-        return _added(_added(map(made, micros)) for micros in own)
+        return _by_replica([[m for m in own if m < count] for own in stages.micros], made)
     if stages.sum_order == "tree":
         return _added(_tree(first, size, made) for first, size in _powers(count))
     return ascending(count, made)
+
+
+def _by_replica(micros: Sequence[Sequence[int]], made: Callable[[int], Gradients]) -> Gradients:
+    """Add each replica's own, then the replicas'; all are made by number, as forwards may write."""
+    total: Gradients = {}
+    sums: list[Gradients] = [{} for _ in micros]
+    whose = {micro: replica for replica, own in enumerate(micros) for micro in own}
+    left = [*range(len(micros))]
+    for micro in sorted(whose):
+        sums[whose[micro]] = _added((sums[whose[micro]], made(micro)))
+        while left and max(micros[left[0]], default=-1) <= micro:  # no more is kept than waits
+            total = _added((total, sums[left.pop(0)]))
+    return total
 
 
 def ascending(count: int, made: Callable[[int], Gradients]) -> Gradients:

@@ -36,6 +36,15 @@ SLOW: dict[str, tuple[str, ...]] = {
     ),
     "tests/bundles/test_replicas.py": ("test_weights_that_are_divided", "test_three_processes_sum"),
     "tests/supervisor/test_replay_overlap.py": ("test_devices_that_die_while_steps_overlap",),
+    "tests/supervisor/test_gems.py": ("test_no_place_of_a_step",),
+    "tests/verification/test_gems.py": (
+        "test_a_bundle_has_the_bits_of_one_process[4-choices1",
+        "test_a_bundle_has_the_bits_of_one_process[4-choices2",
+        "test_a_bundle_has_the_bits_of_one_process[4-choices3",
+        "test_it_is_what_a_plain_loop_computes[micro",
+        "test_state_and_activations",
+        "test_a_tied_weight_may_be_in_any_two_stages[self.head",
+    ),
     "tests/supervisor/test_hosts.py": ("test_of_replicas_the_other_hosts_go_on",),
     "tests/supervisor/test_losing.py": (
         "test_three",

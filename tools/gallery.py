@@ -7,7 +7,7 @@ Four equal stages on four devices, eight micro-batches; a forward takes one unit
 and of a split one gradients of inputs and of weights one each. Messages are free. Each letter is
 one unit: F forward, B backward, W backward of weights, with the number of the micro-batch; the
 second unit of a whole backward is "==". With two pieces a device a letter is half a unit, and that
-of a device's second piece is small.
+of a device's second piece, or of its second replica (gems: four micro-batches), is small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bigbrain_fx.core import Cluster, Device, Edge, Forecast, Link, Stage, Stages
 from bigbrain_fx.emit.files.schedule_text import step_once_lines
-from bigbrain_fx.plan.schedule import SPLIT, StageCosts, build
+from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, StageCosts, build
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.planning import loop_line, v_line
 
@@ -28,8 +28,10 @@ DOC = ROOT / "docs" / "schedules.md"
 SHELF = ROOT / "docs" / "gallery.md"
 STAGES, MICRO_BATCHES = 4, 8
 LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
-SHOWN = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v")
+SHOWN = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v", "gems")
 LINES = {"interleaved": loop_line(STAGES, 2), "zb-v": v_line(STAGES), "dualpipe-v": v_line(STAGES)}
+LINES["gems"] = v_line(STAGES)  # there one replica, back the other
+FEWER = {"gems": 4}
 _BLOCK = re.compile(r"(<!-- (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -37,28 +39,38 @@ _CODE = re.compile(r"(<!-- (\S+\.py) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def pipeline(schedule: str) -> tuple[Stages, StageCosts]:
     """Return equal stages, and what they cost in units of a device's forward."""
     line = LINES.get(schedule, tuple(range(STAGES)))
-    count, split = len(line), schedule in SPLIT
-    forth = [Edge(f"x{i}", i, i + 1, "activation") for i in range(count - 1)]
-    back = [Edge(f"x{i}", i + 1, i, "gradient") for i in range(count - 1)]
+    count, split, copies = len(line), schedule in SPLIT, 2 if schedule in TOGETHER else 1
+    links = [i for i in range(count - 1) if (i + 1) * copies % count or copies == 1]
+    forth = [Edge(f"x{i}", i, i + 1, "activation") for i in links]
+    back = [Edge(f"x{i}", i + 1, i, "gradient") for i in links]
     devices = tuple(Device(f"d{i}", "h", "cpu", 1 << 30, 1.0, 1.0) for i in range(STAGES))
     deferred = ("weight",) if split else ()
-    made = tuple(Stage(i, f"d{d}", (), deferred=deferred) for i, d in enumerate(line))
-    each = (STAGES / count,) * count
+    made = tuple(
+        Stage(i, f"d{d}", (), deferred=deferred, replica=i * copies // count)
+        for i, d in enumerate(line)
+    )
+    each = (STAGES / count * copies,) * count
     whole = tuple(2 * unit for unit in each)
     costs = StageCosts(each, whole, (1,) * count, Cluster(devices, Link(0.0, 1e30)))
     costs = replace(costs, backward_s=each, weight_s=each) if split else costs
-    return Stages(made, (*forth, *back)), costs
+    micros = tuple(tuple(range(n, micro_batches(schedule), copies)) for n in range(copies))
+    return Stages(made, (*forth, *back), micros=micros if copies > 1 else ()), costs
+
+
+def micro_batches(schedule: str) -> int:
+    """Return how many micro-batches a picture has."""
+    return FEWER.get(schedule, MICRO_BATCHES)
 
 
 def picture(schedule: str) -> str:
     """Return a schedule's picture, its step and the emitted order of the second device."""
     stages, costs = pipeline(schedule)
     trained = frozenset(range(len(stages.stages)))
-    programs = build(schedule, stages, MICRO_BATCHES, costs, trained)
+    programs = build(schedule, stages, micro_batches(schedule), costs, trained)
     forecast = simulate(programs, stages, costs)
     rows = "\n".join(row(forecast, program.device, costs.forward_s[0]) for program in programs)
     text = "\n".join(line[4:] for line in step_once_lines(programs[1], training=True))
-    took = f"{forecast.step_s:g} units; {3 * MICRO_BATCHES} are work"
+    took = f"{forecast.step_s:g} units; {3 * micro_batches(schedule)} are work"
     return f"```\n{rows}\n```\n\n{took}. Device 1 of 4 is written as\n\n```python\n{text}\n```\n"
 
 

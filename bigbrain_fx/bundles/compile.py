@@ -31,6 +31,7 @@ from bigbrain_fx.plan import (
     SCHEDULES,
     SEARCHED,
     SPLIT,
+    TOGETHER,
     Options,
     Plan,
     half_sums_text,
@@ -328,10 +329,11 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
 def _require_one_replica(graph: Graph, options: Options, followed: Plan) -> None:
     """Refuse replicas where ops are placed as another plan has them: shares are not in it."""
     asked = (options.replicas or 1) > 1 or options.replica_shares or options.zero_stage
-    if asked or options.sum_order != "replica":
+    if asked or options.sum_order != "replica" or options.schedule in TOGETHER:
         raise InputError(
             "--like places one replica, as another plan did",
-            help="leave --like out, or --replicas, --replica-shares, --zero and --sum-order",
+            help="leave --like out, or --replicas, --replica-shares, --zero, --sum-order and "
+            "--schedule gems",
         )
     if graph.training and followed.stages.micros:
         raise InputError(

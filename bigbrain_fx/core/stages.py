@@ -282,6 +282,10 @@ class Stages:
         """Return the stages of one device, in order."""
         return tuple(stage for stage in self.stages if stage.device == device)
 
+    def replicas_on(self, device: str) -> tuple[int, ...]:
+        """Return the replicas that a device is part of: one, but where two lie in reverse."""
+        return tuple(sorted({stage.replica for stage in self.of(device)}))
+
     def is_local(self, edge: Edge) -> bool:
         """Whether both ends of the edge are on one device."""
         return self.stages[edge.source].device == self.stages[edge.target].device

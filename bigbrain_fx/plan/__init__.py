@@ -110,6 +110,7 @@ from bigbrain_fx.plan.schedule import (
     SCHEDULES as SCHEDULES,
     SEARCHED as SEARCHED,
     SPLIT as SPLIT,
+    TOGETHER as TOGETHER,
     begun_at as begun_at,
     early_takes as early_takes,
     messages as messages,

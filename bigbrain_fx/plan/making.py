@@ -36,8 +36,14 @@ from bigbrain_fx.plan.offloading import require_stores
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.quantising import require_quantisable, widening
 from bigbrain_fx.plan.recompute import Wanted, wanted_by
-from bigbrain_fx.plan.replicas import plan_replicas, wants_replicas
-from bigbrain_fx.plan.schedule import SPLIT, stage_costs
+from bigbrain_fx.plan.replicas import (
+    plan_mirrored,
+    plan_replicas,
+    require_mirror,
+    wants_mirror,
+    wants_replicas,
+)
+from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
@@ -82,6 +88,9 @@ def make_plan(
         zero_stage=options.zero_stage,
     )
     options = layer_by_layer(options, cluster, source)
+    if wants_mirror(options):
+        require_mirror(graph, options)
+        return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
     if wants_tensor(options):
@@ -280,6 +289,8 @@ def _with_replicas(
     if plan.stages.replicas == 1:
         return _replan(plan, cluster, 1, groups, schedule)
     try:
+        if plan.schedule in TOGETHER:  # two replicas are on the same devices
+            return _replan(plan, cluster, plan.stages.replicas // 2, groups, plan.schedule)
         return _replan(plan, cluster, plan.stages.replicas, groups, schedule)
     except (InputError, NoPlanError):
         return _replan(plan, cluster, 0, groups, schedule)

@@ -49,7 +49,13 @@ from bigbrain_fx.plan.offloading import (
 from bigbrain_fx.plan.quantising import requantising
 from bigbrain_fx.plan.recompute import recomputing
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
-from bigbrain_fx.plan.schedule import SPLIT, stage_costs, with_saved_in_stores
+from bigbrain_fx.plan.schedule import (
+    SPLIT,
+    TOGETHER,
+    is_mirrored,
+    stage_costs,
+    with_saved_in_stores,
+)
 from bigbrain_fx.plan.simulate import in_a_row
 from bigbrain_fx.planning import asked, crowded, estimator, is_own, label, options_of, partitioner
 
@@ -304,5 +310,6 @@ def _schedule_for(graph: Graph, stages: Stages, options: Options, keep_schedule:
     schedule = options.schedule or (chain if stages.is_chain else "list")
     if "weights" in stages.offload:
         return schedule
-    fits = keep_schedule or stages.is_chain or is_folded(stages, schedule)
+    suits = is_mirrored(stages) if schedule in TOGETHER else stages.is_chain
+    fits = keep_schedule or suits or is_folded(stages, schedule)
     return schedule if fits else "list"

@@ -14,6 +14,7 @@ from bigbrain_fx.plan.making import make_plan
 from bigbrain_fx.plan.memory_check import least_memory, mib
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.recompute import Wanted
+from bigbrain_fx.plan.schedule import TOGETHER
 from bigbrain_fx.plan.tensor import wants_tensor
 
 _PLENTY = 1 << 60
@@ -79,7 +80,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, _Case]]:
             if graph.batch % count == 0:
                 more = replace(options, micro_batches=count)
                 yield f"--micro-batches {count}", replace(case, options=more)
-    if options.schedule == "gpipe":
+    if options.schedule in ("gpipe", *TOGETHER):
         yield "--schedule 1f1b", replace(case, options=replace(options, schedule="1f1b"))
     if options.partitioner != "chain-dp":
         other = replace(options, partitioner="chain-dp", partitioner_options=())

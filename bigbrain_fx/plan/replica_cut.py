@@ -9,7 +9,7 @@ This file knows parameters and stages; it knows no schedule and no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -88,11 +88,27 @@ def _joined(
         replace(edge, source=edge.source + firsts[number], target=edge.target + firsts[number])
         for number, part in enumerate(parts)
         for edge in part.edges
-        if edge.kind != "tied" or updates.get(edge.value, number) == number
     ]
+    within = [edge for edge in within if _is_taken(graph, joined, edge, updates)]
     between = (*_pieces(graph, joined), *statistics_edges(graph, joined), *_losses(graph, joined))
     edges = (*within, *between, *(norms(graph, joined) if clip else ()))
     return replace(joined, edges=edges)
+
+
+def _is_taken(graph: Graph, stages: Stages, edge: Edge, updates: Mapping[str, int]) -> bool:
+    """Whether an edge within a replica is taken: gradients of tied weights are sums of all by then.
+
+    A device of two replicas takes them in the first one that has them there; with ZeRO in that
+    which updates them.
+    """
+    target = stages.stages[edge.target]
+    if edge.kind != "tied":
+        return True
+    for stage in stages.of(target.device):
+        held = {graph.param[name].canonical for name in stage.params}
+        if stage.replica < target.replica and edge.value in held:
+            return False
+    return updates.get(edge.value, target.replica) == target.replica
 
 
 def with_waiting_buckets(

@@ -35,8 +35,14 @@ def replicas_text(stages: Stages) -> str:
     )
     order = f"gradients are added {_ORDERS[stages.sum_order]}"
     count = f"{stages.replicas} replicas" if stages.replicas > 1 else "1 replica"
-    shares = f"{count}: of the micro-batches {'; '.join(own)}"
+    where = ", two and two on the same devices, one in reverse" if is_shared(stages) else ""
+    shares = f"{count}{where}: of the micro-batches {'; '.join(own)}"
     return f"{shares}. {order.capitalize()}{_KEPT[stages.zero_stage]}"
+
+
+def is_shared(stages: Stages) -> bool:
+    """Whether two replicas share devices."""
+    return any(len(stages.replicas_on(device)) > 1 for device in stages.devices)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

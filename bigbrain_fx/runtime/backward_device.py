@@ -93,7 +93,9 @@ class BackwardDevice(ForwardDevice):
 
     def _reports(self) -> bool:
         """Whether the losses made here are those to report: others have the same, or their own."""
-        return not self.replica and self.name in (self.members or (self.name,))[:1]
+        stage = self.loss[0] if self.loss else -1
+        replica = self.replica_of_stage.get(stage, self.replica)
+        return not replica and self.name in (self.members or (self.name,))[:1]
 
     def give_up_step(self) -> None:
         """Be as this step began, which nobody has updated in: it is begun again."""

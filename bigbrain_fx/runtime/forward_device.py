@@ -37,6 +37,7 @@ class ForwardDevice:
         micro_batches: how many a step has, over all replicas.
         micros: of each replica, the numbers of those that it computes; empty: one replica, all.
         replica: which one this device is part of.
+        replica_of_stage: of a device that is part of two (gems): which one a stage is part of.
         stages: stage number -> class.
         channels: those that start or end here, in the order of the bundle.
         tied: parameters that several stages hold, on any device -> those stages.
@@ -49,6 +50,7 @@ class ForwardDevice:
     micro_batches = 1
     micros: tuple[Sequence[int], ...] = ()
     replica = 0
+    replica_of_stage: Mapping[int, int] = {}
     stages: Mapping[int, type[Stage]] = {}
     channels: tuple[Channel, ...] = ()
     tied: Mapping[str, tuple[int, ...]] = {}

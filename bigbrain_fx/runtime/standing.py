@@ -38,7 +38,9 @@ def replicas_of(bundle: Bundle, *, commits: bool) -> list[list[str]]:
     writes that one's part of a commit.
     """
     first = bundle.devices[0]
-    plain = all(not (cls.members or cls.offload or cls.compiled) for cls in bundle.devices)
+    plain = not any(
+        cls.members or cls.offload or cls.compiled or cls.replica_of_stage for cls in bundle.devices
+    )
     if not (plain and first.sum_order in ("micro", "tree") and can_take_from_peers(bundle)):
         return []
     if commits and not _alike(bundle):

@@ -44,9 +44,10 @@ from bigbrain_fx.plan.schedule import (
 from bigbrain_fx.plan.schedule.greedy import play
 from bigbrain_fx.plan.schedule.messages import with_messages
 from bigbrain_fx.plan.simulate import simulate
+from tests.support.pipelines import mirrored
 
 LINES = {"interleaved": (0, 1, 2) * 2, "zb-v": (0, 1, 2, 2, 1, 0), "dualpipe-v": (0, 1, 2, 2, 1, 0)}
-TRAINING = [name for name in SCHEDULES if name not in ("forward", "auto", *LINES)]
+TRAINING = [name for name in SCHEDULES if name not in ("forward", "auto", "gems", *LINES)]
 
 
 def random_stages(seed: int, count: int, devices: int) -> Stages:
@@ -353,6 +354,8 @@ def fingerprint() -> str:
         shapes = (chain, scattered) if name == "list" else (chain,)
         if name in LINES:
             shapes = (on_line(random_stages(7, 6, 3), LINES[name], defers=True),)
+        if name == "gems":
+            shapes = (mirrored(4, 6),)
         for stages in shapes:
             costs = random_costs(9, stages)
             trained = all_of(stages) if name != "forward" else frozenset[int]()

@@ -73,11 +73,7 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
     chain = " --> ".join(f"[{name}]" if name == device else name for name in devices)
     numbers = ", ".join(str(text.stage.index) for text in own)
     word = "stage" if len(own) == 1 else "stages"
-    copies = (
-        f", replica {own[0].stage.replica} of {file.stages.replicas}"
-        if file.stages.replicas > 1
-        else ""
-    )
+    copies = _copies(file) if file.stages.replicas > 1 else ""
     if file.members:
         copies += f", member {own[0].stage.member} of {file.stages.members}"
     draws = _SEEDED if any("self.seeded(" in line for line in lines) else ""
@@ -87,6 +83,13 @@ def _header(file: DeviceFile, own: Sequence[StageText], lines: Sequence[str]) ->
         f"{draws}"
         "Written by bigbrain-fx; needs torch, safetensors and runtime/.\n"
     )
+
+
+def _copies(file: DeviceFile) -> str:
+    """Say which replica a device is part of, or which two."""
+    found = file.stages.replicas_on(file.program.device)
+    word = "replica" if len(found) == 1 else "replicas"
+    return f", {word} {' and '.join(map(str, found))} of {file.stages.replicas}"
 
 
 def _quiet(text: str) -> str:
@@ -198,9 +201,7 @@ def _device_class(
 def _attributes(
     file: DeviceFile, own: Sequence[StageText], channels: Channels, tapping: Sequence[str]
 ) -> list[str]:
-    mine = {file.graph.param[name].canonical for text in own for name in text.stage.params}
-    held = holders(file.graph, file.stages.beside(own[0].stage))
-    tied = {n: tuple(s.index for s in at) for n, at in held.items() if n in mine and len(at) > 1}
+    tied = _tied(file, own)
     aliases = {p: file.graph.param[p].canonical for text in own for p in text.stage.params}
     aliases = {name: canonical for name, canonical in aliases.items() if name != canonical}
     made = {value: (t.stage.index, name) for t in own for value, name in t.results.items()}
@@ -230,6 +231,18 @@ def _attributes(
         *([_COMPILED, "compiled = True"] if file.stages.compiled else []),
     ]
     return [line for row in rows for line in wrapped(row, 4)]
+
+
+def _tied(file: DeviceFile, own: Sequence[StageText]) -> dict[str, tuple[int, ...]]:
+    """Return the stages that hold a device's tied parameters: of the first replica that it has."""
+    found: dict[str, tuple[int, ...]] = {}
+    for replica in file.stages.replicas_on(file.program.device):
+        stages = [text.stage for text in own if text.stage.replica == replica]
+        mine = {file.graph.param[name].canonical for stage in stages for name in stage.params}
+        held = holders(file.graph, file.stages.beside(stages[0]))
+        mine -= found.keys()
+        found |= {n: tuple(s.index for s in at) for n, at in held.items() if n in mine}
+    return {name: at for name, at in found.items() if len(at) > 1}
 
 
 def _store_rows(file: DeviceFile) -> list[str]:
@@ -276,10 +289,19 @@ def _replica_rows(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
     return [
         f"micros = {_names_tuple(map(_numbers, stages.micros))}",
         f"replica = {own[0].stage.replica}",
+        *_replica_of_stage(file, own),
         *([f"sum_order = {stages.sum_order!r}"] if stages.sum_order != "replica" else []),
         *([_GATHERED] if stages.gathers else []),
         *([f"zero_stage = {stages.zero_stage}"] if stages.zero_stage else []),
     ]
+
+
+def _replica_of_stage(file: DeviceFile, own: Sequence[StageText]) -> list[str]:
+    """Say which replica a stage is part of, where a device has stages of two."""
+    if len(file.stages.replicas_on(file.program.device)) == 1:
+        return []
+    of = {text.stage.index: text.stage.replica for text in own}
+    return [f"replica_of_stage: ClassVar = {of!r}"]
 
 
 def _numbers(micros: Sequence[int]) -> str:

@@ -71,8 +71,8 @@ def _replicas(plan: Plan) -> list[str]:
         return []
     return [
         "",
-        "A replica is a whole copy of the model on devices of its own: it computes some of a "
-        "step's micro-batches, and at the end of a step all replicas sum their gradients.",
+        "A replica is a whole copy of the model: it computes some of a step's micro-batches, and "
+        "at the end of a step all replicas sum their gradients.",
         f"Here: {replicas_text(plan.stages)}.",
     ]
 

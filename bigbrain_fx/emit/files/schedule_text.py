@@ -66,7 +66,9 @@ def _verb(compute: Compute) -> str:
 
 
 def _own_micros(file: DeviceFile) -> tuple[int, ...]:
-    """Return the micro-batches of a device's replica; nothing, where one replica has all."""
+    """Return the micro-batches of a device's one replica; nothing, where it counts all."""
+    if len(file.stages.replicas_on(file.program.device)) > 1:
+        return ()
     stage = file.stages.of(file.program.device)[0]
     return file.stages.micros_of(stage.index, 0)
 

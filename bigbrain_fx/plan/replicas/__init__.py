@@ -1,4 +1,4 @@
-"""Copies of the model on devices of their own: which devices, which micro-batches, what they sum.
+"""Copies of the model, on devices of their own or two on the same: who computes, what is summed.
 
     Cluster, how many ──▶ groups of devices ──▶ a plan for each ──▶ shares ──▶ one plan
 
@@ -16,4 +16,9 @@ from bigbrain_fx.plan.replicas.make import (
     replicate as replicate,
     require_sensible as require_sensible,
     wants_replicas as wants_replicas,
+)
+from bigbrain_fx.plan.replicas.mirror import (
+    plan_mirrored as plan_mirrored,
+    require_mirror as require_mirror,
+    wants_mirror as wants_mirror,
 )

@@ -41,6 +41,7 @@ from bigbrain_fx.plan.schedule.faults import (
 )
 from bigbrain_fx.plan.schedule.forward import ForwardOnly as ForwardOnly
 from bigbrain_fx.plan.schedule.gathers import begun_at as begun_at, early_takes as early_takes
+from bigbrain_fx.plan.schedule.gems import Gems as Gems, is_mirrored as is_mirrored
 from bigbrain_fx.plan.schedule.gpipe import GPipe as GPipe
 from bigbrain_fx.plan.schedule.in_flight import in_flight_to_fill as in_flight_to_fill
 from bigbrain_fx.plan.schedule.interleaved import Interleaved as Interleaved
@@ -100,6 +101,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     ZeroBubbleV.name: ZeroBubbleV,
     DualPipeV.name: DualPipeV,
     Synthesised.name: Synthesised,
+    Gems.name: Gems,
     ForwardOnly.name: ForwardOnly,
 }
 """Every schedule by its name; each takes `in_flight`. All but "forward" train."""
@@ -107,6 +109,9 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 SPLIT = frozenset({ZeroBubbleH1.name, ZeroBubbleV.name, DualPipeV.name, Synthesised.name})
 """Schedules that are made for split backwards: with them all stages defer unless one says which."""
 
+
+TOGETHER = frozenset({Gems.name})
+"""Schedules that order all replicas together; others order each replica by itself."""
 
 SEARCHED = frozenset({Synthesised.name})
 """Schedules whose order is searched under the room that devices have."""
@@ -125,7 +130,8 @@ def build(
 
     Args:
         name: one of `SCHEDULES`.
-        stages: the cut graph; `gpipe`, `1f1b` and `zb-h1` need one stage per device.
+        stages: the cut graph; `gpipe`, `1f1b` and `zb-h1` need one stage per device, and
+            `gems` one of each of two replicas.
         micro_batches: how many a step has, at least 1.
         costs: of the same stages; only the list scheduler looks at them.
         trained: indices of the stages that have a Backward; empty for inference: then there are
@@ -149,7 +155,7 @@ def build(
     _require_in_flight(stages, in_flight)
     _require_gradients_between(stages, trained)
     told: dict[str, object] = {"room_bytes": room_bytes} if name in SEARCHED else {}
-    if not stages.micros:
+    if not stages.micros or name in TOGETHER:
         schedule = SCHEDULES[name](in_flight=in_flight, **told)
         orders = schedule.order(stages, micro_batches, costs, trained)
         return with_messages(stages, with_weights(stages, orders), trained)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Compute, Edge, Stages
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.costs import StageCosts
 from bigbrain_fx.plan.schedule.messages import Orders
 
@@ -35,11 +36,24 @@ def order_replicas(
         own = frozenset(stage - first for stage in trained if stage in held)
         limits = _limits(stages, part, in_flight)
         orders = order(part, len(micros), costs.part(held), own, limits)
+        _require_apart(stages, found, part)
         found.update(
             (device, tuple(_numbered(each, first, micros) for each in computes))
             for device, computes in orders.items()
         )
     return found
+
+
+def _require_apart(stages: Stages, found: Orders, part: Stages) -> None:
+    """Refuse a device of two replicas: each by itself says nothing of what it does in between."""
+    for device in part.devices:
+        if device in found:
+            raise InputError(
+                f"device {device} is part of replicas "
+                f"{' and '.join(map(str, stages.replicas_on(device)))}, and this schedule orders "
+                "each replica by itself",
+                help="use --schedule gems, or give each replica devices of its own",
+            )
 
 
 def _part(stages: Stages, replica: int) -> tuple[Stages, int]:

@@ -26,7 +26,7 @@ from bigbrain_fx.plan.schedule import SCHEDULES, StageCosts, StageTimes
 from bigbrain_fx.plan.simulate import simulate
 from tests.support.pipelines import FREE, chain, even_costs, stepped
 
-FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v")  # cut the line anew
+FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v", "gems")  # no chain
 TRAINING = [name for name in SCHEDULES if name not in FOLDED]
 
 

@@ -62,7 +62,7 @@ def drawn(done: Forecast) -> list[str]:
 # ------------------------------------------------------------------------------- closed forms
 
 
-FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v")  # cut the line anew
+FOLDED = ("forward", "auto", "interleaved", "zb-v", "dualpipe-v", "gems")  # no chain
 TRAINING = [name for name in SCHEDULES if name not in FOLDED]
 
 

@@ -1,0 +1,205 @@
+"""Two replicas on the same devices, in reverse: the bits of one process, and of a plain loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Cluster, DeviceStore
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import Plan, from_json, replan, replica_cut, to_json
+from tests.support.bundles import MODEL
+from tests.verification.test_asynchronous import APART, untied
+from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
+from tools.matrix import Bench
+
+CALM = MODEL.replace("nn.Dropout(0.1)", "nn.Identity()")  # a plain loop would draw otherwise
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model has several buckets, too."""
+    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 2048)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return bench_of(tmp_path_factory.mktemp("model") / "net.py", MODEL)
+
+
+def mirrored(bench: Bench, where: Cluster, **choices: object) -> Plan:
+    return planned(bench, where, schedule="gems", **choices)
+
+
+@pytest.mark.parametrize(
+    ("devices", "choices"),
+    [
+        (2, {}),
+        (4, {"sum_order": "micro"}),
+        (4, {"sum_order": "tree", "recompute": "all"}),
+        (4, {"replicas": 2}),
+        (2, {"recompute": "ops", "micro_batches": 2}),
+    ],
+    ids=str,
+)
+def test_a_bundle_has_the_bits_of_one_process(
+    bench: Bench, devices: int, choices: dict[str, object]
+) -> None:
+    plan = mirrored(bench, cluster(*[1] * devices), **choices)
+    assert len(plan.stages.stages) == 2 * devices
+    assert all(len(plan.stages.replicas_on(name)) == 2 for name in plan.stages.devices)
+    assert trained(bench, plan)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("tie", "name", "places", "edges"),
+    [
+        ("self.head.weight = self.embed.weight", "embed.weight", {0, 3}, 2),
+        ("self.blocks[3].up.weight = self.blocks[0].up.weight", "blocks.0.up.weight", {0, 2}, 4),
+    ],
+)
+def test_a_tied_weight_may_be_in_any_two_stages(
+    tmp_path: Path, tie: str, name: str, places: set[int], edges: int
+) -> None:
+    """A device of the first and the last stage has both sums; else each device is sent one."""
+    text = MODEL.replace("self.head.weight = self.embed.weight", tie)
+    bench = bench_of(tmp_path / "tied.py", text)
+    plan = mirrored(bench, cluster(1, 1, 1, 1), micro_batches=4)
+    param = plan.graph.param
+    held = {s.index for s in plan.stages.stages if name in {param[n].canonical for n in s.params}}
+    assert {index % 4 for index in held} == places
+    assert len([edge for edge in plan.stages.edges if edge.kind == "tied"]) == edges
+    assert trained(bench, plan)[1] == ""
+
+
+def test_batch_norms_are_written_in_the_order_of_micro_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    bench = bench_of(tmp_path_factory.mktemp("norm") / "net.py", BATCH_NORM)
+    plan = mirrored(bench, cluster(1, 1), micro_batches=4)
+    assert plan.stages.statistics
+    assert trained(bench, plan)[1] == ""
+
+
+def test_state_and_activations_may_lie_in_stores(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path / "wide.py", MODEL.replace("16", "64"))  # a page of state and more
+    where = cluster(1, 1)
+    stores = tuple(
+        DeviceStore(f"s{d.name}", d.name, 1 << 30, 1e12, str(tmp_path)) for d in where.devices
+    )
+    where = Cluster(where.devices, where.default_link, stores=stores)
+    plan = mirrored(bench, where, offload=("activations", "state"))
+    assert all(entry.stored_bytes for entry in plan.forecast.devices)
+    assert trained(bench, plan)[1] == ""
+
+
+def plain(bench: Bench, plan: Plan, sums: Sequence[Sequence[int]]) -> tuple[list[float], nn.Module]:
+    """Train as anybody would, each list of micro-batches accumulated, and then these added."""
+    model = copy.deepcopy(bench.file.model).train()
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(list(named.values()))
+    losses = []
+    assert bench.file.batches is not None
+    assert bench.file.loss is not None
+    batches: Iterator[Any] = iter(bench.file.batches(plan.seed))
+    for step, batch in enumerate(islice(batches, bench.steps)):
+        parts = {name: value.chunk(plan.micro_batches) for name, value in batch.items()}
+        micros = [{n: v[m] for n, v in parts.items()} for m in range(plan.micro_batches)]
+        made: dict[int, float] = {}
+        total: dict[str, Tensor] = {}
+        for own in sums:
+            part: dict[str, Tensor] = {}
+            for micro in own:
+                loss = bench.file.loss(model(micros[micro]["letters"]), micros[micro])
+                found = torch.autograd.grad(loss / plan.micro_batches, list(named.values()))
+                made[micro] = float(loss.detach())
+                part = added(part, dict(zip(named, found, strict=True)))
+            total = added(total, part)
+        for name, parameter in named.items():
+            parameter.grad = total[name]
+        nn.utils.clip_grad_norm_(named.values(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 / (1 + step)
+        optimizer.step()
+        losses.append(float(torch.tensor([made[m] for m in sorted(made)]).mean()))
+    return losses, model
+
+
+def added(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: left[name] + g if name in left else g for name, g in right.items()}
+
+
+@pytest.mark.parametrize(
+    ("order", "sums"),
+    [("replica", ((0, 2, 4, 6), (1, 3, 5, 7))), ("micro", (tuple(range(8)),))],
+)
+def test_it_is_what_a_plain_loop_computes(
+    tmp_path_factory: pytest.TempPathFactory, order: str, sums: Sequence[Sequence[int]]
+) -> None:
+    """Even micro-batches, then odd ones, then both together; by number it is plain accumulation."""
+    bench = bench_of(tmp_path_factory.mktemp("plain") / "net.py", CALM.replace(APART, ""))
+    plan = mirrored(bench, cluster(1, 1), sum_order=order)
+    actual, differs = trained(bench, plan)
+    assert differs == ""
+    losses, model = plain(bench, plan, sums)
+    assert [float(loss) for loss in actual.losses] == losses
+    for name, parameter in model.named_parameters():
+        assert torch.equal(actual.tensors[name], parameter), name
+
+
+def test_a_plan_is_read_and_made_again(bench: Bench) -> None:
+    plan = mirrored(bench, cluster(1, 1, 1, 1))
+    assert from_json(to_json(plan), "plan.json").key == plan.key
+    again = replan(plan, cluster(1, 1))
+    assert (again.schedule, again.stages.devices) == ("gems", ("d0", "d1"))
+    other = replan(plan, cluster(1))  # one device has no other's weights to hold
+    assert other.schedule != "gems"
+
+
+REFUSED: Mapping[str, Mapping[str, object]] = {
+    "--zero 1": {"zero_stage": 1},
+    "--sum-order backend": {"sum_order": "backend"},
+    "--replica-shares": {"replica_shares": (3, 1)},
+    "--replicas auto": {"replicas": 0},
+    "--tensor": {"tensor": 2},
+    "--defer": {"defer": "all"},
+    "--pieces": {"pieces": 2},
+    "--pin": {"pins": (("embed", "d0"),)},
+    "in_flight": {"in_flight": (1, 1)},
+    "--partitioner auto": {"partitioner": "auto"},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_has_an_order_or_devices_of_its_own_is_refused(bench: Bench, what: str) -> None:
+    with pytest.raises(InputError, match=f"--schedule gems does not go with {what}") as caught:
+        mirrored(bench, cluster(1, 1), **REFUSED[what])
+    assert "leave --schedule gems out" in (caught.value.help or "")
+
+
+def test_devices_and_micro_batches_come_in_pairs(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="3 devices: one would hold the same weights twice"):
+        mirrored(bench, cluster(1, 1, 1))
+    with pytest.raises(InputError, match="2 does not divide 1") as caught:
+        mirrored(bench, cluster(1, 1), micro_batches=1)
+    assert caught.value.help == "use --micro-batches with one of 2, 4, 8"
+    with pytest.raises(InputError, match="2 groups of devices alike, and these are unlike"):
+        mirrored(bench, cluster(1, 1, 2, 4), replicas=2)
+    untied_bench = bench_of(tmp_path / "net.py", untied(MODEL))
+    with pytest.raises(InputError, match="--asynchronous does not go with --schedule gems"):
+        mirrored(untied_bench, cluster(1, 1), asynchronous="2bw")

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from bigbrain_fx.core import (
+    Bucket,
     Costs,
     Edge,
     Graph,
@@ -205,6 +206,30 @@ def test_a_stage_that_runs_again_keeps_what_it_writes_and_pays_in_its_backward()
     assert booked[:4] == [posted + 400] * 4  # a result goes when it has left
     backward = [b for b, i in zip(booked, program.instructions, strict=True) if i.do == "backward"]
     assert backward == [800, 400]  # no result is held: the second run's is part of `working`
+
+
+@pytest.mark.parametrize(("zero", "expected"), [(2, 3 * 400), (3, 600 + 3 * 400)])
+def test_with_zero_3_all_of_a_bucket_is_there_with_its_first_gradient(
+    zero: int, expected: int
+) -> None:
+    """Weights of 200 and 400 bytes in one bucket: that of 400 has its gradient first.
+
+    It is copied into the bucket while the gradients of both results, of 400 bytes each, are there.
+    """
+    params = [Param(name, tensor(size), name) for name, size in (("v", 50), ("w", 100))]
+    a = kept(op("a", "aten.mul.Tensor", Ref("x"), ParamRef("v"), out=tensor(100)))
+    b = kept(op("b", "aten.mul.Tensor", Ref("a"), ParamRef("w"), out=tensor(100)))
+    c = kept(op("c", "aten.neg.default", Ref("b"), out=tensor(100)))
+    graph = replace(graph_of([a, b, c], params), loss="c")
+    bucket = Bucket("bucket0", (0, 1), ("v", "w"), (75, 75), "float32")
+    both = tuple(Stage(i, f"d{i}", ("a", "b", "c"), params=("v", "w"), replica=i) for i in range(2))
+    stages = Stages(both, (), micros=((0,), (1,)), buckets=(bucket,), zero_stage=zero)
+    each = {made.name: OpCost(1.0, 2.0) for made in graph.ops}
+    where = even_costs(2).cluster
+    costs = Costs(dict.fromkeys(("d0", "d1"), each), where, dict.fromkeys(("d0", "d1"), 0.0))
+    own = 200 + 400  # the ledger adds them
+    found = [each.backward_bytes[0] + own for each in stage_costs(graph, stages, costs).working]
+    assert found == [expected, expected]
 
 
 def test_as_many_receives_are_posted_as_the_planners_make_room_for() -> None:

@@ -270,10 +270,9 @@ class _Ledger:
         self, which: str, stage: int, nbytes: int, working_bytes: tuple[int, int, int]
     ) -> Held:
         """Return what is held while `nbytes` of parameter gradients are made and added up."""
+        if self.stages.gathers:  # each micro-batch has buckets of its own, as the first has
+            return self._now(working_bytes[0] + nbytes)
         before = self._backwards[which, stage]
-        if self.stages.gathers:
-            self._backwards[which, stage] += 1
-            return self._now(working_bytes[min(before, 2)] + nbytes)
         if before == 0:
             self.gradients += int(self._sums(stage) * nbytes * self._filled(stage))
         self._backwards[which, stage] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigbrain_fx.core import DTYPE_BYTES, Op, Saves
+from bigbrain_fx.core import DTYPE_BYTES, Bucket, Op, Saves
 from bigbrain_fx.plan.deferring import waiting_ops
 from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
@@ -34,7 +34,8 @@ class BackwardWalk:
     """One backward, after a forward: bytes on top of what was alive before it.
 
     `micro` 0 keeps its parameter gradients; 1 adds them to those, out of place; later ones in
-    place (see runtime/device.py).
+    place (see runtime/device.py). With ZeRO 3 each is copied into its bucket, all of which is there
+    from its first gradient on (see runtime/replicas.py).
     """
 
     def __init__(self, part: Part, forward: ForwardWalk, micro: int) -> None:
@@ -49,6 +50,7 @@ class BackwardWalk:
         self.parts: dict[str, list[GradientStore]] = {}
         self._trained = trained_params(part.graph, part.stage)
         self._has: set[str] = set()
+        self._buckets = dict(_buckets(part)) if part.stages.gathers else {}
         self._deferred = waiting_ops(part.graph, part.stage)
         self._noted: dict[
             tuple[str, str], GradientStore
@@ -187,10 +189,20 @@ class BackwardWalk:
     def _weights(self, op: Op) -> None:
         for name in {self.part.graph.param[key].canonical for key in op.params}:
             nbytes = self.part.rounded(self._trained.get(name, 0))
+            if name in self._buckets:
+                self._fill(self._buckets[name])
+                self._see(nbytes)
+                continue
             self._see(2 * nbytes if self.micro == 1 or name in self._has else nbytes)
             if self.micro == 0 and name not in self._has:
                 self.live += nbytes
                 self._has.add(name)
+
+    def _fill(self, bucket: Bucket) -> None:
+        """Have all of a bucket once something is put into it."""
+        if bucket.name not in self._has:
+            self._has.add(bucket.name)
+            self.live += self.part.rounded(sum(bucket.pieces) * DTYPE_BYTES[bucket.dtype])
 
     def _new(self, nbytes: int) -> GradientStore:
         self.live += nbytes
@@ -204,3 +216,10 @@ class BackwardWalk:
 
     def _see(self, more: int) -> None:
         self.peak = max(self.peak, self.live + more)
+
+
+def _buckets(part: Part) -> Iterator[tuple[str, Bucket]]:
+    """Yield the bucket of each parameter of a stage."""
+    for bucket in part.stages.buckets:
+        if part.stage.index in bucket.stages:
+            yield from ((name, bucket) for name in bucket.params)

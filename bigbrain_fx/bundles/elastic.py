@@ -28,7 +28,7 @@ from bigbrain_fx.bundles.launch import (
 )
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Cluster
-from bigbrain_fx.errors import InputError
+from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan import Plan, read_plan, require_no_overlap
 from bigbrain_fx.runtime import read_records
 from bigbrain_fx.supervisor import Aside, Event, EventLog
@@ -143,18 +143,29 @@ def _move(
         if rescued.failure:
             lost.notes += (f"the snapshot in memory could not be kept: {rescued.failure}",)
         raise lost
-    moved = resplit(bundle, cluster, out, commits)
+    try:
+        moved = resplit(bundle, cluster, out, commits)
+    except NoPlanError:  # it may be what the cluster file names as replicas that is too small now
+        if not cluster.replicas:
+            raise
+        moved = resplit(bundle, replace(cluster, replicas=()), out, commits)
     rescued.remove()  # the new bundle has it all
     return moved
 
 
 def without(cluster: Cluster, device: str) -> Cluster | None:
-    """Return a cluster with one device less; None if it was the only one."""
+    """Return a cluster with one device less; None if it was the only one.
+
+    Replicas that are named stay without it, where there are several: one alone would keep all
+    other devices idle.
+    """
     devices = tuple(each for each in cluster.devices if each.name != device)
     links = tuple(entry for entry in cluster.links if device not in entry[:2])
     left = {each.host for each in devices}
     hosts = tuple(host for host in cluster.hosts if host.name in left)
-    replicas = tuple(group for group in cluster.replicas if device not in group)
+    groups = (tuple(name for name in group if name != device) for group in cluster.replicas)
+    replicas = tuple(group for group in groups if group)
+    replicas = replicas if len(replicas) > 1 else ()
     stores = tuple(store for store in cluster.stores if store.device != device)
     if not devices:
         return None

@@ -308,7 +308,7 @@ def _replan(
         recompute=_recompute_of(plan),
         defer=_defer_of(plan),
         replicas=replicas,
-        zero_stage=plan.stages.zero_stage,
+        zero_stage=0 if len(cluster.replicas) == 1 else plan.stages.zero_stage,
         sum_order=plan.stages.sum_order,
         tensor=groups.tensor,
         tensor_shares=groups.tensor_shares,

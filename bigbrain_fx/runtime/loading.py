@@ -166,7 +166,11 @@ def _require_same(
         if have == want:
             continue
         if field != "torch":
-            raise CommitError(f"{place}: {field}: expected {want!r}, found {have!r}")
+            raise CommitError(
+                f"{place}: {field}: expected {want!r}, found {have!r}: it is of another bundle: "
+                "go on with that one, or move it: `bigbrain-fx resplit THAT --devices CLUSTER "
+                f"--commits {place.parent} --out NEW`, and NEW goes on"
+            )
         if _minor(str(have)) != _minor(str(want)):
             say(
                 f"warning: the commit was made with torch {have}, this is {want}: "

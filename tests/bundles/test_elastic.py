@@ -18,9 +18,10 @@ from bigbrain_fx.bundles.launch import DeviceLostError, RunOptions, run
 from bigbrain_fx.bundles.resplitting import Resplit, resplit
 from bigbrain_fx.core import Host, Link
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import read_plan
+from bigbrain_fx.plan import Options, Source, make_plan, read_plan, replan
 from bigbrain_fx.supervisor import Event
 from tests.supervisor.test_replay_bundle import python
+from tests.support import samples
 from tests.support.bundles import MODEL, cluster, copied, edit, split_small
 from tests.support.command_line import call
 
@@ -150,6 +151,19 @@ def test_a_cluster_with_one_device_less() -> None:
     assert left.links == (("d0", "d2", Link(2.0, 2.0)),)
     assert [host.name for host in left.hosts] == ["a"]
     assert without(cluster(1), "d0") is None
+
+
+def test_replicas_that_are_named_stay_without_the_device_and_one_alone_has_no_name() -> None:
+    """One named replica would leave the others idle, and ZeRO with nothing to share."""
+    whole = replace(cluster(3), replicas=(("d0", "d1"), ("d2",)))
+    left = {name: without(whole, name) for name in ("d1", "d2")}
+    assert [each.replicas for each in left.values() if each] == [(("d0",), ("d2",)), ()]
+    graph = samples.sample("digits").captured.graph
+    options = Options("naive", micro_batches=4, replicas=2, zero_stage=1, sum_order="micro")
+    plan = make_plan(graph, whole, Source("digits.py", True, True, True, False, None, ""), options)
+    assert [replan(plan, each).stages.replicas for each in left.values() if each] == [2, 2]
+    one = replan(plan, replace(cluster(2), replicas=(("d0",),)))
+    assert (one.stages.replicas, one.stages.zero_stage, one.stages.devices) == (1, 0, ("d0",))
 
 
 @pytest.mark.parametrize(("kind", "spares"), [("cpu", 1), ("cuda", None)])

@@ -214,7 +214,7 @@ def _require_alike(
         notes=(_OWN,),
         help="update each parameter by its own gradient alone, as torch.optim.AdamW does "
         "(`clip_norm = 1.0` in the model file clips by the norm over all devices), "
-        "or split over one device",
+        "or let one device have all of them: leave --zero out, or split over one device",
     )
 
 

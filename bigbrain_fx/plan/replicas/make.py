@@ -211,12 +211,13 @@ def _micro_batches(graph: Graph, cluster: Cluster, options: Options, count: int)
     tried = counts(graph, cluster, options)
     enough = [micro_batches for micro_batches in tried if micro_batches >= count]
     if not enough:
+        more = next((n for n in range(count, graph.batch + 1) if graph.batch % n == 0), None)
         raise InputError(
             f"{count} replicas need a micro-batch each, and a step has {max(tried)}",
             at="--replicas",
             help=f"--replicas {max(tried)}, or a larger batch"
-            if options.micro_batches is None
-            else f"--micro-batches {count} or more, where it divides the batch of {graph.batch}",
+            if options.micro_batches is None or more is None
+            else f"--micro-batches {more}, which divides the batch of {graph.batch}",
         )
     shared = sum(options.replica_shares)
     fitting = [

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -210,7 +211,7 @@ def test_a_stage_that_runs_again_keeps_what_it_writes_and_pays_in_its_backward()
 
 @pytest.mark.parametrize(("zero", "expected"), [(2, 3 * 400), (3, 600 + 3 * 400)])
 def test_with_zero_3_all_of_a_bucket_is_there_with_its_first_gradient(
-    zero: int, expected: int
+    zero: Literal[2, 3], expected: int
 ) -> None:
     """Weights of 200 and 400 bytes in one bucket: that of 400 has its gradient first.
 

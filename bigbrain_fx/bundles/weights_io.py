@@ -5,8 +5,6 @@ This room joins plans and `weights`; it moves no bytes itself and knows no proce
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,12 +22,12 @@ from bigbrain_fx.weights import (
     is_distributed,
     match,
     model_tensors,
-    new_folder,
     part_name,
     read_checkpoint,
     read_distributed,
     replace_folder,
     rewrite_index,
+    scratch_folder,
     state,
     stored_tensors,
     whole_tensors,
@@ -100,22 +98,19 @@ def load_weights(
     given = _given(plan, checkpoint, by_reference)
     if by_reference:
         require_no_groups(plan, "--by-reference", "leave it out: parts of tensors are written")
-    scratch = new_folder(folder / "weights")
-    try:
-        with (
-            _wholes(plan, stored_tensors(folder / "weights"), folder) as held,
-            _wholes(plan, given.tensors, folder) as told,
-        ):
-            own, given = _Unsaved(held), Checkpoint(given.path, told)
-            fit = match(plan.graph.params, _whole(plan, given, own.tensors))
-            writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
-            writer.write_weights(scratch, weight_files(plan))
+    with (
+        scratch_folder(folder / "weights") as scratch,
+        _wholes(plan, stored_tensors(folder / "weights"), folder) as held,
+        _wholes(plan, given.tensors, folder) as told,
+    ):
+        own, given = _Unsaved(held), Checkpoint(given.path, told)
+        fit = match(plan.graph.params, _whole(plan, given, own.tensors))
+        writer = FromCheckpoint(plan.graph.params, fit.sources, given, own, by_reference)
+        writer.write_weights(scratch, weight_files(plan))
         cut_weights(scratch, plan)
         owner = weight_index(plan) if plan.mode == "train" else {}
         rewrite_index(scratch, folder / "weights", owner)
         replace_folder(folder / "weights", scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return fit.notes
 
 
@@ -146,8 +141,8 @@ def _wholes(
         return
     shapes = {p.name: [int(n) for n in p.spec.shape] for p in plan.graph.params}
     beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".joined-", dir=beside) as folder:
-        scratch = Path(folder) / "joined.safetensors"
+    with scratch_folder(beside / "joined") as folder:
+        scratch = folder / "joined.safetensors"
         yield whole_tensors(found, plan.sharded.shards, shapes, scratch)
 
 

@@ -29,6 +29,7 @@ from bigbrain_fx.weights.modes import (
     new_folder as new_folder,
     replace_file as replace_file,
     replace_folder as replace_folder,
+    scratch_folder as scratch_folder,
 )
 from bigbrain_fx.weights.nested import (
     finished_steps as finished_steps,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from bigbrain_fx.core import Param
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.weights.checkpoint import INDEX, listed
+from bigbrain_fx.weights.modes import scratch_folder
 from bigbrain_fx.weights.stored import Stored
 from bigbrain_fx.weights.write import Copy, write_file
 
@@ -73,15 +73,15 @@ def write_joined(copies: Sequence[Copy], out: Path, shard_bytes: int | None = No
     total = sum(copy.size for copy in copies)
     with os_error_as(f"cannot write {out}", at=out, help="give another --to"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        with scratch_folder(out) as scratch:
             for name, shard in zip(names, shards, strict=True):
-                write_file(Path(scratch, name), shard)
+                write_file(scratch / name, shard)
             if index:
                 where = {c.name: n for n, shard in zip(names, shards, strict=True) for c in shard}
                 text = {"metadata": {"total_size": total}, "weight_map": where}
-                Path(scratch, index[0]).write_text(json.dumps(text, indent=1) + "\n", "utf-8")
+                (scratch / index[0]).write_text(json.dumps(text, indent=1) + "\n", "utf-8")
             for name in (*names, *index):
-                shutil.move(Path(scratch, name), out.parent / name)
+                shutil.move(scratch / name, out.parent / name)
     return Joined(tuple(out.parent / name for name in (*names, *index)), len(copies), total)
 
 

@@ -1,19 +1,26 @@
-"""Files and folders that others may read as the user's umask says: libraries make them private.
+"""Files and folders beside those they replace: as the umask says, and none left by who was killed.
 
 `tempfile` and safetensors' writer give 0600 and 0700 whatever the umask: another user, or a
-container, could not read a bundle. This file knows no tensors.
+container, could not read a bundle. What a killed process leaves is removed by who writes the same
+place next: its name says of which system and process it is. This file knows no tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import os
 import shutil
 import stat
+import uuid
+from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
 _HERE, _EXCHANGE = -100, 2  # of renameat2(2): AT_FDCWD, RENAME_EXCHANGE
+_BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 
 
 def new_folder(place: Path) -> Path:
@@ -22,14 +29,72 @@ def new_folder(place: Path) -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    for number in count():
-        folder = place.with_name(f".{place.name}-{os.getpid()}-{number}")
-        try:
+    for folder in _beside(place):
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+            return folder
     raise AssertionError("numbers do not end")
+
+
+@contextlib.contextmanager
+def scratch_folder(place: Path) -> Iterator[Path]:
+    """Give a new folder beside a place, for as long as it is needed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = new_folder(place)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(place: Path) -> Iterator[Path]:
+    """Yield names of this process beside a place; first remove what dead ones have left there."""
+    before = f".{place.name}-{_system()}-"
+    for path in _left(place.parent, before):
+        _remove(path)
+    yield from (place.with_name(f"{before}{os.getpid()}-{number}") for number in count())
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it stays, as it did
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _left(folder: Path, before: str) -> Iterator[Path]:
+    """Yield what processes of this system that are no more have left in a folder."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            pid, _, number = name.removeprefix(before).partition("-")
+            ours = name.startswith(before) and pid.isdecimal() and number.isdecimal()
+            if ours and not _lives(int(pid)):
+                yield folder / name
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+@cache
+def _system() -> str:
+    """Return what tells apart whose process numbers mean one and the same process.
+
+    A disk may be shared with other hosts, with containers of this one, or be what was there before
+    the last boot: of their processes nothing is known here, and what they leave stays.
+    """
+    try:
+        known = _BOOT.read_text() + os.readlink(_PROCESSES)
+    except OSError:
+        known = str(uuid.uuid4())  # no Linux: nobody else has it
+    return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 
 def replace_folder(place: Path, new: Path) -> None:
@@ -46,7 +111,7 @@ def replace_folder(place: Path, new: Path) -> None:
     elif _exchanged(place, new):
         shutil.rmtree(new)
     else:
-        old = new_folder(place)
+        old = new_folder(place.with_name(f"{place.name}.old"))  # nobody removes the only one
         place.rename(old)
         new.rename(place)
         shutil.rmtree(old)
@@ -65,9 +130,12 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    for beside in _beside(path):
+        with contextlib.suppress(FileExistsError):
+            file = beside.open("xb")
+            break
     try:
-        with beside.open("xb") as file:
+        with file:
             file.write(content)
         beside.replace(path)
     finally:

@@ -6,7 +6,6 @@ The writing is torch's own, in a child process: this file imports no torch.
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,6 +15,7 @@ from bigbrain_fx.bundles.weights_io import export_weights
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.frontend import Child, Task
 from bigbrain_fx.plan import read_plan, require_no_overlap
+from bigbrain_fx.weights import scratch_folder
 
 TIME_LIMIT_S = 3600.0
 _MODULE = "bigbrain_fx.bundles.dcp_export.child"
@@ -62,8 +62,8 @@ def export_dcp(
     help_ = "free some space, or give another --dcp"
     with os_error_as(f"cannot write {out}", at=out, help=help_):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            return _written(Path(bundle), out, Path(scratch), weights, commits, time_limit_s)
+        with scratch_folder(out) as scratch:
+            return _written(Path(bundle), out, scratch, weights, commits, time_limit_s)
 
 
 def _written(

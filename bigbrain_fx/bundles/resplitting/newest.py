@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.resplitting.named import Named, read_members
@@ -13,6 +12,7 @@ from bigbrain_fx.bundles.resplitting.parts import whole_state
 from bigbrain_fx.errors import os_error_as
 from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime import graph_hash
+from bigbrain_fx.weights import scratch_folder
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def _columns(plan: Plan) -> list[list[str]]:
 def scratch_beside(target: Path) -> Iterator[Path]:
     """Give a folder on the disk that something is to be on, for as long as it is needed."""
     there = next(folder for folder in target.absolute().parents if folder.is_dir())
-    with os_error_as(f"cannot write {target}", at=target, help="give another place"):
-        scratch = tempfile.TemporaryDirectory(prefix=".state-", dir=there)
-    with scratch as folder:
-        yield Path(folder)
+    with ExitStack() as stack:
+        with os_error_as(f"cannot write {target}", at=target, help="give another place"):
+            folder = stack.enter_context(scratch_folder(there / "state"))
+        yield folder

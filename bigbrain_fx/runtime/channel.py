@@ -146,6 +146,7 @@ def pack(tensor: Tensor, layout: Layout) -> Tensor:
     Raises:
         ValueError: the channel's layout repeats elements that differ in this tensor.
     """
+    tensor = tensor.resolve_conj().resolve_neg()  # numbers travel, no note to turn a sign
     if Layout.of(tensor) != layout:
         _require_room(tensor, layout)
         fresh = torch.empty_strided(

@@ -231,7 +231,7 @@ class Stream:
                 f"step {self.step}: batch entry {name!r} is {found}, "
                 f"but the model was split for {expected}{self._remedy(name, value)}"
             )
-        return value
+        return value.resolve_conj().resolve_neg()
 
     def _wanted(self, name: str, value: object) -> Spec | None:
         """Return what an entry must be; one that may be smaller keeps its own rows."""

@@ -106,6 +106,14 @@ def test_dense_tensors_are_sent_without_a_copy() -> None:
         assert pack(tensor, Layout.of(tensor)).data_ptr() == tensor.data_ptr()
 
 
+@pytest.mark.parametrize("turn", [Tensor.conj, lambda z: z.conj().imag, torch._neg_view])
+def test_signs_that_are_turned_when_read_travel_as_numbers(turn: Any) -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    for tensor in (turn(z), turn(z.t()), turn(z[:, :2])):
+        found = pack(tensor, Layout.of(tensor)).view(torch.uint8).view(tensor.dtype)
+        assert torch.equal(unpack(found, Layout.of(tensor)), tensor)
+
+
 def test_a_header_has_one_length_for_all() -> None:
     assert len(Layout.of(torch.zeros(())).header()) == HEADER_LENGTH
     most = Layout.of(torch.zeros((1,) * MAX_DIMS))

@@ -65,5 +65,6 @@ def _sums(batch: object) -> dict[str, str]:
 
 
 def _digest(tensor: Tensor) -> str:
-    own = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    own = tensor.detach().cpu().resolve_conj().resolve_neg()
+    own = own.contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(own.numpy().tobytes(), digest_size=16).hexdigest()

@@ -18,6 +18,7 @@ from bigbrain_fx.bundles.found import (
     checkpoint_of,
     require_optimizer,
     with_tried_rules,
+    with_true_copies,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
 from bigbrain_fx.bundles.typed import of_its_types
@@ -131,9 +132,10 @@ def split(
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
         rounded = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
         notes = (*kept, *require_optimizer(found, plan), *rounded)
+        plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-        said = (*found.warnings, *notes)
+        said = (*found.warnings, *notes, *copied)
         return Split(plan, Path(out), said, found.parameters, found.capture_s)
 
 

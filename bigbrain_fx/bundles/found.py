@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.core import RuleTrial, Shard
-from bigbrain_fx.emit import Weights
+from bigbrain_fx.emit import Weights, copied_texts, takes_file
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.plan import Options, Plan, Source, require_quantisable, trials, updating
@@ -126,6 +126,31 @@ def require_optimizer(found: FoundModel, plan: Plan) -> tuple[str, ...]:
     if found.session is None:
         return _tried_here(found, held, here, shards, by_pieces)
     return found.session.try_optimizer(held, here=here, shards=shards, by_pieces=by_pieces)
+
+
+def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """Try what the bundle copies of the model file; where it is another thing, take the file whole.
+
+    Returns:
+        The plan, and what the user should know.
+
+    Raises:
+        InputError: what a copy has is another thing in every process.
+    """
+    texts, whole = copied_texts(plan), replace(plan, source=replace(plan.source, ships_file=True))
+    if found.session is None or not (texts or takes_file(plan)):
+        return plan, ()
+    if takes_file(plan):
+        return whole, ()  # of names that nobody can follow: seeded, too
+    unlike, note = found.session.try_copies(texts)
+    said = (note,) if note else ()
+    if not unlike:
+        return plan, said
+    why = (
+        f"the bundle takes {Path(found.session.facts.path).name} whole, with all that it imports: "
+        f"a copy of the lines that training needs {unlike[0]}"
+    )
+    return whole, (*said, why)
 
 
 def _tried_here(

@@ -18,7 +18,11 @@ from bigbrain_fx.emit.files.copied import (
     UNSHARDED as UNSHARDED,
     runtime_files as runtime_files,
 )
-from bigbrain_fx.emit.files.model_file import batch_specs as batch_specs
+from bigbrain_fx.emit.files.model_file import (
+    batch_specs as batch_specs,
+    copied_texts as copied_texts,
+    takes_file as takes_file,
+)
 from bigbrain_fx.emit.files.outputs import output_dims as output_dims
 from bigbrain_fx.emit.files.texts import (
     bundle_texts as bundle_texts,

@@ -61,7 +61,7 @@ class _Service:
         from bigbrain_fx.frontend.modelfile import load_model_file
 
         location, seed = str(wanted["location"]), cast("int", wanted["seed"])
-        self.meta = bool(wanted["meta"])
+        self.meta, self.seed = bool(wanted["meta"]), seed
         blank = bool(wanted["blank"])
         self.cache = cast("int", wanted["cache"])
         self.file = load_model_file(
@@ -127,12 +127,14 @@ class _Service:
             held = cast("Mapping[str, list[str]]", request["held"])
             how = {name: bool(request[name]) for name in ("here", "by_pieces")}
             return {"note": self.try_optimizer(held, request["shards"], **how)}
+        elif request["do"] == "copies":
+            return self.try_copies(cast("list[str]", request["texts"]))
         elif request["do"] == "rules":
             from bigbrain_fx.frontend.tracing.trying import failed_rules
 
             return {"failed": failed_rules(Path(str(request["path"])))}
         else:
-            expected = "weights, batch, convert, optimizer or rules"
+            expected = "weights, batch, convert, optimizer, copies or rules"
             raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
@@ -177,6 +179,13 @@ class _Service:
         return require_made_per_device(
             file.model, *made, held, is_scaled=is_scaled, here=here, by_pieces=by_pieces
         )
+
+    def try_copies(self, texts: list[str]) -> Mapping[str, object]:
+        """Say what copies of parts of the model file would have otherwise than the file."""
+        from bigbrain_fx.frontend.copies import try_copies
+
+        found = try_copies(self.file.path, texts, self.seed)
+        return {"unlike": found.unlike, "note": found.note}
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
@@ -244,11 +253,14 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:
+    from bigbrain_fx.frontend.tracing.outside import require_optimizer_apart
     from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
 
     step = file.model, file.example_batch, file.loss, file.autocast
     require_no_side_effects(*step, batches=file.batches, lr_scale=file.lr_scale)
+    if file.optimizer is not None:
+        require_optimizer_apart(*step, file.optimizer, file.batches)
     if file.batches is not None:
         batches = partial(file.batches, seed)
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
@@ -282,7 +294,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     found = {}
     for name, tensor in tensors.items():
-        plain = tensor.detach().contiguous()
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         storage = plain.untyped_storage()
         if storage.data_ptr() in seen or storage.nbytes() != plain.numel() * plain.element_size():
             plain = plain.clone()

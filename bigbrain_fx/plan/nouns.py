@@ -152,7 +152,8 @@ class Source:
     those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
     of so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
-    where the weights are known.
+    where the weights are known. A bundle `ships_file`, the whole model file, where a copy of the
+    lines that it needs would have other values.
     """
 
     path: str
@@ -175,6 +176,7 @@ class Source:
     positions: int = 0
     quantize: Quantize | None = None
     quantize_error: float | None = None
+    ships_file: bool = False
 
     @property
     def splits_evenly(self) -> bool:

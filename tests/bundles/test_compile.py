@@ -254,3 +254,58 @@ def test_out_of_a_folder_that_is_the_working_one(
     model, cluster = bundle.parent / "model.py", bundle.parent / "cluster.json"
     bb.split(model, cluster, ".", bb.Options("naive", micro_batches=4), force=True)
     assert files(place) == files(bundle)
+
+
+# --------------------------------------------------------------------------- what is copied
+
+CONFIGURED = """
+import bigbrain_fx
+import torch
+from torch import nn
+
+SHIFT = 1.0
+HIDDEN = torch.randn(4, 2)
+
+
+def configure():
+    global SHIFT
+    SHIFT = 0.25
+
+
+configure()
+
+
+def model():
+    return nn.Linear(4, 2)
+
+
+def example_batch():
+    return (torch.zeros(2, 4), torch.zeros(2, 2))
+
+
+def loss(output, batch):
+    return (output - batch[1]).square().mean()
+
+
+def batches(seed):
+    while True:
+        yield (torch.ones(2, 4), torch.ones(2, 4) @ HIDDEN + SHIFT)
+"""
+
+
+def test_a_file_whose_copy_would_be_another_is_taken_whole(tmp_path: Path) -> None:
+    """The data are those of the file, as `split` has run it."""
+    model = tmp_path / "configured.py"
+    model.write_text(CONFIGURED)
+    made = bb.split(model, write_cluster(tmp_path), tmp_path / "bundle", OPTIONS)
+    said = [text for text in made.warnings if "takes configured.py whole" in text]
+    assert said
+    assert made.plan.source.ships_file
+    text = (tmp_path / "bundle" / "training.py").read_text()
+    assert "torch.manual_seed(0)\nfrom configured import batches" in text
+    assert "import bigbrain_fx" not in (tmp_path / "bundle" / "configured.py").read_text()
+    asked = "import training, torch; torch.save(next(training.batches(0))[1], '../y.pt')"
+    subprocess.run([sys.executable, "-c", asked], cwd=made.bundle, check=True)
+    torch.manual_seed(0)
+    hidden = torch.randn(4, 2)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), torch.ones(2, 4) @ hidden + 0.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tokenize
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,7 @@ from bigbrain_fx.emit.files.copied import (
     UNSHARDED,
     runtime_files,
 )
-from bigbrain_fx.emit.files.model_file import users_code
+from bigbrain_fx.emit.files.model_file import source_file, users_code, without_marks
 from bigbrain_fx.emit.files.texts import buckets_json, bundle_texts, weight_files, weight_index
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan import Plan, chrome_trace, report, timeline, to_json
@@ -187,12 +188,23 @@ def _fill(
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(path, folder / path.name)
+        if path == source_file(plan):
+            _free_of_marks(folder / path.name)
     (folder / "weights").mkdir()
     weights.write_weights(folder / "weights", weight_files(plan))
     cut_weights(folder / "weights", plan)
     write_index(folder / "weights", weight_index(plan) if plan.mode == "train" else {})
     if not plan.source.has_batches:
         weights.write_batch(folder / "example.safetensors")
+
+
+def _free_of_marks(file: Path) -> None:
+    """Let a model file that marks leaves run where bigbrain-fx is not installed."""
+    with tokenize.open(file) as read:
+        text, encoding = read.read(), read.encoding
+    free = without_marks(text) if "bigbrain_fx" in text else text
+    if free != text:
+        file.write_text(free, encoding=encoding)
 
 
 def cut_weights(folder: Path, plan: Plan) -> None:

@@ -66,7 +66,27 @@ def _training_slice(plan: Plan) -> SourceSlice:
     }
     wanted = [name for name, is_there in named.items() if is_there]
     sets = is_model_file(plan) and has_settings(source_file(plan))
-    return slice_file(source_file(plan), wanted) if wanted or sets else EMPTY
+    return slice_file(source_file(plan), wanted, _seed(plan)) if wanted or sets else EMPTY
+
+
+def _seed(plan: Plan) -> int | None:
+    """Return what torch is seeded with before the model file is run; None where it is copied."""
+    return plan.seed if plan.source.ships_file else None
+
+
+def copied_texts(plan: Plan) -> tuple[str, ...]:
+    """Return what of the model file a bundle has a copy of, as text."""
+    return tuple(each.text for each in _taken(plan) if each.text and not each.whole)
+
+
+def takes_file(plan: Plan) -> bool:
+    """Whether a bundle takes the whole model file, since a copy of parts of it cannot be made."""
+    return any(each.whole for each in _taken(plan))
+
+
+def _taken(plan: Plan) -> tuple[SourceSlice, ...]:
+    own = users_code(plan) if is_model_file(plan) else None
+    return (own.training, own.functions) if own else ()
 
 
 def _functions_slice(plan: Plan) -> SourceSlice:
@@ -84,7 +104,7 @@ def _of_model_file(plan: Plan, own: Sequence[str]) -> SourceSlice:
     if not own or not is_model_file(plan):
         return _require_no_file(plan, own)
     called = {MODEL_NAME: _model_name(plan), LOSS_NAME: "loss"}
-    taken = slice_file(source_file(plan), [called.get(name, name) for name in own])
+    taken = slice_file(source_file(plan), [called.get(name, name) for name in own], _seed(plan))
     text = without_marks(taken.text)
     lines = [f"{name} = {called[name]}" for name in own if name in called]
     return replace(taken, text="\n".join([text, *lines, ""]) if lines else text)

@@ -8,12 +8,15 @@ imported. This room reads the file as text and never runs it.
 from __future__ import annotations
 
 import ast
+import keyword
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+
+from bigbrain_fx.errors import InputError
 
 SETTINGS = (  # and whatever is in torch.backends
     "torch.set_float32_matmul_precision",
@@ -38,15 +41,16 @@ class SourceSlice:
     whole: bool = False
 
 
-def slice_file(path: Path, wanted: Sequence[str]) -> SourceSlice:
+def slice_file(path: Path, wanted: Sequence[str], seed: int | None = None) -> SourceSlice:
     """Return the code that defines the wanted names, in the order of the file.
 
     What its top sets of torch (`torch.backends.cuda.matmul.allow_tf32 = True`) comes along.
+    With a `seed` the file is shipped whole, and torch is seeded before it is run.
     """
     source = _read(path)
     tree = ast.parse(source)
-    if any(_is_star(node) for node in tree.body):
-        text = f"from {path.stem} import {', '.join(wanted)}\n"
+    if wanted and (seed is not None or any(_is_star(node) for node in tree.body)):
+        text = _import_of(path, wanted, seed)
         return SourceSlice(text, (path, *_local_modules(tree.body, path.parent)), whole=True)
     settings = [node for node in tree.body if _is_setting(node, _imports(tree.body))]
     chosen = _closure(tree.body, [*wanted, *(n for node in settings for n in _reads(node))])
@@ -57,6 +61,25 @@ def slice_file(path: Path, wanted: Sequence[str]) -> SourceSlice:
     texts = [gap + _text(node, source, chosen, node in shared) for gap, node in parts]
     text = "\n".join(texts) + "\n"
     return SourceSlice(text, tuple(_local_modules(ast.parse(text).body, path.parent)))
+
+
+def _import_of(path: Path, wanted: Sequence[str], seed: int | None) -> str:
+    """Write how the shipped file is run, with the dice of `split`.
+
+    Raises:
+        InputError: its name cannot be imported.
+    """
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise InputError(
+            f"a bundle takes {path.name} whole, and Python cannot import a file of that name",
+            at=str(path),
+            help="rename it: letters, digits and _, such as model.py",
+        )
+    line = f"from {path.stem} import {', '.join(wanted)}"
+    if seed is None:
+        return f"{line}\n"
+    why = f"what the top of {path.name} draws is what `split` has seen"
+    return f"import torch\n\n# {why}\ntorch.manual_seed({seed})\n{line}  # noqa: E402\n"
 
 
 def _read(path: Path) -> str:
@@ -95,7 +118,8 @@ def _closure(body: Sequence[ast.stmt], wanted: Iterable[str]) -> dict[int, set[s
 def _defines(node: ast.stmt) -> Iterator[str]:
     """Yield the names that a top-level statement binds or changes, also inside `if` and `try`.
 
-    `TABLE[...] = x`, `Settings.rate = x` and `TABLE.update(x)` change what stands first.
+    `TABLE[...] = x`, `Settings.rate = x` and `TABLE.update(x)` change what stands first, and
+    `shuffle(ORDER)` what it is given; what else a call changes, running it tells (`frontend`).
     """
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -108,10 +132,17 @@ def _defines(node: ast.stmt) -> Iterator[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
             yield inner.id
-        elif isinstance(inner, ast.Subscript | ast.Attribute) and isinstance(inner.ctx, ast.Store):
+        elif isinstance(inner, ast.Subscript | ast.Attribute) and not isinstance(
+            inner.ctx, ast.Load
+        ):
             yield from _first_name(inner)
+        elif isinstance(inner, ast.MatchAs | ast.MatchStar) and inner.name:
+            yield inner.name
+        elif isinstance(inner, ast.MatchMapping) and inner.rest:
+            yield inner.rest
         elif isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
             yield from _first_name(inner.value.func)
+            yield from (given.id for given in inner.value.args if isinstance(given, ast.Name))
         elif isinstance(inner, ast.FunctionDef | ast.ClassDef):
             yield inner.name
         elif isinstance(inner, ast.alias):

@@ -51,6 +51,7 @@ from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.refusals import (
     asks_autograd,
     explain,
+    in_threads,
     is_final,
     last_rows,
     may_be_loss,
@@ -180,7 +181,7 @@ class CaptureJob:
         error = CaptureError(
             f"BX0201: the captured graph does not compute what the model computes: {wrong}",
             at=_where(found.graph, wrong),
-            help=_advice(wrong),
+            help=_advice(wrong, found.graph),
         )
         return self.diagnosed(error)
 
@@ -347,22 +348,40 @@ class CaptureJob:
                 f"the {'loss' if in_loss else 'model'} fails on its example batch: "
                 f"{type(error).__name__}: {first}",
                 at=where(error),
-                help=_OF_CRITERION if in_loss and is_criterion else _PLAIN_FIRST,
+                help=_OF_CRITERION if in_loss and is_criterion else _first(error),
             )
         return None
 
 
 _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"
+
+
+def _first(error: Exception) -> str:
+    """Say what to do first where plain PyTorch fails, too; or why it may not do so elsewhere."""
+    if "'dict' object has no attribute" in str(error):
+        return (
+            "a batch that is a dict of any kind comes as a plain one: read batch['x'] for batch.x, "
+            "or name forward's parameters like its entries: forward(self, x)"
+        )
+    return _PLAIN_FIRST
+
+
 _OF_CRITERION = (
     "the loss is called as loss(output, batch), with the whole batch: loss=lambda output, batch: "
     "criterion(output, batch[1])"
 )
-_REFUSED = {"autograd": asks_autograd, "ways": other_ways}
+_REFUSED = {"autograd": asks_autograd, "ways": other_ways, "threads": in_threads}
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 
-def _advice(wrong: str) -> str:
+def _advice(wrong: str, graph: Graph) -> str:
     """Say what most often makes a trace differ in this way."""
+    if "gradient" in wrong and any(op.random for op in graph.ops):
+        return (
+            "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "
+            "that argument out; or something changes gradients beside the ops, on a node of "
+            f"autograd or on what it saves: take it out, or {FUNCTION}"
+        )
     if "backward writes" in wrong:
         return (
             "write it in forward, under torch.no_grad(): devices run forwards of later "
@@ -380,8 +399,10 @@ def _advice(wrong: str) -> str:
         )
     return (
         "keep out of forward and loss: the clock, seeds (torch.manual_seed, fork_rng), Python's "
-        "random numbers, and state that is no buffer; what changes from step to step comes with "
-        "the batch, as a tensor of batches()"
+        "random numbers, state that is no buffer, and what is otherwise in a trace alone: `type(x) "
+        "is torch.Tensor` (use isinstance), an `except` that catches what float(x) raises (compute "
+        "with tensors); what changes from step to step comes with the batch, as a tensor of "
+        "batches()"
     )
 
 

@@ -26,6 +26,7 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing import step as step_file
 from bigbrain_fx.frontend.tracing.casts import idle_casts
 from bigbrain_fx.frontend.translation.lines import trail
+from bigbrain_fx.frontend.translation.sources import is_users
 
 _STEP = step_file.__file__
 
@@ -50,7 +51,7 @@ def export_step(
         _free_sizes(tensor, longest) if free else None
         for tensor, free in zip(tensors, batched, strict=True)
     )
-    alike = contextlib.nullcontext() if strict else idle_casts()  # dynamo follows them itself
+    alike = contextlib.nullcontext() if strict else _as_plain()  # dynamo follows them itself
     plain, cast_as_asked = (_no_inference_mode(), _plain_checkpoints()), ambient(autocast, tensors)
     with quiet(), _no_partial_graph(), _users_lines(), cast_as_asked, alike, plain[0], plain[1]:
         program = torch.export.export(
@@ -105,6 +106,36 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
+
+
+_ASKS = (
+    (torch.compiler, ("is_compiling", "is_exporting", "is_dynamo_compiling")),
+    (torch.jit, ("is_tracing",)),
+)
+
+
+@contextlib.contextmanager
+def _as_plain() -> Iterator[None]:
+    """Let the user's own lines be what they are in training: not traced, when they ask for it."""
+    own = [(room, name, getattr(room, name)) for room, names in _ASKS for name in names]
+    for room, name, asked in own:
+        setattr(room, name, _no_for_users(name, asked))
+    try:
+        with idle_casts():
+            yield
+    finally:
+        for room, name, asked in own:
+            setattr(room, name, asked)
+
+
+def _no_for_users(name: str, asked: Callable[[], bool]) -> Callable[[], bool]:
+    def answer() -> bool:
+        code = sys._getframe(1).f_code
+        says = name in code.co_names  # torch's C++ asks, too, below a line of the user's
+        users = says and is_users(code.co_filename) and "site-packages" not in code.co_filename
+        return asked() and not users
+
+    return answer
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +153,8 @@ class Suspect:
 
     Attributes:
         what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
-            gradients itself; or "ways": it changes how torch computes for some of its lines.
+            gradients itself; "ways": it changes how torch computes for some of its lines; or
+            "threads": it starts some.
         at: the user's line. module: class of the module that it belongs to.
     """
 
@@ -164,9 +166,25 @@ class Suspect:
 def suspect(run: Callable[[], object]) -> Suspect | None:
     """Run forward once more and return the first thing in it that no graph holds."""
     watch = _Suspects()
-    with contextlib.suppress(Exception), watch:
+    with contextlib.suppress(Exception), watch, _threads_seen(watch):
         run()
     return watch.found
+
+
+@contextlib.contextmanager
+def _threads_seen(watch: _Suspects) -> Iterator[None]:
+    """Note the first line of the user's that starts a thread meanwhile."""
+    own = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        watch.found = watch.found or _suspect("threads", sys._getframe(1))
+        own(self)
+
+    threading.Thread.start = start  # type: ignore[method-assign]  # put back
+    try:
+        yield
+    finally:
+        threading.Thread.start = own  # type: ignore[method-assign]
 
 
 class _Suspects(TorchFunctionMode):

@@ -279,7 +279,8 @@ def _shared(trained: str, other: str) -> InputError:
         f"{other} is a view of the memory of {trained}, which is trained: an update of one would "
         "change both, and devices have memory of their own",
         help="tie the parameter itself: self.b.weight = self.a.weight (without .data, .view() and "
-        "nn.Parameter()); what has another shape is computed in forward: F.linear(x, "
+        "nn.Parameter()); what a closure or a list holds is read from its module in forward: "
+        "self.a.weight; what has another shape is computed in forward: F.linear(x, "
         "self.a.weight.t()); what is to stay as it was: .detach().clone()",
     )
 

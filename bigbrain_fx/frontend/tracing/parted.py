@@ -212,7 +212,8 @@ def _require_alike(
         f"updates {name}{more} otherwise, by {error:.1e} of its update",
         at=place_of(make),
         notes=(_OWN,),
-        help="update each parameter by its own gradient alone, as torch.optim.AdamW does "
+        help="update each parameter by its own gradient alone, as torch.optim.AdamW does, and "
+        "choose by names, not by places in the list, which each device has a part of "
         "(`clip_norm = 1.0` in the model file clips by the norm over all devices), "
         "or let one device have all of them: leave --zero out, or split over one device",
     )

@@ -175,7 +175,10 @@ def _remedy(name: str, after: Attributes) -> str:
     if last == "requires_grad":
         return WITHOUT_GRADIENT
     if after.is_part(name):
-        return "make parameters and modules in __init__, where an optimizer finds them"
+        return (
+            "make parameters and modules in __init__, where an optimizer finds them; a weight that "
+            "two modules share is tied there, too: self.b.weight = self.a.weight"
+        )
     if after.is_dice(name):
         return "draw with torch's global generator: torch.rand(...) without generator="
     if "." in name and name.rpartition(".")[0] not in after.paths:

@@ -28,6 +28,7 @@ from bigbrain_fx.frontend.tracing.objective import (
     require_sizes,
 )
 from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.steady import require_steady_calls
 from bigbrain_fx.frontend.tracing.step import (
     Loss,
     Route,
@@ -89,6 +90,8 @@ def capture(
     on_meta = _require_traceable(module, loss)
     example_batch = to_meta(example_batch) if on_meta else example_batch
     how = route(module, example_batch, loss is not None)
+    with _in_mode(module, training):
+        require_steady_calls(module, loss, take_apart(example_batch), how, autocast)
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)

@@ -96,6 +96,9 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         )
     if "fake tensor in the exported program constant" in first:
         return written_by_data()
+    special = _in_library(error, at, code)
+    if special is not None:
+        return special
     if _UNKNOWN_SIZE.search(str(error)):
         return size_read(at, code, module)
     if reads_a_value(error):
@@ -111,6 +114,23 @@ def explain(error: BaseException, model: str = "") -> BigBrainError:
         help="rewrite that line with tensor operations, move it into loss(output, batch), or "
         f"{_whole(module)}",
     )
+
+
+def _in_library(error: BaseException, at: str | None, code: str) -> CaptureError | None:
+    """Explain an error that passed through a copy of a module."""
+    walked = (traceback.extract_tb(cause.__traceback__) for cause in with_causes(error))
+    files = {Path(frame.filename).name for frames in walked for frame in frames}
+    if "copy.py" in files:
+        return CaptureError(
+            "BX0199: forward copies a module or a tensor with the module copy, which looks at "
+            "memory that a trace has not",
+            at=at,
+            notes=(code,) if code else (),
+            help="x.clone() for a tensor; a module with the weights of now, without gradient: "
+            "torch.func.functional_call(part, {n: p.detach() for n, p in part.named_parameters()}, "
+            "(x,)); one that stays as it is: copy it in __init__",
+        )
+    return None
 
 
 def _said(error: BaseException) -> str:
@@ -283,6 +303,18 @@ def asks_autograd(at: str, module: str | None) -> CaptureError:
         "BX0185: forward asks autograd for gradients (torch.autograd.grad), and a trace has none",
         at=at,
         help=_kept_whole("asks, with the modules that it asks about,", module),
+    )
+    error.inside = module
+    return error
+
+
+def in_threads(at: str, module: str | None) -> CaptureError:
+    """Refuse a forward that computes in threads: a trace follows one."""
+    error = CaptureError(
+        "BX0199: forward computes in threads of its own, and a trace follows one",
+        at=at,
+        help="call the parts one after another: torch's ops use the cores by themselves; or "
+        f"{_whole(module)}",
     )
     error.inside = module
     return error

@@ -22,6 +22,12 @@ _LIKE_THE_EXAMPLE = (
 _REMEDIES = (
     ("ended before", "use fewer --steps, or let batches(seed) go on"),
     (
+        "batches(seed) fails",
+        "make that line run in the bundle's folder, where every process calls batches(seed): name "
+        "files of data by their full path, and split again when the model file has changed",
+    ),
+    ("give it the type", "give every batch the types of example_batch()"),
+    (
         OTHER,
         "make in batches() what it changes, a torch.Generator say: here all devices share what is "
         "outside; or `verify --processes`: each device has it in a process of its own, as in a run",

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bigbrain_fx.core import quantised_weights
+from bigbrain_fx.core import Input, quantised_weights
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import (
     Captured,
     ModelFile,
@@ -176,6 +177,8 @@ class _Comparison:
     def _inputs(self, inputs: Mapping[str, Tensor], micro: int) -> Mapping[str, Tensor]:
         entries = self.plan.graph.inputs
         found = {e.name: inputs[plain_batches.input_name(micro, e.key)] for e in entries}
+        for entry in entries:
+            _require_type(entry, found[entry.name])
         dims = self.plan.source.batch_dims
         return {n: t.movedim(dims[n], 0) if n in dims else t for n, t in found.items()}
 
@@ -210,7 +213,7 @@ class _Comparison:
         for name, value in after.items():
             if name in reference.parameters or name in self.rounded:
                 continue
-            known = reference.buffers.get(name, state[name])
+            known = reference.buffers.get(name, state.get(name, value))  # or forward made it
             if not equal(known, value):
                 self.lines.append(f"step {step}: {name} has other numbers after it")
         self.constants |= {n: t for n, t in reference.buffers.items() if n not in after}
@@ -228,6 +231,22 @@ class _Comparison:
             f"{done}: losses and "
             f"buffers bitwise, {self.gradients} gradients {gradients}, weights {self.updates.said} "
             "from the same gradients"
+        )
+
+
+def _require_type(entry: Input, value: Tensor) -> None:
+    """Refuse a batch that a bundle would refuse, too: a trace holds for one type.
+
+    Raises:
+        InputError: it is of another type than the example.
+    """
+    found = str(value.dtype).removeprefix("torch.")
+    if found != entry.spec.dtype:
+        raise InputError(
+            f"batches() gives {entry.name} as {found}, but the model was split for "
+            f"{entry.spec.dtype}",
+            at="batches",
+            help=f"give it the type of example_batch(): .to(torch.{entry.spec.dtype})",
         )
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bigbrain_fx.emit.files import slicing
 from bigbrain_fx.emit.files.slicing import SourceSlice, has_settings, local_modules, slice_file
+from bigbrain_fx.errors import InputError
 
 
 def sliced(folder: Path, text: str, *wanted: str, name: str = "model.py") -> SourceSlice:
@@ -100,10 +102,14 @@ def test_names_in_the_order_of_the_file(tmp_path: Path) -> None:
         "for key in ('rate',):\n    TABLE[key] = 0.5",
         "if len(TABLE) == 1:\n    TABLE['rate'] = 0.5\nelse:\n    TABLE['rate'] = 2",
         "with contextlib.suppress(KeyError):\n    TABLE['rate'] = 0.5",
+        "TABLE['rate'] = 0.5\nTABLE['spare'] = 1\ndel TABLE['spare']",
+        "setitem(TABLE, 'rate', 0.5)",
+        "match [{'rate': 0.5}]:\n    case [TABLE]:\n        pass",
     ],
 )
 def test_a_table_is_copied_as_it_is_filled(tmp_path: Path, change: str) -> None:
-    text = f"import contextlib\nTABLE = {{'rate': 1}}\n{change}\n"
+    text = "import contextlib\nfrom operator import setitem\n"
+    text += f"TABLE = {{'rate': 1}}\n{change}\n"
     text += "def optimizer(p):\n    return TABLE['rate']\n"
     assert ran(sliced(tmp_path, text))["optimizer"](()) == 0.5
 
@@ -180,6 +186,29 @@ def test_an_import_inside_a_function_counts(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("")
     found = sliced(tmp_path, "def optimizer(p):\n    import data\n    return data\n")
     assert [path.name for path in found.files] == ["data.py"]
+
+
+def test_with_a_seed_the_file_is_shipped_and_its_dice_are_those_of_split(tmp_path: Path) -> None:
+    path = tmp_path / "drawing.py"
+    path.write_text("import torch\nX = torch.rand(3)\ndef optimizer(p): return X\n")
+    found = slice_file(path, ("optimizer",), seed=5)
+    assert found.whole
+    assert found.files == (path,)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        drawn = ran(found)["optimizer"](())
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("drawing", None)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_file_that_cannot_be_imported_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my-model.py"
+    path.write_text("def optimizer(p): pass\n")
+    with pytest.raises(InputError, match="cannot import a file of that name"):
+        slice_file(path, ("optimizer",), seed=0)
 
 
 def test_a_star_import_ships_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Whether the optimizer goes by what forward or `batches` leave outside it: refused.
+
+    steps of the optimizer ─▶ forward(example), batches() of some steps ─▶ the same steps: alike?
+
+A number of the file that `batches` lowers and step() reads is another one in every process of a
+bundle: each draws its own batches, some ahead, and runs its own part of forward. This file runs the
+functions of a model file; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.dice import random_state_kept
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.side_effects import may_write
+from bigbrain_fx.frontend.tracing.steady import is_costly
+from bigbrain_fx.frontend.tracing.step import Loss, Step, route
+from bigbrain_fx.frontend.tracing.trial import (
+    Make,
+    Numbers,
+    apart,
+    cut_short,
+    dice_kept,
+    place_of,
+    run_trial,
+    shapes_of,
+)
+from bigbrain_fx.frontend.translation.batch import take_apart
+
+_STEPS = 4
+Batches = Callable[[int], Iterable[object]]
+
+
+def require_optimizer_apart(
+    model: nn.Module,
+    example: object,
+    loss: Loss | None,
+    autocast: str | None,
+    make: Make,
+    batches: Batches | None,
+) -> None:
+    """Refuse an optimizer that updates otherwise once forward has run, or data were drawn.
+
+    Raises:
+        InputError: it does.
+    """
+    few = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
+    before = Attributes.of(model, loss)
+    try:
+        with dice_kept(), random_state_kept():
+            first, again = (run_trial(make, few, list(few)) for _ in range(2))
+            if unlike(first, again):
+                return  # by itself: `parted` says so
+            _use(model, example, loss, autocast, batches)
+            after = run_trial(make, few, list(few))
+    except Exception:
+        return  # the user's own code; others say what is wrong with it
+    finally:
+        before.put_back()
+    if unlike(first, after):
+        raise InputError(
+            "optimizer(named_params) goes by what forward or batches() leave outside it: after "
+            "them it updates otherwise, and every process of a bundle runs a part of them alone",
+            at=place_of(make),
+            help="let rates go by the number of steps: lr_scale(step) or scheduler(optimizer) in "
+            "the model file; what step() needs of a parameter it keeps in self.state[p]",
+        )
+
+
+def unlike(one: Numbers, other: Numbers) -> bool:
+    """Whether two trials left other numbers."""
+    return any(bool(apart(one[name], other[name]).any()) for name in one)
+
+
+def _use(
+    model: nn.Module,
+    example: object,
+    loss: Loss | None,
+    autocast: str | None,
+    batches: Batches | None,
+) -> None:
+    """Run forward as training does, and draw some batches where that may write something."""
+    taken = take_apart(example)
+    tensors = list(taken.sized(taken.rows).values())
+    if not is_costly(model, tensors):
+        step = Step(model, loss, taken, route(model, example, loss is not None))
+        step.watch.keeps = True
+        with torch.random.fork_rng(devices=[]):
+            Plain(step, model, autocast).run(tensors, 0)
+    if batches is not None and may_write(batches):
+        list(itertools.islice(batches(0), _STEPS))

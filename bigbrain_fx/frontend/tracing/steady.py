@@ -1,0 +1,121 @@
+"""Whether forward gives the same numbers each time that it is asked, from its first call on.
+
+    forward(x), forward(x), ... under one seed, buffers and attributes put back: the same numbers?
+
+What counts calls, to warm something up, may be kept where nobody looks: in an object with slots, a
+function's attribute, a closure of a hook, the environment. Once it has counted to its end, a trace
+finds a constant. So the first calls are compared before anything else has run the model. This file
+runs steps; it knows no graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.blank import is_blank
+from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS, same_numbers
+from bigbrain_fx.frontend.tracing.plain import Plain
+from bigbrain_fx.frontend.tracing.state import alike
+from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
+from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.sources import is_users
+
+_CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
+_MOST = 2**28  # bytes of weights, which are copied
+
+
+def require_steady_calls(
+    model: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
+) -> None:
+    """Refuse a model whose first calls give unlike numbers for the same batch.
+
+    Raises:
+        CaptureError: they do.
+    """
+    example = list(batch.sized(batch.rows).values())
+    if is_costly(model, example):
+        return
+    with _weights_kept(model) as moved:
+        call = _first_unlike(Plain(Step(model, loss, batch, how), model, autocast), example)
+        if call is None or moved():
+            return  # what writes into weights is told so by others
+    raise CaptureError(
+        f"BX0160: call {call} of forward gives other numbers than the first, with the same batch, "
+        "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
+        "goes on by itself, and a trace would keep what it is now for ever",
+        at=_place(model),
+        help="let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
+        "__init__, write into it in place (self.calls += 1), and read it as a tensor "
+        "(torch.clamp(self.calls / 100, max=1.0)); or let the batch bring it: an entry of "
+        "batches() with a number for each row; leave out the clock",
+    )
+
+
+def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:
+    """Return the number of the first call whose results are not those of call 1."""
+    least, most = _CALLS
+    try:
+        first, started_s = plain.run(example, 0), time.perf_counter()
+        for call in range(2, most + 1):
+            if call > least and time.perf_counter() - started_s > _LOOK_S:
+                return None
+            if not alike(first, plain.run(example, 0)):
+                return call
+    except Exception as error:
+        if "BX0160" in str(error):  # a buffer is not what it was, and cannot be put back
+            raise
+        return None  # `trace` says what is wrong with the example
+    return None
+
+
+@contextlib.contextmanager
+def _weights_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Put parameters back that forward writes into; yield what tells whether it did."""
+    kept = [(p, p.data, p.detach().clone()) for p in model.parameters()]
+
+    def moved() -> bool:
+        return any(not same_numbers(p.detach(), numbers) for p, _, numbers in kept)
+
+    try:
+        yield moved
+    finally:
+        with torch.no_grad():
+            for parameter, data, numbers in kept:
+                if parameter.data_ptr() != data.data_ptr():
+                    parameter.data = data
+                if not same_numbers(data, numbers):
+                    parameter.copy_(numbers)
+
+
+def is_costly(model: nn.Module, example: Sequence[Tensor]) -> bool:
+    """Whether a few calls may take long: by the numbers of weights, and the places of a batch."""
+    weights = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(t) or t.device.type == "meta" or is_blank(t) for t in weights):
+        return True
+    if sum(t.nbytes for t in weights) > _MOST:
+        return True
+    places = max((_places(tensor) for tensor in example), default=1)
+    return 2 * sum(p.numel() for p in model.parameters()) * places > CHECK_FLOPS
+
+
+def _places(tensor: Tensor) -> int:
+    """Return how often a batch may pass by a weight: features at the end are no places."""
+    shape = tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape
+    return math.prod(shape)
+
+
+def _place(model: nn.Module) -> str | None:
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return None
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

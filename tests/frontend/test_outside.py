@@ -1,0 +1,69 @@
+"""An optimizer that goes by what forward or `batches` leave outside it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.outside import require_optimizer_apart
+
+SEEN = {"rate": 0.1}
+
+
+class Net(nn.Module):
+    def __init__(self, rate: float | None = None) -> None:
+        super().__init__()
+        self.linear, self.rate = nn.Linear(4, 4), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate is not None:
+            SEEN["rate"] = self.rate
+        return self.linear(x).sum()
+
+
+class Seeing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        for group in self.param_groups:
+            group["lr"] = SEEN["rate"]
+        super().step()
+
+
+def seeing(named: Any) -> torch.optim.Optimizer:
+    return Seeing(named, lr=0.1)
+
+
+def plain(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named)
+
+
+def lowering(seed: int) -> Iterator[object]:
+    while True:
+        SEEN["rate"] *= 0.5
+        yield (torch.zeros(2, 4),)
+
+
+def steady(seed: int) -> Iterator[object]:
+    while True:
+        yield (torch.zeros(2, 4),)
+
+
+@pytest.mark.parametrize(("rate", "batches"), [(0.2, None), (0.2, steady), (None, lowering)])
+def test_an_optimizer_that_reads_what_they_write(rate: float | None, batches: Any) -> None:
+    example = (torch.zeros(2, 4),)
+    with pytest.raises(InputError, match="goes by what forward or batches") as caught:
+        require_optimizer_apart(Net(rate), example, None, None, seeing, batches)
+    assert "lr_scale(step)" in (caught.value.help or "")
+    assert SEEN == {"rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("make", "rate", "batches"), [(seeing, None, steady), (plain, 0.2, lowering)]
+)
+def test_others_are_let_be(make: Any, rate: float | None, batches: Any) -> None:
+    require_optimizer_apart(Net(rate), (torch.zeros(2, 4),), None, None, make, batches)
+    assert SEEN == {"rate": 0.1}

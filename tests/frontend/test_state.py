@@ -398,3 +398,27 @@ def test_what_is_kept_of_the_first_weights_is_refused(kind: type[Net], name: str
         capture(model, batch())
     assert "register_buffer" in (caught.value.help or "")
     assert all(map(torch.equal, model.parameters(), before))
+
+
+class PackedPart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(3, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.cells(x)[0]
+        return found
+
+
+class WithPackedPart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = PackedPart()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x).sum()
+
+
+def test_a_recurrent_layers_own_list_of_its_weights_is_no_cache() -> None:
+    found = capture(WithPackedPart(), (torch.randn(2, 4, 3),), leaves=("PackedPart",))
+    assert [op.target for op in found.graph.ops if op.target.startswith("leaf.")] == ["leaf.part"]

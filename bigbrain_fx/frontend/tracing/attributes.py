@@ -26,7 +26,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bigbrain_fx.frontend.translation.sources import is_users
 
 Marks = dict[str, Hashable]
-_OF_TORCH = frozenset(vars(nn.Module())) | {"_initialize_hook", "_load_hook", "_forward_module"}
+_OF_TORCH = frozenset(vars(nn.Module())) | {
+    *("_initialize_hook", "_load_hook", "_forward_module"),
+    *("_flat_weights", "_flat_weight_refs"),  # of recurrent layers: their parameters once more
+}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set, frozenset, collections.deque)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module)

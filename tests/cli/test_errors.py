@@ -241,7 +241,7 @@ _BAD_OPTIONS = {
     (
         "--schedule",
         "x",
-    ): "help: choose one of 1f1b, auto, dualpipe-v, forward, gpipe, interleaved, list, zb-h1, zb-v",
+    ): "help: choose one of 1f1b, auto, dualpipe-v, forward, gems, gpipe, interleaved, list, zb-h1",
     ("--seed", "-1"): "Invalid value for '--seed'",
     ("--time-limit", "0"): "Invalid value for '--time-limit'",
     ("--micro-batch", "4"): "'--micro-batches'?)",

@@ -262,5 +262,5 @@ def test_the_clock_is_read_when_a_gpu_has_made_the_outputs(
 def test_no_mode_but_two(tmp_path: Path) -> None:
     import bigbrain_fx as bb
 
-    with pytest.raises(InputError, match="no mode 'test'"):
+    with pytest.raises(InputError, match=r"mode='test'.*'train' or 'eval'"):
         bb.estimate("model.py", samples.cluster(2), Options(mode="test"))  # type: ignore[arg-type]

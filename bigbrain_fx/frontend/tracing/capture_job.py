@@ -376,12 +376,6 @@ _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 def _advice(wrong: str, graph: Graph) -> str:
     """Say what most often makes a trace differ in this way."""
-    if "gradient" in wrong and any(op.random for op in graph.ops):
-        return (
-            "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "
-            "that argument out; or something changes gradients beside the ops, on a node of "
-            f"autograd or on what it saves: take it out, or {FUNCTION}"
-        )
     if "backward writes" in wrong:
         return (
             "write it in forward, under torch.no_grad(): devices run forwards of later "
@@ -391,6 +385,12 @@ def _advice(wrong: str, graph: Graph) -> str:
         return (
             "a reentrant checkpoint stops the gradient where none of its inputs needs one: "
             "call checkpoint(..., use_reentrant=False)"
+        )
+    if "gradient" in wrong and any(op.random for op in graph.ops):
+        return (
+            "checkpoint(..., preserve_rng_state=False) draws other masks in its backward: leave "
+            "that argument out; or something changes gradients beside the ops, on a node of "
+            f"autograd or on what it saves: take it out, or {FUNCTION}"
         )
     if "gradient" in wrong:
         return (

@@ -36,7 +36,8 @@ from tools.peer_jobs import Meter
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 ROOT = SCRIPTS.parents[1]
-STEPS, KILLED_AFTER = 16, 4
+STEPS, KILLED_AFTER = 72, 4
+SETTLED = 40  # the first step that is timed: before it the spare process of ours still starts
 ROWS = 8  # of a step, over all ranks; `tools/peer_model.py` has them
 BLOCKS, DIM = 4, 128  # of the GPT in `tools/peer_model.py`: a step is short
 DEADLINE_S = 900.0
@@ -125,7 +126,7 @@ def trained(peer: Peer, *, kill: bool = False) -> Trained:
 
 
 class Pace:
-    """What the steps take from the second one told to the newest: processors, wall, and others."""
+    """What the steps take from the first one timed to the newest: processors, wall, and others."""
 
     def __init__(self, root: int) -> None:
         self.root, self.steps, self.cpu_s, self.wall_s, self.others = root, 0, 0.0, 0.0, 0.0
@@ -133,7 +134,7 @@ class Pace:
 
     def told(self, step: int) -> None:
         """Take a line that names a step; several ranks may name the same."""
-        if not step:
+        if step < SETTLED:
             return
         now, cpu_s = time.monotonic(), _cpu_s(*_ranks(self.root).values())
         if self._begun is None:

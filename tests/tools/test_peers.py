@@ -32,6 +32,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     (tmp_path / "fake.py").write_text(FAKE.replace("range(3)", "range(2)"))
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path)
     monkeypatch.setattr(peers, "KILLED_AFTER", 2)
+    monkeypatch.setattr(peers, "SETTLED", 1)
     monkeypatch.setenv("KILLED", "")
     return monkeypatch
 

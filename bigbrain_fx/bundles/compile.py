@@ -131,12 +131,11 @@ def split(
     ) as found:
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
         rounded = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
-        notes = (*kept, *require_optimizer(found, plan), *rounded)
+        said = (*found.warnings, *kept, *require_optimizer(found, plan), *rounded)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
-        said = (*found.warnings, *notes, *copied)
-        return Split(plan, Path(out), said, found.parameters, found.capture_s)
+        return Split(plan, Path(out), (*said, *copied), found.parameters, found.capture_s)
 
 
 def _of_whole_tensors(options: Options) -> Options:

@@ -31,14 +31,14 @@ def digest(value: object, is_own: Callable[[object], bool] = lambda module: Fals
         value: any.
         is_own: whether a module's values count, too, and not its name alone.
     """
-    walk = _Walk(is_own)
+    walk = _Hashing(is_own)
     walk.add(value, 0)
     return str(walk.hash.hexdigest())
 
 
 @dataclass
-class _Walk:
-    """One walk through a value and what it holds; what was met before counts by its number."""
+class _Hashing:
+    """A value and what it holds, on the way into a hash; what was met counts by its number."""
 
     is_own: Callable[[object], bool]
     hash: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))

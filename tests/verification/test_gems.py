@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Cluster, DeviceStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, from_json, replan, replica_cut, to_json
+from bigbrain_fx.plan import Plan, from_json, replan, to_json
 from tests.support.bundles import MODEL
 from tests.verification.test_asynchronous import APART, untied
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
@@ -23,18 +23,7 @@ from tools.matrix import Bench
 CALM = MODEL.replace("nn.Dropout(0.1)", "nn.Identity()")  # a plain loop would draw otherwise
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model has several buckets, too."""
-    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 2048)
+pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 
 
 @pytest.fixture(scope="module")

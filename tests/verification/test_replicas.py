@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from bigbrain_fx.core import Cluster, Device, Link, ParamRef, Stages
 from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
-from bigbrain_fx.plan import Options, Plan, Source, make_plan, replica_cut, updating
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, updating
 from bigbrain_fx.plan.replica_statistics import statistics
 from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
 from bigbrain_fx.verification.bundle.links import same_training
@@ -45,18 +44,7 @@ def with_layer(init: str, forward: str = FLAT) -> str:
 BATCH_NORM = with_layer("self.norm = nn.BatchNorm1d(16)")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model has several buckets, too."""
-    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 2048)
+pytestmark = pytest.mark.usefixtures("one_thread", "small_buckets")
 
 
 @pytest.fixture(scope="module")

@@ -57,13 +57,15 @@ def at_speed(costs: Costs, slower: float) -> Costs:
     return replace(
         costs,
         ops={d: {op: taking(c) for op, c in ops.items()} for d, ops in costs.ops.items()},
-        cluster=_slower(costs.cluster, slower),
+        cluster=slower_cluster(costs.cluster, slower),
         optimizer_s_per_byte=each(costs.optimizer_s_per_byte),
         optimizer_s_per_tensor=each(costs.optimizer_s_per_tensor),
     )
 
 
-def _slower(cluster: Cluster, slower: float) -> Cluster:
+def slower_cluster(cluster: Cluster, slower: float) -> Cluster:
+    """Return the cluster with all that its processors do for messages taking so much longer."""
+
     def device(known: Device) -> Device:
         own, rate = known.overheads, known.overheads.message_bytes_per_s
         return replace(

@@ -7,7 +7,7 @@ micro-batch through a stage far longer than the 8 ms of a quota's period.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Device, Link
 
@@ -37,6 +37,12 @@ class Model:
         return _TEMPLATE.format(
             name=self.name, root=root, code=self.code, built=self.built, batch=self.batch
         )
+
+    def sized(self, rows: int) -> Model:
+        """Return the model with a mini-batch of so many rows."""
+        old, new = str(self.rows), str(rows)
+        batch = self.batch.replace(f"({old}, ", f"({new}, ").replace(f", ({old},", f", ({new},")
+        return replace(self, rows=rows, batch=batch.replace(f"n({old}", f"n({new}"))
 
 
 @dataclass(frozen=True)

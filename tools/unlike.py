@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from pathlib import Path
 
@@ -120,20 +120,11 @@ class Models:
         """Return a model's capture; its ops for a micro-batch are in the profile database."""
         if name not in self.sessions:
             path = self.work / f"{name}.py"
-            path.write_text(_sized(name))
+            path.write_text(MODELS[name].sized(ROWS[name]).text(str(ROOT)))
             store = Path(os.environ["BIGBRAIN_PROFILES"])
             profile(path, store, ProfileOptions(rows=(ROWS[name] // MICRO_BATCHES,), device="cpu"))
             self.sessions[name] = self.stack.enter_context(capture_file(path))
         return self.sessions[name]
-
-
-def _sized(name: str) -> str:
-    model = MODELS[name]
-    old, new = str(model.rows), str(ROWS[name])
-    batch = model.batch.replace(f"({old}, ", f"({new}, ").replace(f", ({old},", f", ({new},")
-    return replace(model, rows=ROWS[name], batch=batch.replace(f"n({old}", f"n({new}")).text(
-        str(ROOT)
-    )
 
 
 def planned(session: CaptureSession, cluster: Cluster, partitioner: str) -> Plan:

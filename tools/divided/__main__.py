@@ -1,0 +1,72 @@
+"""The command of `tools.divided`: measure what lacks, write the page."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bigbrain_fx.planning.registry import load
+from tools.divided import __doc__ as about
+from tools.divided.cells import Row, wanted
+from tools.divided.measuring import Repeats, measured
+from tools.divided.page import page
+from tools.emulation import missing
+from tools.json_lines import append_line, read_lines
+
+PATH = click.Path(path_type=Path)
+
+
+def row_of(found: dict[str, Any]) -> Row:
+    """Return what a line of the file says."""
+    content: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return Row(**content)
+
+
+@click.command(help=about)
+@click.option("--out", type=PATH, required=True, help="The file of rows; is added to.")
+@click.option("--only", multiple=True, help="Models and clusters with this text: unet/uneven2.")
+@click.option("--way", "names", multiple=True, help="Ways with this text; one device always.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each way, in turn.")
+@click.option("--steps", default=3, show_default=True, help="Of a run, besides its first.")
+@click.option("--write", type=PATH, help="The page.")
+@click.option("--rows-only", is_flag=True, help="Measure nothing: write the page of what is there.")
+def main(
+    out: Path,
+    only: tuple[str, ...],
+    names: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    write: Path | None,
+    rows_only: bool,
+) -> None:
+    """Measure what lacks; write the page."""
+    torch.set_num_threads(1)
+    rows = read_lines(out, "tools.divided", row_of)
+    done = {(row.model, row.site) for row in rows}
+    pairs = [pair for pair in wanted(only) if pair not in done]
+    if pairs and not rows_only:
+        if reason := missing():
+            raise click.ClickException(f"{reason}; --rows-only writes the page of rows at hand")
+        load("partitioner")
+        load("estimator")
+        work = out.with_suffix(".work").resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        for row in measured(pairs, work, Repeats(rounds, steps, names), _say):
+            append_line(out, asdict(row))
+            rows.append(row)
+            _say(f"{'/'.join(row.key)}: {row.measured_s:.3f} s, forecast {row.forecast_s:.3f}")
+    if write is not None:
+        write.write_text(page(rows))
+
+
+def _say(text: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+
+
+if __name__ == "__main__":
+    main()

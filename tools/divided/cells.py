@@ -1,0 +1,135 @@
+"""What is run, as data: ways to divide a step, on which models and clusters; and rows of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bigbrain_fx.core import Cluster
+from bigbrain_fx.plan import Options
+from tools.fidelity_models import MODELS, SITES, Site
+
+TIMES = 3  # the rows of tools.fidelity
+MICRO_BATCHES = (
+    12  # of as many rows as there: 3 : 1, 2 : 1 and 4 : 2 : 1 : 1 divide them, or nearly
+)
+ONE, EQUAL, PLANNED = "one device", "replicas, equal shares", "replicas"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How devices share a step: on so many of them, with these choices of `split`."""
+
+    name: str
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    devices: int | None = None
+    replicas: tuple[tuple[str, ...], ...] = ()
+
+    def of(self, cluster: Cluster) -> Cluster:
+        """Return the part of a cluster that is used; a tensor group is on one host."""
+        used = cluster.devices[: self.devices]
+        if "tensor" in self.choices:
+            used = tuple(replace(device, host="h") for device in used)
+        return replace(cluster, devices=used, replicas=self.replicas)
+
+    def options(self, estimator: str) -> Options:
+        """Return what is planned; pipelines are cut for unlike devices."""
+        return Options(
+            "chain-dp", estimator, schedule="1f1b", micro_batches=MICRO_BATCHES, **self.choices
+        )
+
+
+def ways(site: Site) -> tuple[Way, ...]:
+    """Return how a cluster's devices are used."""
+    count = len(site.speeds)
+    equal = Way(EQUAL, {"replicas": count, "replica_shares": (1,) * count})
+    found = (
+        Way(ONE, devices=1),
+        *((equal,) if len(set(site.speeds)) > 1 else ()),
+        Way(PLANNED, {"replicas": count}),
+        Way("replicas, ZeRO 1", {"replicas": count, "zero_stage": 1}),
+    )
+    if count == 2:
+        parts = dict.fromkeys(((1, 1), site.speeds))
+        return (*found, *(_tensor(shares) for shares in parts))
+    return (
+        *found,
+        Way("2 replicas of pipelines", {"replicas": 2}),
+        Way(
+            "2 replicas of tensor groups",
+            {"replicas": 2, "tensor": 2},
+            replicas=(("d0", "d1"), ("d2", "d3")),
+        ),
+        Way("pipeline of tensor groups", {"tensor": 2}),
+    )
+
+
+def _tensor(shares: tuple[int, ...]) -> Way:
+    named = ":".join(map(str, shares))
+    return Way(f"tensor {named}", {"tensor": len(shares), "tensor_shares": shares})
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one way came to.
+
+    Attributes:
+        step_s: the median step of each round.
+        reference_s: of a matrix product beside each round.
+        forecast_s: of the plan, with processors as fast as beside the rounds.
+        busy: share of all processors' time in use during each round.
+        shares: micro-batches of each replica, or parts of a tensor group; empty: neither.
+    """
+
+    model: str
+    site: str
+    way: str
+    step_s: tuple[float, ...]
+    reference_s: tuple[float, ...]
+    forecast_s: float
+    busy: tuple[float, ...]
+    shares: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is a row of."""
+        return self.model, self.site, self.way
+
+    @property
+    def measured_s(self) -> float:
+        """The median of its rounds."""
+        return statistics.median(self.step_s)
+
+    @property
+    def error(self) -> float:
+        """Forecast over measured, less one."""
+        return self.forecast_s / self.measured_s - 1
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether ops are divided."""
+        return "tensor" in self.way
+
+
+PAIRS = tuple(
+    (model, site)
+    for site in ("uneven2-1000", "equal2-1000", "uneven4-1000", "equal2-100")
+    for model in ("llama", "encdec", "unet", "mixer")
+)
+
+
+def wanted(only: Sequence[str]) -> list[tuple[str, str]]:
+    """Return models and clusters whose "model/cluster/" holds one of the texts."""
+    return [pair for pair in PAIRS if not only or any(t in f"{pair[0]}/{pair[1]}/" for t in only)]
+
+
+def site_of(name: str) -> Site:
+    """Return a cluster by its name."""
+    return SITES[name]
+
+
+def rows_of(model: str) -> int:
+    """Return the rows of a mini-batch."""
+    return TIMES * MODELS[model].rows

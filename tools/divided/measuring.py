@@ -1,0 +1,152 @@
+"""Each way planned, forecast and run on an emulated cluster, round after round in turn."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from bigbrain_fx.bundles import source_of
+from bigbrain_fx.bundles.launch import RunOptions
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.errors import BigBrainError
+from bigbrain_fx.frontend import CaptureSession, capture_file
+from bigbrain_fx.plan import Plan, make_plan
+from tools.divided.cells import ONE, Row, Way, rows_of, site_of, ways
+from tools.divided.seated import NAME, seated
+from tools.emulation import Network, emulated
+from tools.fidelity_bench import ROOT, Bench, Place, Say, Sitting
+from tools.fidelity_drift import slower_cluster
+from tools.fidelity_models import MODELS
+from tools.fidelity_reference import Reference
+
+QUIET = 0.65  # of all processors' time; the devices take half
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How many rounds, steps of a run besides its first, and texts of ways (none: all)."""
+
+    rounds: int
+    steps: int
+    names: tuple[str, ...] = ()
+
+    def wants(self, way: Way) -> bool:
+        """Say whether a way is run."""
+        return not self.names or way.name == ONE or any(t in way.name for t in self.names)
+
+
+def measured(
+    pairs: Sequence[tuple[str, str]], work: Path, repeats: Repeats, say: Say
+) -> Iterator[Row]:
+    """Run models on clusters, cluster by cluster; what fails is said and left out."""
+    with ExitStack() as stack:
+        bench = Bench(work, work / "profiles.sqlite", stack)
+        bench.profile(sorted({model for model, _ in pairs}), say)
+        for name, group in groupby(pairs, key=lambda pair: pair[1]):
+            with emulated(site_of(name).cluster) as net:
+                place = Place.of(net, bench.machine, work / name, QUIET)
+                for model, _ in group:
+                    yield from _of_model(place, bench, model, name, repeats, say)
+
+
+def _of_model(
+    place: Place, bench: Bench, model: str, site: str, repeats: Repeats, say: Say
+) -> Iterator[Row]:
+    """Profile a model's ops on all devices, then run it in every way."""
+    sitting = place.sit(bench, model)
+    path = bench.work / f"{model}-{rows_of(model)}.py"
+    path.write_text(MODELS[model].sized(rows_of(model)).text(str(ROOT)))
+    with (
+        tempfile.TemporaryDirectory(prefix="divided-") as folder,
+        capture_file(path) as session,
+        seated(sitting),
+    ):
+        cases = []
+        for way in filter(repeats.wants, ways(site_of(site))):
+            try:
+                cases.append(Case.of(way, session, sitting, Path(folder)))
+            except BigBrainError as error:
+                say(f"{model}/{site}/{way.name} failed: {error}")
+        taken = in_turns(place.net, cases, repeats, Path(folder))
+        for case, runs in zip(cases, taken, strict=True):
+            yield _row(case, runs, model, site)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way, planned and written."""
+
+    way: Way
+    session: CaptureSession
+    sitting: Sitting
+    plan: Plan
+    bundle: Path
+
+    @classmethod
+    def of(cls, way: Way, session: CaptureSession, sitting: Sitting, folder: Path) -> Case:
+        """Plan a way and write its bundle."""
+        plan = _planned(way, session, sitting)
+        bundle = write_bundle(plan, session, folder / way.name.replace(" ", "-").replace(",", ""))
+        return cls(way, session, sitting, plan, bundle)
+
+    def forecast_s(self, reference_s: float) -> float:
+        """Return a step's seconds where the reference product takes so long."""
+        slower = reference_s / self.sitting.reference_s
+        with seated(self.sitting, slower):
+            return _planned(self.way, self.session, self.sitting, slower).forecast.step_s
+
+
+def _planned(way: Way, session: CaptureSession, sitting: Sitting, slower: float = 1.0) -> Plan:
+    used = way.of(slower_cluster(sitting.cluster, slower))
+    return make_plan(session.graph, used, source_of(session.facts), way.options(NAME))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One run: its median step but the first, the reference beside it, how busy all was."""
+
+    step_s: float
+    reference_s: float
+    busy: float
+
+
+def in_turns(
+    net: Network, cases: Sequence[Case], repeats: Repeats, folder: Path
+) -> list[list[Taken]]:
+    """Run all cases, round after round; return what each took."""
+    taken: list[list[Taken]] = [[] for _ in cases]
+    for turn in range(repeats.rounds):
+        for number, case in enumerate(cases):
+            logs = folder / f"logs-{turn}-{number}"
+            with Reference() as beside:
+                options = RunOptions(steps=1 + repeats.steps, threads=1, logs=logs)
+                run = net.run(case.bundle, options)
+            step_s = statistics.median(line.step_s for line in run.steps[1:])
+            taken[number].append(Taken(step_s, beside.seconds, round(beside.busy, 3)))
+    return taken
+
+
+def _row(case: Case, runs: Sequence[Taken], model: str, site: str) -> Row:
+    reference_s = statistics.median(run.reference_s for run in runs)
+    return Row(
+        model,
+        site,
+        case.way.name,
+        tuple(round(run.step_s, 5) for run in runs),
+        tuple(run.reference_s for run in runs),
+        round(case.forecast_s(reference_s), 5),
+        tuple(run.busy for run in runs),
+        () if case.way.name == ONE else shares(case.plan),
+    )
+
+
+def shares(plan: Plan) -> tuple[int, ...]:
+    """Return the micro-batches of each replica, or the parts of a tensor group."""
+    if plan.stages.micros:
+        return tuple(len(own) for own in plan.stages.micros)
+    return plan.placement.tensor.shares if plan.placement.tensor is not None else ()

@@ -1,0 +1,108 @@
+"""docs/divided.md: every row, how far forecasts are off, and what planned shares are worth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from tools.divided.cells import EQUAL, ONE, PLANNED, Row, site_of
+from tools.published_gpus.table import spearman
+
+COMMAND = "python -m tools.divided --out rows.jsonl --write docs/divided.md"
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the page."""
+    return "\n".join((*_head(), *_forecasts(rows), *_worth(rows), *_table(rows), ""))
+
+
+def _head() -> Iterator[str]:
+    yield from (
+        "# Replicas and tensor groups: forecast against measured",
+        "",
+        f"Written by `{COMMAND}` on emulated clusters of CPUs: 12 micro-batches, 1F1B, plans by",
+        "`chain-dp` from ops profiled on the emulated devices. Only whole ops were profiled: a",
+        "member of a tensor group computes parts of them. Each way runs in turn with the others.",
+        "",
+    )
+
+
+def _forecasts(rows: Sequence[Row]) -> Iterator[str]:
+    yield from ("## Forecasts", "", "| what | rows | mean error | median | worst | Spearman |")
+    yield "|---|---|---|---|---|---|"
+    divided = [row for row in rows if row.way != ONE]
+    kinds = {
+        "replicas and ZeRO": [row for row in divided if not row.is_tensor],
+        "tensor groups, with and without replicas and pipelines": [
+            row for row in divided if row.is_tensor
+        ],
+        "one device": [row for row in rows if row.way == ONE],
+    }
+    for name, own in kinds.items():
+        if own:
+            yield f"| {name} | {len(own)} | {_errors(own)} | {_rank(own)} |"
+    yield ""
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    off = [row.error for row in rows]
+    sizes = sorted(map(abs, off))
+    worst = max(off, key=abs)
+    return (
+        f"{statistics.mean(sizes):.1%} | {statistics.median(sizes):.1%} | {worst:+.1%}"
+    ).replace("%", " %")
+
+
+def _rank(rows: Sequence[Row]) -> str:
+    found = spearman([row.forecast_s for row in rows], [row.measured_s for row in rows])
+    return "-" if found is None else f"{found:.3f}"
+
+
+def _worth(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## What dividing is worth",
+        "",
+        "Measured, round by round: medians, quartiles in brackets. *Fluid* is one device's step",
+        "over the sum of speeds: work that divides freely and is sent for nothing.",
+        "",
+        "| model | cluster | planned over equal shares | replicas over one device | of fluid |",
+        "|---|---|---|---|---|",
+    )
+    by_key = {row.key: row for row in rows}
+    for model, site in dict.fromkeys((row.model, row.site) for row in rows):
+        found = [by_key.get((model, site, way)) for way in (ONE, EQUAL, PLANNED)]
+        one, equal, planned = found
+        if one is None or planned is None:
+            continue
+        fluid = sum(site_of(site).speeds) / site_of(site).speeds[0]
+        share = statistics.median(_ratios(one, planned)) / fluid
+        shared = _quartiles(_ratios(equal, planned)) if equal is not None else "-"
+        yield (
+            f"| {model} | {site} | {shared} | {_quartiles(_ratios(one, planned))} | {share:.2f} |"
+        )
+    yield ""
+
+
+def _ratios(slow: Row, fast: Row) -> list[float]:
+    return [a / b for a, b in zip(slow.step_s, fast.step_s, strict=True)]
+
+
+def _quartiles(ratios: Sequence[float]) -> str:
+    middle = f"{statistics.median(ratios):.2f}"
+    if len(ratios) < 4:
+        return middle
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{middle} ({low:.2f} to {high:.2f})"
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    yield from ("## Rows", "")
+    yield "| model | cluster | way | shares | forecast s | measured s | error | busy |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        divided = ":".join(map(str, row.shares)) or "-"
+        yield (
+            f"| {row.model} | {row.site} | {row.way} | {divided} | {row.forecast_s:.3f} "
+            f"| {row.measured_s:.3f} | {100 * row.error:+.1f} % "
+            f"| {100 * statistics.median(row.busy):.0f} % |"
+        )

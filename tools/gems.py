@@ -268,7 +268,9 @@ two kinds: two convolutions of {channels} channels on {side} x {side} pixels (ac
 weights few), and a Transformer's block {width} wide on {tokens} tokens (the other way round). All
 by forecast (`analytical`, 60 GFLOP/s and 12 GB/s a device, 10 Gbit/s between them), cut by
 `chain-dp` over all four. "One in flight" is 1F1B with `in_flight` 1: one micro-batch after the
-other. Depths tried are {depths}; "+": the deepest of them fits.
+other. Depths tried are {depths}; "+": the deepest of them fits,
+"none": not even the first does. Each device of zb-v has two pieces, and messages of both under way:
+where these are large (4 MiB each, of images) they alone take 26 to 52 MiB of a device.
 """
 
 

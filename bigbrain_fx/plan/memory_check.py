@@ -144,8 +144,7 @@ def require_fits(forecast: Forecast, cluster: Cluster, *, compiled: bool = False
                 *(arithmetic(e, cluster.device[e.device]) for e in forecast.devices),
                 *of_compiler(compiled=compiled),
             ),
-            help="use more micro-batches, more devices, or --partitioner chain-dp, "
-            "which respects memory",
+            help="use more micro-batches, more devices, or devices with more memory",
         )
 
 

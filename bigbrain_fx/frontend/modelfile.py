@@ -211,11 +211,33 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
         raise _no_module(path, name, value, module)
     _check_arguments(value, path, name)
     torch.manual_seed(seed)
+    before = _settings()
     with errors_of(path, f"{name}() failed"):
         built = value()
+    _require_unset(before, definition(value, path), name)
     if not isinstance(built, nn.Module):
         raise _no_module(path, name, built, module)
     return built
+
+
+def _settings() -> dict[str, object]:
+    """Return what decides numbers, for all of torch."""
+    return {
+        "set_default_dtype": torch.get_default_dtype(),
+        "set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def _require_unset(before: Mapping[str, object], at: str, name: str) -> None:
+    """Refuse a `model()` that sets what later lines go by: no bundle calls it."""
+    for what, now in _settings().items():
+        if now != before[what]:
+            raise InputError(
+                f"{name}() changes a setting of torch, torch.{what}, from {before[what]} to {now}, "
+                "and a bundle does not call it before it reads batches or computes",
+                at=at,
+                help=f"set it at the top of the file, which a bundle runs, too: torch.{what}(...)",
+            )
 
 
 def _no_module(path: Path, name: str, found: object, module: ModuleType) -> InputError:

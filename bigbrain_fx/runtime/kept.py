@@ -80,7 +80,8 @@ def _without_numbers(model: Callable[[], nn.Module]) -> nn.Module:
         with torch.device("meta"):
             return model()
     except (RuntimeError, NotImplementedError):  # reads a value as it builds, or has no meta kernel
-        return model()
+        with torch.device("cpu"):  # stages are made on the meta device, too
+            return model()
 
 
 def flat(value: object) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture, load_model_file
 from bigbrain_fx.frontend.translation.leaf import leaf_paths
 from bigbrain_fx.plan import Options
+from bigbrain_fx.runtime import part_of
 from tests.support.bundles import cluster
 from tests.support.captured import assert_same, gradients, run
 
@@ -288,3 +289,16 @@ def test_a_leaf_in_memory_cannot_be_bundled(tmp_path: Path) -> None:
             Options("naive", leaves=("b",)),
             example_batch=(torch.randn(4, 4),),
         )
+
+
+def run_once() -> nn.Module:
+    """A model that reads a value as it is made, as data-dependent initialization does."""
+    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    assert made(torch.ones(1, 4)).sum().item() is not None
+    return made
+
+
+def test_a_part_of_a_model_that_reads_values_is_made_among_stages_without_numbers() -> None:
+    with torch.device("meta"):
+        part = part_of(run_once, "1")
+    assert {p.device.type for p in part.parameters()} == {"cpu"}

@@ -77,6 +77,46 @@ def test_one_that_looks_at_all_gradients_is_refused() -> None:
     assert str(found.at).startswith("test_parted.py:")
 
 
+class Skipping(torch.optim.SGD):
+    """Leaves a step out where any gradient is not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        finite = all(bool(g.isfinite().all()) for g in grads if g is not None)
+        return super().step(closure) if finite else None
+
+
+class Warm(torch.optim.SGD):
+    """Its warm-up ends after twenty steps, counted in an attribute."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 if self.steps > 20 else 0.01
+        return super().step(closure)
+
+
+class WarmByGroup(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["calls"] = group.get("calls", 0) + 1
+            group["lr"] = 0.1 if group["calls"] > 20 else 0.01
+        return super().step(closure)
+
+
+def test_one_that_looks_at_all_gradients_where_one_is_not_finite_is_refused() -> None:
+    found = refusal(lambda named: Skipping([p for _, p in named], lr=0.1))
+    assert "gradients of the others are not finite" in found.what
+
+
+def test_one_that_counts_in_an_attribute_is_refused_however_late_it_decides() -> None:
+    found = refusal(lambda named: Warm([p for _, p in named], lr=0.01))
+    assert "goes by Warm.steps" in found.what
+    assert require_parted(net(), lambda n: WarmByGroup([p for _, p in n], lr=0.01), HELD) is None
+
+
 def clamping(named: Named) -> Any:
     for _, p in named:
         p.register_hook(lambda grad: grad.clamp(-0.1, 0.1))

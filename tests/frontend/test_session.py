@@ -262,3 +262,16 @@ def test_the_folder_of_the_file_is_importable_while_it_loads(tmp_path: Path) -> 
 
     assert hasattr(random, "getstate")  # the standard one: the user's file has another name
     sys.modules.pop("sizes_of_mine")
+
+
+def test_a_model_that_sets_the_type_for_all_of_torch_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(
+        "import torch\n\ndef model():\n    torch.set_default_dtype(torch.float64)\n"
+        "    return torch.nn.Linear(2, 2)\n\ndef example_batch():\n    return (torch.ones(4, 2),)\n"
+    )
+    try:
+        with pytest.raises(InputError, match=r"changes a setting of torch, torch\.set"):
+            load_model_file(path)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -201,6 +201,8 @@ def test_torchscript_and_losses_with_parameters_are_told() -> None:
         scripted = torch.jit.script(nn.Linear(6, 2))
     with pytest.raises(InputError, match="TorchScript"):
         capture(scripted, (torch.randn(4, 6),), energy)
+    with pytest.raises(InputError, match="a part, 1, that is TorchScript"):
+        capture(nn.Sequential(nn.Linear(6, 6), scripted), (torch.randn(4, 6),), energy)
     own = nn.CrossEntropyLoss()
     own.weight = nn.Parameter(torch.ones(2))
     with pytest.raises(InputError, match="the loss has a parameter of its own, weight"):

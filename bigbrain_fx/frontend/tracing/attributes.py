@@ -15,7 +15,7 @@ import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bigbrain_fx.frontend.translation.sources import is_users
 
 Marks = dict[str, Hashable]
-_OF_TORCH = frozenset(vars(nn.Module())) | {
+OF_TORCH = frozenset(vars(nn.Module())) | {
     *("_initialize_hook", "_load_hook", "_forward_module"),
     *("_flat_weights", "_flat_weight_refs"),  # of recurrent layers: their parameters once more
 }
@@ -149,7 +149,7 @@ class Attributes:
         elif isinstance(value, _LISTS):
             self._keep(value)
             parts = [(f"[{i}]", item) for i, item in enumerate(_some(value, len(value)))]
-        elif inner is not None and is_users(_file_of(type(value))):
+        elif inner is not None and is_users(file_of(type(value))):
             self._keep(inner)
             parts = [(f".{key}", item) for key, item in inner.items()]
         else:
@@ -250,12 +250,6 @@ class Attributes:
             return f"{top[0]} of {top[1]}" if type(top[1]) is int else str(top[1])[:60]
         return "an object" if value is None else f"a {type(value).__name__}"
 
-    def advance(self, names: Sequence[str], by: int) -> None:
-        """Add to numbers of Python, as so many calls would."""
-        for owner, key, full in self._places():
-            if full in names:
-                _set(owner, key, vars(owner)[key] + by)
-
     def _places(self) -> Iterator[tuple[Any, str, str]]:
         """Yield the owner, the key there and the full name of every attribute, new ones too."""
         for name, owner in self._named:
@@ -277,21 +271,22 @@ def _owners(model: nn.Module, loss: object) -> Iterator[tuple[str, object]]:
     for path, part in model.named_modules():
         yield path, part
         kinds.update(dict.fromkeys(type(part).__mro__))
-    if not isinstance(loss, nn.Module) and is_users(_file_of(type(loss))):
+    if not isinstance(loss, nn.Module) and is_users(file_of(type(loss))):
         yield type(loss).__name__, loss
-    own = [kind for kind in kinds if _is_own(_file_of(kind))]
+    own = [kind for kind in kinds if is_own(file_of(kind))]
     yield from ((kind.__qualname__, kind) for kind in own)
     files = dict.fromkeys([kind.__module__ for kind in own])
-    if _is_own(str(getattr(getattr(loss, "__code__", None), "co_filename", ""))):
+    if is_own(str(getattr(getattr(loss, "__code__", None), "co_filename", ""))):
         files[str(getattr(loss, "__module__", ""))] = None
     yield from ((name, sys.modules[name]) for name in files if name in sys.modules)
 
 
-def _file_of(kind: type) -> str:
+def file_of(kind: type) -> str:
+    """Return the file that defines a class."""
     return str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether a file is the user's own, no library's."""
     return is_users(file) and "site-packages" not in file
 
@@ -303,7 +298,7 @@ def _items(owner: object) -> list[tuple[str, object]]:
 def _counts(owner: object, key: str, value: object) -> bool:
     """Whether an attribute may be state: no method, no import, nothing of torch's."""
     if isinstance(owner, nn.Module):
-        return key not in _OF_TORCH and not isinstance(value, nn.Module)
+        return key not in OF_TORCH and not isinstance(value, nn.Module)
     if key.startswith("__") or isinstance(value, _OPAQUE):
         return False
     return isinstance(value, (*_PLAIN, *_LISTS, dict, Tensor, random.Random, torch.Generator))

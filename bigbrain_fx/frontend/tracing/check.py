@@ -16,7 +16,7 @@ from torch import Tensor
 from bigbrain_fx.core import Graph, Op, size_of
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
 from bigbrain_fx.frontend.tracing.interpret import run_graph
-from bigbrain_fx.frontend.tracing.plain import seed_python, state_kept
+from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
@@ -229,14 +229,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def same_numbers(found: object, want: object) -> bool:
-    """Whether two tensors are equal bit by bit (NaN equals NaN)."""
-    if not isinstance(found, Tensor) or not isinstance(want, Tensor):
-        return found is want
-    if found.shape != want.shape or found.dtype != want.dtype:
-        return False
-    return torch.equal(found, want) or bool(
-        ((found == want) | ((found != found) & (want != want))).all()
-    )

@@ -233,10 +233,10 @@ def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | Non
     accessor = getattr(getattr(func, "__self__", None), "__name__", "")
     if func.__name__ == "__get__" and accessor == "grad_fn":
         return "grad_fn"
+    if accessor == "data":
+        return "data" if isinstance(args[0], nn.Parameter) else "data of a buffer"
     if not (args and isinstance(args[0], nn.Parameter)):
         return None
-    if accessor == "data":
-        return "data"
     sets = func.__name__ == "requires_grad_" or (func.__name__, accessor) == _SETS_NEED
     return "requires_grad" if sets else None
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.check import same_numbers
 from bigbrain_fx.frontend.tracing.kept_loss import TensorReads, fewer
 from bigbrain_fx.frontend.tracing.leaf_trace import Facts, applied, facts_of, fitted
+from bigbrain_fx.frontend.tracing.plain import same_numbers
 from bigbrain_fx.frontend.translation.kept import LINES, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import own_tensors
 from bigbrain_fx.frontend.translation.nests import decode

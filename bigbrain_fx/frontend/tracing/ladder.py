@@ -19,11 +19,10 @@ from torch import Tensor
 
 from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import BigBrainError
-from bigbrain_fx.frontend.tracing.check import same_numbers
 from bigbrain_fx.frontend.tracing.dice import where_rolled
 from bigbrain_fx.frontend.tracing.kept_loss import KeptLoss
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
-from bigbrain_fx.frontend.tracing.plain import Plain, another
+from bigbrain_fx.frontend.tracing.plain import Plain, another, same_numbers
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch

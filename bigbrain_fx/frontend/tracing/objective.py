@@ -35,11 +35,14 @@ def require_python(model: nn.Module, loss: object) -> None:
     Raises:
         InputError: says what to give instead.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            "the model is TorchScript, which no trace can enter",
-            help="let model() return the nn.Module itself, not torch.jit.script or trace of it",
-        )
+    for path, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise InputError(
+                f"the model{f' has a part, {path}, that' if path else ''} is TorchScript, which no "
+                "trace can enter",
+                help="let model() return the nn.Module itself, and its parts be plain modules, not "
+                "torch.jit.script or trace of them",
+            )
     owner = loss if isinstance(loss, nn.Module) else getattr(loss, "__self__", None)
     named = owner.named_parameters() if isinstance(owner, nn.Module) else ()
     known = {id(p) for p in model.parameters()}
@@ -209,7 +212,9 @@ def require_parameters_unwritten(graph: Graph) -> None:
                 at=op.source or None,
                 notes=(op.code,) if op.code else (),
                 help="compute it instead (w = F.normalize(self.weight, dim=1)), or write after the "
-                "step: in the optimizer, a class whose step() calls super().step() and then writes",
+                "step: in the optimizer, a class whose step() calls super().step() and then "
+                "writes; what the first batch sets is set in model(): made = Net(); "
+                "made(example_batch()['x']); return made",
             )
 
 

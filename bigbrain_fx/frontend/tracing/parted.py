@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.frontend.tracing.optimizer_counts import require_counts_kept
 from bigbrain_fx.frontend.tracing.trial import (
     Make,
     Numbers,
     Shape,
+    Stir,
     apart,
     cut_short,
     dice_kept,
@@ -73,12 +75,14 @@ def require_parted(
                 raise
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
         _require_alone(make, shapes)
+        require_counts_kept(make, cut_short(shapes))
         _require_rest_left(make, shapes, {n: p for n, p in trained.items() if n not in shapes})
         if by_pieces:
             _require_pieces(make, shapes, whole)
         for device, names in parts.items() if len(parts) > 1 else ():
             share = f"device {device}, which has {len(names)} of the {len(shapes)} parameters"
             _require_alike(make, shapes, names, whole, share)
+            _require_alike_when_odd(make, cut_short(shapes), names, share)
     return None
 
 
@@ -219,12 +223,50 @@ def _require_alike(
     )
 
 
+def _require_alike_when_odd(
+    make: Make, few: Mapping[str, Shape], names: Sequence[str], share: str
+) -> None:
+    """Refuse one that looks at others' gradients when they are huge, tiny or not finite.
+
+    Raises:
+        InputError: it leaves a step out, say, and on the other devices it would not.
+    """
+    own = frozenset(names)
+    odd: dict[str, Stir] = {
+        "are huge": lambda _, gradient: gradient * 1e6,
+        "are tiny": lambda _, gradient: gradient * 1e-9,
+        "of the others are not finite": lambda name, g: g if name in own else g * math.inf,
+    }
+    for when, stir in odd.items():
+        try:
+            whole = run_trial(make, few, list(few), stir=stir)
+            found = run_trial(make, few, names, stir=stir)
+        except Exception:
+            continue  # it wants the shapes that it is made for
+        unlike = [name for name in names if apart(found[name], whole[name]).any()]
+        wrong = _largest(make, few, names, unlike, stir) if unlike else None
+        if wrong is not None:
+            raise InputError(
+                f"optimizer(named_params) looks at more than one parameter where gradients {when}: "
+                f"on {share}, it updates {wrong[0]} otherwise then",
+                at=place_of(make),
+                notes=(_OWN,),
+                help="let the model file say it for all devices: clip_norm = 1.0 clips by the norm "
+                "of all gradients, and grad_scaler = {'init_scale': 1.0, 'growth_interval': 10**9} "
+                "leaves out each step where one is not finite; or split over one device",
+            )
+
+
 def _largest(
-    make: Make, shapes: Mapping[str, Shape], names: Sequence[str], unlike: Sequence[str]
+    make: Make,
+    shapes: Mapping[str, Shape],
+    names: Sequence[str],
+    unlike: Sequence[str],
+    stir: Stir = lambda _name, gradient: gradient,
 ) -> tuple[str, float] | None:
     """Let float64 decide whether it was rounding; return what differs most."""
     wide = {name: Shape(shape.size, wide_type(shape.dtype)) for name, shape in shapes.items()}
-    whole, part = run_trial(make, wide, list(wide)), run_trial(make, wide, names)
+    whole, part = (run_trial(make, wide, some, stir=stir) for some in (list(wide), names))
     errors = {
         name: _error(part[name], whole[name], numbers_of(name, wide[name])) for name in unlike
     }

@@ -18,6 +18,9 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.dice import random_state_kept
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
 from bigbrain_fx.frontend.translation.batch import Batch
+from bigbrain_fx.frontend.translation.sources import forward_line
+
+Numbers = tuple[Tensor | None, ...]
 
 _MOST = 2**28  # bytes of frozen parameters that are copied: a large frozen body is not written into
 
@@ -49,12 +52,22 @@ class Plain:
     def gradients(self, tensors: Sequence[Tensor], seed: int) -> tuple[Tensor | None, ...]:
         """Run once and return the results, and the first one's gradients where it has any."""
         with self._seeded(tensors, seed, seed) as copies:
-            found = self.step(*copies)
-            wanted = [p for p in self.model.parameters() if p.requires_grad]
-            numbers = tuple(tensor.detach() for tensor in found)
-            if not (wanted and found and found[0].dim() == 0 and found[0].requires_grad):
-                return numbers
-            return (*numbers, *torch.autograd.grad(found[0], wanted, allow_unused=True))
+            return self._with_gradients(copies)
+
+    def left(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
+        """Run once; return what `gradients` does, then all buffers and frozen weights."""
+        with self._seeded(tensors, seed, seed) as copies:
+            found = self._with_gradients(copies)
+            kept = (*self.model.buffers(), *_frozen(self.model))
+            return (*found, *(tensor.detach().clone() for tensor in kept))
+
+    def _with_gradients(self, copies: Sequence[Tensor]) -> Numbers:
+        found = self.step(*copies)
+        wanted = [p for p in self.model.parameters() if p.requires_grad]
+        numbers = tuple(tensor.detach() for tensor in found)
+        if not (wanted and found and found[0].dim() == 0 and found[0].requires_grad):
+            return numbers
+        return (*numbers, *torch.autograd.grad(found[0], wanted, allow_unused=True))
 
     @contextlib.contextmanager
     def _seeded(
@@ -99,6 +112,7 @@ def _require_shape(part: nn.Module, name: str, tensor: Tensor, before: Tensor) -
         raise CaptureError(
             f"BX0160: forward gives the buffer {name} of {type(part).__name__} another shape: "
             f"{tuple(tensor.shape)} for {tuple(before.shape)}",
+            at=forward_line(part),
             help="give it that shape in __init__; or run the model once where it is made: def "
             "model(): made = Net(); made(example_batch()['x']); return made",
         )
@@ -111,6 +125,7 @@ def _require_order(part: nn.Module, name: str, tensor: Tensor, strides: tuple[in
             f"BX0160: forward turns the buffer {name} of {type(part).__name__} round in place "
             "(t_(), transpose_(), also on what .contiguous() gives, which may be the buffer "
             "itself), and no graph holds that",
+            at=forward_line(part),
             help=f"compute with a view: self.{name}.t() for self.{name}.t_(); to have it turned in "
             f"the next call, too, write the numbers: self.{name}.copy_(self.{name}.t().clone())",
         )
@@ -150,3 +165,27 @@ def _mixed(tensor: Tensor, picked: Tensor, dice: torch.Generator) -> Tensor:
         return rows
     noise = torch.randn(rows.shape, generator=dice).to(rows.dtype)
     return noise * tensor.float().std().nan_to_num().to(rows.dtype) + tensor.mean()
+
+
+def alike(first: Numbers, second: Numbers) -> bool:
+    """Whether two runs gave the same numbers, but for rounding."""
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape or one.is_sparse:
+        return (
+            same_numbers(one, other) if one is None or other is None else one.shape == other.shape
+        )
+    return same_numbers(one, other) or torch.allclose(one, other, 1e-5, 1e-7, equal_nan=True)
+
+
+def same_numbers(found: object, want: object) -> bool:
+    """Whether two tensors are equal bit by bit (NaN equals NaN)."""
+    if not isinstance(found, Tensor) or not isinstance(want, Tensor):
+        return found is want
+    if found.shape != want.shape or found.dtype != want.dtype:
+        return False
+    return torch.equal(found, want) or bool(
+        ((found == want) | ((found != found) & (want != want))).all()
+    )

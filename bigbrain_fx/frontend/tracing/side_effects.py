@@ -15,7 +15,7 @@ import dis
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.dice import random_state_kept
-from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.state import Numbers, alike
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
+from bigbrain_fx.frontend.tracing.reached import codes, known
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import take_apart
 from bigbrain_fx.frontend.translation.sources import is_users
@@ -227,8 +227,8 @@ def _reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
     seen.add(id(value))
     if isinstance(value, types.FunctionType):
         yield value
-        for known in _known(value).values():
-            yield from _reached(known, seen)
+        for held in known(value).values():
+            yield from _reached(held, seen)
     elif isinstance(value, type) and is_users(_file(value)):
         for inner in vars(value).values():
             yield from _reached(inner, seen)
@@ -238,31 +238,12 @@ def _reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
         yield from _reached(inner, seen)
 
 
-def _known(function: types.FunctionType) -> Mapping[str, object]:
-    """Return what the names of a function outside it stand for."""
-    if not is_users(function.__code__.co_filename):
-        return {}
-    named = set(itertools.chain.from_iterable(c.co_names for c in _codes(function.__code__)))
-    found = {name: function.__globals__[name] for name in named & function.__globals__.keys()}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell
-            found[name] = cell.cell_contents
-    return found
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
-
-
 def _writes(function: types.FunctionType) -> bool:
-    stores = any(i.opname in _WRITES for c in _codes(function.__code__) for i in dis.Bytecode(c))
-    held = _known(function)
+    stores = any(i.opname in _WRITES for c in codes(function.__code__) for i in dis.Bytecode(c))
+    held = known(function)
     cells = any(
         i.opname == "STORE_DEREF" and i.argval in function.__code__.co_freevars
-        for c in _codes(function.__code__)
+        for c in codes(function.__code__)
         for i in dis.Bytecode(c)
     )
     return stores or cells or any(map(_may_change, held.values()))

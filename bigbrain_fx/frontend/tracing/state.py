@@ -14,22 +14,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
-from bigbrain_fx.frontend.tracing.check import same_numbers
+from bigbrain_fx.frontend.tracing.counters import decision
 from bigbrain_fx.frontend.tracing.dice import where_changed
 from bigbrain_fx.frontend.tracing.hooks import WITHOUT_GRADIENT
-from bigbrain_fx.frontend.tracing.plain import Plain, another
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike, another
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.batch import Batch
-
-_LATER = (*[0] * 12, 1_000, 1_000_000)  # calls left out: what a counter decides then
-
-Numbers = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,9 @@ class State:
             if made or not self._same_later(before, first, example):
                 return self._refused(made or moved, before, after, example)
             if self.step.trains and not self._same_when_trained(before, example):
-                return _stale(moved)
+                before.put_back()
+                at = where_changed(lambda: self.plain.run(example, 0), before.watch(moved[0]))
+                return _stale(moved, at)
         return None
 
     def _same_later(self, before: Attributes, first: Numbers, example: Sequence[Tensor]) -> bool:
@@ -66,22 +65,19 @@ class State:
         before.put_back()
         try:
             self._another()
-            here = self._look()
             again = self.plain.gradients(example, 0)
             if not alike(first, again):
                 return False
-            counters = [name for name in here.moved(self._look()) if here.is_number(name)]
-            for calls in _LATER if counters else ():
-                here.advance(counters, calls)
-                if not alike(first, self.plain.gradients(example, 0)):
-                    return False
+            run = partial(self.plain.gradients, example, 0)
+            if decision(run, run, (self.step.model, self.step.own_loss)) is not None:
+                return False
         except Exception:
             return False  # it ran the first time
         return True
 
     def _same_when_trained(self, before: Attributes, example: Sequence[Tensor]) -> bool:
         """Whether what calls before have left gives, with other weights, what a first call does."""
-        with _other_weights(self.step.model):
+        with other_weights(self.step.model):
             try:
                 kept = self.plain.gradients(example, 0)
                 before.put_back()
@@ -129,7 +125,7 @@ class State:
 
 
 @contextlib.contextmanager
-def _other_weights(model: nn.Module) -> Iterator[None]:
+def other_weights(model: nn.Module) -> Iterator[None]:
     """Move each trained weight a little in a direction of its own, as training does."""
     trained = [p for p in model.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
@@ -146,28 +142,16 @@ def _other_weights(model: nn.Module) -> Iterator[None]:
                 p.copy_(numbers)
 
 
-def _stale(names: Sequence[str]) -> CaptureError:
+def _stale(names: Sequence[str], at: str | None) -> CaptureError:
     """Refuse what is kept of the first weights: a trace computes it of those of each step."""
     last = names[0].rpartition(".")[2]
     return CaptureError(
         f"BX0160: forward keeps {', '.join(names[:4])} from one call to the next, and what was "
         "made of the first weights is no longer what those of a later step would give",
+        at=at,
         help="compute it in every forward, without the cache; or, where it is to stay as the first "
         f"weights make it, in __init__: self.register_buffer({last!r}, value.detach().clone())",
     )
-
-
-def alike(first: Numbers, second: Numbers) -> bool:
-    """Whether two runs gave the same numbers, but for rounding."""
-    return len(first) == len(second) and all(map(_same, first, second))
-
-
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or one.is_sparse:
-        return (
-            same_numbers(one, other) if one is None or other is None else one.shape == other.shape
-        )
-    return same_numbers(one, other) or torch.allclose(one, other, 1e-5, 1e-7, equal_nan=True)
 
 
 def _remedy(name: str, after: Attributes) -> str:

@@ -11,24 +11,27 @@ runs steps; it knows no graphs.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.blank import is_blank
-from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS, same_numbers
-from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.state import alike
+from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
+from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
+from bigbrain_fx.frontend.tracing.dice import where_changed
+from bigbrain_fx.frontend.tracing.plain import Plain, alike, same_numbers
+from bigbrain_fx.frontend.tracing.reached import tensors
+from bigbrain_fx.frontend.tracing.state import other_weights
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
 from bigbrain_fx.frontend.translation.batch import Batch
-from bigbrain_fx.frontend.translation.sources import is_users
+from bigbrain_fx.frontend.translation.sources import forward_line
 
 _CALLS, _LOOK_S = (2, 8), 0.1  # at least, at most; and how long more than two may take
 _MOST = 2**28  # bytes of weights, which are copied
@@ -45,20 +48,91 @@ def require_steady_calls(
     example = list(batch.sized(batch.rows).values())
     if is_costly(model, example):
         return
+    step = Step(model, loss, batch, how)
+    plain = Plain(step, model, autocast)
     with _weights_kept(model) as moved:
-        call = _first_unlike(Plain(Step(model, loss, batch, how), model, autocast), example)
-        if call is None or moved():
+        call = _first_unlike(plain, example)
+        later = _decision(step, plain, example) if call is None else None
+        if moved():
             return  # what writes into weights is told so by others
-    raise CaptureError(
-        f"BX0160: call {call} of forward gives other numbers than the first, with the same batch, "
-        "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
-        "goes on by itself, and a trace would keep what it is now for ever",
-        at=_place(model),
-        help="let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
-        "__init__, write into it in place (self.calls += 1), and read it as a tensor "
-        "(torch.clamp(self.calls / 100, max=1.0)); or let the batch bring it: an entry of "
-        "batches() with a number for each row; leave out the clock",
+        at = (
+            forward_line(model)
+            if later is None
+            else _line(step, plain, example, later) or forward_line(model)
+        )
+    if later is not None:
+        raise _counted(later, at)
+    if call is not None:
+        raise CaptureError(
+            f"BX0160: call {call} of forward gives other numbers than the first, with the same "
+            "batch, weights, buffers and seed: something that no attribute of a module holds "
+            "counts calls, or goes on by itself, and a trace would keep what it is now for ever",
+            at=at,
+            help=f"{_IN_BUFFER}; leave out the clock",
+        )
+
+
+_IN_BUFFER = (
+    "let the model hold it in a buffer, self.register_buffer('calls', torch.zeros(())) in "
+    "__init__, write into it in place (self.calls += 1), and read it as a tensor "
+    "(torch.clamp(self.calls / 100, max=1.0), or torch.where(self.calls % 100 == 0, new, old) for "
+    "if); or let the batch bring it: an entry of batches() with a number for each row"
+)
+
+
+def _counted(found: Decision, at: str | None) -> CaptureError:
+    return CaptureError(
+        f"BX0160: forward leaves {found.name} for the next call where no state dict finds it, and "
+        f"{found.runs} calls later the same batch, weights, buffers and seed give other numbers: a "
+        "trace would keep what it is now for ever",
+        at=at,
+        help=_IN_BUFFER,
     )
+
+
+def _decision(step: Step, plain: Plain, example: Sequence[Tensor]) -> Decision | None:
+    """Return what forward or loss counts and goes by later, attributes or anything else."""
+    if not _are_few(tensors((step.model, step.own_loss))):
+        return None  # what calls leave could not be put back
+    with _going_on(step) as roots, other_weights(step.model):  # copied later, they are others
+        try:
+            started_s = time.perf_counter()
+            plain.run(example, 0)
+            is_quick = time.perf_counter() - started_s < _LOOK_S
+            run = partial(plain.left if is_quick else plain.run, example, 0)
+            return decision(run, partial(plain.left, example, 0), roots)
+        except Exception:
+            return None  # `trace` says what is wrong with the example
+
+
+def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
+    """Find the line that moves it."""
+    with _going_on(step) as roots:
+        return where_changed(
+            lambda: plain.run(example, 0), lambda: look(roots).get(found.name, (None, ()))[1]
+        )
+
+
+@contextlib.contextmanager
+def _going_on(step: Step) -> Iterator[tuple[object, ...]]:
+    """Let attributes stay as calls leave them, until the end; yield where counters may be."""
+    roots = step.model, step.own_loss
+    before, step.watch.keeps = Attributes.of(*roots), True
+    held = [t for t in tensors(roots) if type(t) in (Tensor, nn.Parameter) and not t.is_inference()]
+    numbers = [(t, t._version, t.detach().clone()) for t in held] if _are_few(held) else []
+    try:
+        yield roots
+    finally:
+        step.watch.keeps = False
+        before.put_back()
+        with torch.no_grad():  # a teacher in a list, say, which no module holds
+            for tensor, version, kept in numbers:
+                if tensor._version != version:
+                    tensor.copy_(kept)
+
+
+def _are_few(held: Sequence[Tensor]) -> bool:
+    return sum(t.nbytes for t in held) <= _MOST
 
 
 def _first_unlike(plain: Plain, example: Sequence[Tensor]) -> int | None:
@@ -112,10 +186,3 @@ def _places(tensor: Tensor) -> int:
     """Return how often a batch may pass by a weight: features at the end are no places."""
     shape = tensor.shape[:-1] if tensor.is_floating_point() else tensor.shape
     return math.prod(shape)
-
-
-def _place(model: nn.Module) -> str | None:
-    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
-    if code is None or not is_users(code.co_filename):
-        return None
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -34,6 +34,7 @@ _FEW = 8  # the longest dimension where nothing but the state is of interest
 _NOISE = 4099  # made-up numbers, which are repeated: a prime, so that rows are unlike
 Make: TypeAlias = Callable[..., Any]  # named parameters -> an optimizer, or what acts like one
 Numbers: TypeAlias = dict[str, Tensor]
+Stir: TypeAlias = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,11 @@ def run_trial(
     renewed_at: int | None = None,
     by_pieces: bool = False,
     idle: frozenset[str] = frozenset(),
+    stir: Stir = lambda _name, gradient: gradient,
 ) -> Numbers:
     """Return the named parameters after some steps; at one of them a new optimizer takes over.
 
-    Those that are idle get no gradient.
+    Those that are idle get no gradient; `stir` makes another one of what is made up for a name.
 
     Raises:
         StateError: the state of the old one cannot be told by parameter.
@@ -70,8 +72,8 @@ def run_trial(
     for step in range(_STEPS):
         made = _renewed(made, make, params) if step == renewed_at else made
         for name, parameter in params.items():
-            idles = name in idle
-            parameter.grad = None if idles else numbers_of(f"{step} {name}", shapes[name])
+            made_up = stir(name, numbers_of(f"{step} {name}", shapes[name]))
+            parameter.grad = None if name in idle else made_up
         made.step() if stepping is None else stepping.step()
     return {name: parameter.detach() for name, parameter in params.items()}
 

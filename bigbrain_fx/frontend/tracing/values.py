@@ -16,8 +16,7 @@ from typing import Any
 from torch import nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.plain import Plain
-from bigbrain_fx.frontend.tracing.state import alike
+from bigbrain_fx.frontend.tracing.plain import Plain, alike
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Key, take_apart
 

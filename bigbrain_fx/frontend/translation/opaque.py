@@ -7,6 +7,7 @@ user's own class again, so its gradients are the user's. This file knows nothing
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -152,6 +153,13 @@ def _shares(output: Tensor, args: tuple[object, ...]) -> int | None:
 
 
 def _place(arg: object, tensors: list[Tensor]) -> object:
+    if isinstance(arg, torch.nn.Module | types.FunctionType | types.MethodType | functools.partial):
+        raise CaptureError(
+            f"BX0199: a custom autograd.Function is given a {type(arg).__name__}, which no graph "
+            "holds as an argument",
+            help="call it in a module of its own (self.part = Part(f) in __init__): a module "
+            "inside the model is kept whole where no trace can hold it",
+        )
     if not isinstance(arg, Tensor):
         return arg
     tensors.append(arg)

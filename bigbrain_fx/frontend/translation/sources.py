@@ -5,6 +5,7 @@ This file knows frames and module stacks; it knows no ops.
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -33,6 +34,15 @@ def is_users(file: str) -> bool:
     if file.startswith((_HERE, *_MACHINERY, str(Path(torch.__file__).parent))):
         return False
     return not file.startswith(_STDLIB) or "site-packages" in file
+
+
+def forward_line(module: object) -> str | None:
+    """Return where the forward of a module is written, "gpt.py:31"; None of a library's."""
+    forward = getattr(type(module), "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None) if callable(forward) else None
+    if code is None or not is_users(code.co_filename):
+        return None
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def line_of(stack_trace: str | None) -> tuple[str, str]:

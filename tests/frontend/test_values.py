@@ -209,6 +209,36 @@ def test_torchscript_and_losses_with_parameters_are_told() -> None:
         capture(nn.Linear(6, 2), (torch.randn(4, 6), torch.zeros(4).long()), own)
 
 
+class Given(torch.autograd.Function):
+    """Runs a module in its backward again."""
+
+    @staticmethod
+    def forward(ctx: Any, part: nn.Module, x: Tensor) -> Tensor:
+        ctx.part = part
+        return part(x).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, grads[0] @ ctx.part.weight
+
+
+class Giving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Any:
+        return Given.apply(self.part, x)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("leaves", [(), ("Giving",)])
+def test_a_module_given_to_an_autograd_function_is_refused(leaves: tuple[str, ...]) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Giving(), nn.Linear(6, 2))
+    with pytest.raises(CaptureError, match="Given is given a Linear") as why:
+        capture(model, (torch.randn(4, 6),), energy, leaves=leaves)
+    assert (why.value.at or "").startswith("test_values.py:")
+
+
 def test_wrappers_are_asked_for_what_the_wrapped_one_takes() -> None:
     model = nn.DataParallel(nn.Linear(6, 2))
     found = capture(

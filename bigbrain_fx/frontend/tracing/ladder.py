@@ -27,7 +27,7 @@ from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation import oracle as questions
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.kept import LEAF, LINES, LOSS, Keeper, keeping
-from bigbrain_fx.frontend.translation.opaque import Recorder
+from bigbrain_fx.frontend.translation.opaque import Recorder, paused
 from bigbrain_fx.frontend.translation.oracle import Oracle
 from bigbrain_fx.frontend.translation.refusals import (
     baked_dice,
@@ -119,7 +119,7 @@ class Ladder:
                 if seed >= 2 and time.perf_counter() - started_s > _LISTEN_S / len(sizes):
                     break
                 refusal = contextlib.suppress(RuntimeError, ValueError, IndexError)
-                with refusal, self.leaves.observed(rows):
+                with refusal, paused(), self.leaves.observed(rows):
                     self.plain.run(tensors, seed)
         return tuple(rows for rows in sizes if rows in self.leaves.known)
 

@@ -64,6 +64,7 @@ class Recorder:
     """The calls found during one trace, by the key that their node carries."""
 
     calls: dict[str, Call] = field(default_factory=dict)
+    paused: bool = False
 
     def apply(self, function: type, args: tuple[object, ...]) -> object:
         """Record one call and return its results as one traced node gives them."""
@@ -153,13 +154,6 @@ def _shares(output: Tensor, args: tuple[object, ...]) -> int | None:
 
 
 def _place(arg: object, tensors: list[Tensor]) -> object:
-    if isinstance(arg, torch.nn.Module | types.FunctionType | types.MethodType | functools.partial):
-        raise CaptureError(
-            f"BX0199: a custom autograd.Function is given a {type(arg).__name__}, which no graph "
-            "holds as an argument",
-            help="call it in a module of its own (self.part = Part(f) in __init__): a module "
-            "inside the model is kept whole where no trace can hold it",
-        )
     if not isinstance(arg, Tensor):
         return arg
     tensors.append(arg)
@@ -185,7 +179,36 @@ def _apply(
         return run(*rest)  # type: ignore[operator]  # checkpoint's first argument is a function
     if function.__module__.split(".")[0] == "torch" or kwargs:
         return _original[-1](function, *args, **kwargs)
+    _require_no_modules(function, args)
+    if _active[-1].paused:
+        return _original[-1](function, *args)
     return _active[-1].apply(function, args)
+
+
+def _require_no_modules(function: type, args: tuple[object, ...]) -> None:
+    """Refuse a module among the arguments: a backward that calls it again finds other weights."""
+    kinds = (torch.nn.Module, types.FunctionType, types.MethodType, functools.partial)
+    given = next((arg for arg in args if isinstance(arg, kinds)), None)
+    if given is not None:
+        raise CaptureError(
+            f"the autograd.Function {function.__name__} is given a {type(given).__name__}, and its "
+            "backward may call that again, with other weights than forward had",
+            help="call the module in plain code, which autograd goes through: z = z + h * f(z); to "
+            "save its memory: torch.utils.checkpoint.checkpoint(f, z, use_reentrant=False)",
+        )
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Let calls of custom Functions be what they are, while what is kept whole is run."""
+    before = [recorder.paused for recorder in _active]
+    for recorder in _active:
+        recorder.paused = True
+    try:
+        yield
+    finally:
+        for recorder, was in zip(_active, before, strict=True):
+            recorder.paused = was
 
 
 _original: list[Callable[..., object]] = []

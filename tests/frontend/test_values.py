@@ -209,6 +209,20 @@ def test_torchscript_and_losses_with_parameters_are_told() -> None:
         capture(nn.Linear(6, 2), (torch.randn(4, 6), torch.zeros(4).long()), own)
 
 
+class Normalizing(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(x.mean(0)))
+
+
+def test_what_is_written_into_a_batch_is_told() -> None:
+    found = capture(Normalizing(6, 2), {"x": torch.randn(4, 6)}, energy)
+    assert any("into the batch in place (x)" in text for text in found.warnings)
+    assert not any(
+        "in place" in text
+        for text in capture(nn.Linear(6, 2), (torch.ones(4, 6),), energy).warnings
+    )
+
+
 class Given(torch.autograd.Function):
     """Runs a module in its backward again."""
 

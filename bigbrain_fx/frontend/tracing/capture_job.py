@@ -99,6 +99,7 @@ class CaptureJob:
             parts = self.shares(found, micro_batch)
             unequal = parts is not None and not parts.are_equal
             said += known or ((remark(parts),) if parts and unequal else ())
+        said += _on_written(self.step.seen.written)
         graph = with_saves(found.graph)
         return replace(found, graph=graph, warnings=tuple(dict.fromkeys(said)), shares=parts)
 
@@ -351,6 +352,17 @@ class CaptureJob:
                 help=_OF_CRITERION if in_loss and is_criterion else _first(error),
             )
         return None
+
+
+def _on_written(names: Sequence[str]) -> tuple[str, ...]:
+    """Say what becomes of what forward or loss write into the batch."""
+    if not names:
+        return ()
+    return (
+        f"forward or loss writes into the batch in place ({', '.join(names[:3])}): each step "
+        "begins with what batches() gave, also where it gives the same memory again; a plain loop "
+        "would go on from what was written there (x = x * 2 for x.mul_(2) leaves no doubt)",
+    )
 
 
 _PLAIN_FIRST = "make model()(example_batch()) run in plain PyTorch first"

@@ -203,13 +203,15 @@ def without_fast_path() -> Iterator[None]:
 class Seen:
     """What calls of the step showed; an object of its own, as torch.export undoes attributes.
 
-    `moved` are the attributes that were not what they had been when a call had ended.
+    `moved` are the attributes that were not what they had been when a call had ended; `written` are
+    the entries of the batch that a plain run wrote into.
     """
 
     has_loss = False
     output_names: tuple[str, ...] = ()
     part: Literal["model", "loss", "done"] = "model"
     moved: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
 
 
 @dataclass
@@ -273,12 +275,21 @@ class Step(nn.Module):
 
     def _call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self.seen.part = "model"
+        traces = self.watch.tracing or torch.compiler.is_dynamo_compiling()
+        versions = [] if traces else [tensor._version for tensor in tensors]
         buffers = _buffers(self.model) if self.watch.tracing else []
         with self.watch.listening():
             found = self._run(*tensors)
         _write_back(buffers)
+        if versions:
+            self._note_written([tensor._version for tensor in tensors], versions)
         self.seen.part = "done"
         return found
+
+    def _note_written(self, now: list[int], before: list[int]) -> None:
+        pairs = zip(self._names, now, before, strict=False)
+        found = [name for name, new, old in pairs if new != old]
+        self.seen.written = tuple(dict.fromkeys((*self.seen.written, *found)))
 
     def _run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         batch = fill(self._template, dict(zip(self._names, tensors, strict=True)))

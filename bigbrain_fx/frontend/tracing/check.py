@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import Graph, Op, size_of
+from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
 from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
 from bigbrain_fx.frontend.tracing.step import Step
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
+from bigbrain_fx.frontend.translation.params import dtype_name
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
 BACKWARD = 3.0  # what a forward and a backward pass cost, in forward passes
@@ -120,7 +122,9 @@ class CheckRun:
         cloned = {name: tensor.clone() for name, tensor in inputs.items()}
         tensors = self._without_hooks()
         with torch.set_grad_enabled(asked):
-            found = run_graph(self.graph, tensors, cloned, functions=self.functions)
+            found = run_graph(
+                self.graph, tensors, cloned, functions=self.functions, watch=_require_type
+            )
         buffers = {
             p.name: self.tensors[p.name].detach().clone()
             for p in self.graph.params
@@ -229,3 +233,20 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _require_type(op: Op, value: object) -> None:
+    """Refuse an op whose numbers have another type here than torch says without computing.
+
+    Messages have the type of the trace. An LSTM under autocast is such an op on some processors.
+    """
+    values = value if isinstance(value, tuple | list) else (value,)
+    for spec, found in zip(op.outputs, values, strict=False):
+        if isinstance(found, Tensor) and dtype_name(found) != spec.dtype:
+            raise CaptureError(
+                f"BX0202: {op.target} gives {dtype_name(found)} on this processor, and "
+                f"{spec.dtype} in a trace: messages between devices would have the wrong type",
+                at=op.source or None,
+                help="compute it without autocast: with torch.autocast(x.device.type, "
+                "enabled=False): h = self.rnn(x.float())[0]",
+            )

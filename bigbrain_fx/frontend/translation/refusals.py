@@ -5,6 +5,7 @@
     BX0140 a leaf module                      BX0150 a loss that cannot be traced
     BX0160 state in a plain attribute         BX0170 a hook on gradients
     BX0199 anything else that torch.export cannot follow
+    BX0201 a graph that computes something else   BX0202 ... numbers of another type
 
 This file knows errors; it knows nothing of how a trace is made.
 """

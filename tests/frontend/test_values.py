@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.errors import BigBrainError, CaptureError, InputError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.frontend.tracing.values import require_steady
 from tests.support.captured import assert_same, run
@@ -261,3 +261,18 @@ def test_wrappers_are_asked_for_what_the_wrapped_one_takes() -> None:
         lambda out, given: F.mse_loss(out, given["y"]),
     )
     assert [entry.name for entry in found.graph.inputs] == ["input", "y"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.rnn(x)[0][:, -1]).float()
+
+
+def test_an_op_of_another_type_than_its_trace_is_refused() -> None:
+    """Some processors have no such LSTM; others give bfloat16, and torch's shapes say float32."""
+    with pytest.raises(BigBrainError, match=r"BX0202: aten\.lstm|fails on its example batch"):
+        capture(Recurrent(), (torch.randn(4, 5, 6),), energy, autocast="bfloat16")

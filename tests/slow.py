@@ -19,6 +19,13 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_batch_norms_statistics_are_those_of_one_process[3",
         "test_batch_norms_statistics_are_those_of_one_process[4",
     ),
+    "tests/verification/test_members_as_pipelines.py": (
+        "test_gradients_of_weights_wait_as_in_pipelines[4-zb-v",
+        "test_gradients_of_weights_wait_as_in_pipelines[4-dualpipe-v",
+        "test_gradients_of_weights_wait_as_in_pipelines[4-auto",
+        "test_gradients_of_weights_wait_as_in_pipelines[8-zb-h1-choices6",
+        "test_scaled_training_has_the_bits_of_members_in_lockstep[replicas",
+    ),
     "tests/verification/test_readings.py": ("test_an_iterator_outside_batches_is_refused[train",),
     "tests/verification/test_asynchronous.py": (
         "test_a_bundle_has_the_bits_of_its_recurrence[2",

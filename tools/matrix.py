@@ -51,7 +51,8 @@ from bigbrain_fx.verification.bundle.imported_bundle import (
     weights_of,
 )
 from bigbrain_fx.verification.bundle.links import same_training
-from bigbrain_fx.verification.bundle.members import MembersReference, train_members
+from bigbrain_fx.verification.bundle.members import MembersReference
+from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.reference import Trace
 from bigbrain_fx.verification.bundle.stale import trained_once
 
@@ -274,12 +275,8 @@ def imported(folder: Path, *, force_adamw: bool) -> Iterator[ModuleType]:
     """
     path = list(sys.path)
     bundle = import_bundle(folder)
-    adamw = sys.modules["runtime"].adamw
-    training = bundle.BUNDLE.training
-    named = [("weight", torch.nn.Parameter(torch.zeros(1)))]
-    if force_adamw and not isinstance(training.optimizer(named), torch.optim.AdamW):
-        changed = replace(bundle.BUNDLE, training=replace(training, optimizer=adamw))
-        bundle.__dict__["BUNDLE"] = changed
+    if force_adamw:
+        _force_adamw(bundle)
     try:
         yield bundle
     finally:
@@ -288,6 +285,14 @@ def imported(folder: Path, *, force_adamw: bool) -> Iterator[ModuleType]:
         for name, module in list(sys.modules.items()):
             if (getattr(module, "__file__", None) or "").startswith(home):
                 del sys.modules[name]
+
+
+def _force_adamw(bundle: ModuleType) -> None:
+    training, adamw = bundle.BUNDLE.training, sys.modules["runtime"].adamw
+    named = [("weight", torch.nn.Parameter(torch.zeros(1)))]
+    if not isinstance(training.optimizer(named), torch.optim.AdamW):
+        changed = replace(bundle.BUNDLE, training=replace(training, optimizer=adamw))
+        bundle.__dict__["BUNDLE"] = changed
 
 
 def run_processes(folder: Path, scratch: Path, steps: int) -> Trace:

@@ -275,7 +275,7 @@ def replan(
 
 
 def _rescheduled(plan: Plan, cluster: Cluster, groups: Options) -> Plan:
-    if plan.schedule in SPLIT and groups.tensor == 1:
+    if plan.schedule in SPLIT:
         try:
             return _with_replicas(plan, cluster, groups, plan.schedule)
         except InputError:

@@ -219,7 +219,7 @@ def placed(
     concrete = graph.at(rows)
     stages = offloading(cut_replicas(graph, placement, rows, clip=clip), options.offload)
     with_backward = trained(graph, stages.stages)
-    stages, schedule = _marked(graph, stages, with_backward, micro_batches, options, keep_schedule)
+    stages, schedule = marked(graph, stages, with_backward, micro_batches, options, keep_schedule)
     stages = with_waiting_buckets(graph, placement, rows, stages, clip=clip)
     fits = keep_schedule or len(options.in_flight or ()) == len(stages.devices)
     in_flight = options.in_flight if fits else None
@@ -266,13 +266,13 @@ def _broken(
 ) -> Placement:
     """Return a placement with the stages that its devices begin anew: for pieces, or by layers."""
     if keep_schedule:
-        placement = _in_pieces(graph, placement, options, micro_batches, costs)
+        placement = in_pieces(graph, placement, options, micro_batches, costs)
     if "weights" in options.offload:
         placement = in_layers(graph, placement, graph.batch // micro_batches)
     return placement
 
 
-def _marked(
+def marked(
     graph: Graph,
     stages: Stages,
     with_backward: frozenset[int],
@@ -291,7 +291,7 @@ def _marked(
     return requantising(graph, stages, with_backward), schedule
 
 
-def _in_pieces(
+def in_pieces(
     graph: Graph, placement: Placement, options: Options, micro_batches: int, costs: Costs
 ) -> Placement:
     """Give devices several pieces each, where the schedule that was asked for is of such."""

@@ -20,6 +20,8 @@ def order_text(plan: Plan, costs: Costs) -> str:
     """Say it of a schedule of virtual stages, or one that was searched; nothing of others."""
     if plan.schedule not in (*SEARCHED, *FOLDS) or plan.mode != "train" or plan.stages.micros:
         return ""
+    if plan.placement.tensor is not None:  # `costs` are of all members, and they run one order
+        return ""
     concrete, trained = plan.graph.at(plan.rows), frozenset(plan.trained)
     per_stage = stage_costs(concrete, plan.stages, costs)
     step = Step(concrete, plan.stages, plan.micro_batches, per_stage, trained, plan.cluster)

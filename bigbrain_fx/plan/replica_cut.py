@@ -112,16 +112,22 @@ def _is_taken(graph: Graph, stages: Stages, edge: Edge, updates: Mapping[str, in
 
 
 def with_waiting_buckets(
-    graph: Graph, placement: Placement, rows: int, stages: Stages, *, clip: bool = False
+    graph: Graph,
+    placement: Placement,
+    rows: int,
+    stages: Stages,
+    *,
+    clip: bool = False,
+    like: Graph | None = None,
 ) -> Stages:
     """Sum what waits for a BackwardWeight in buckets of its own: it is there later than the rest.
 
-    `stages` are those of `cut_replicas`, of which some defer by now.
+    `stages` are those of `cut_replicas`, of which some defer by now; `like` is as there.
     """
     if not (stages.micros and stages.deferring):
         return stages
     waiting = [stage.deferred for stage in stages.stages]
-    found = _joined(graph, placement, rows, clip, waiting, like=graph)
+    found = _joined(graph, placement, rows, clip, waiting, like=like or graph)
     return replace(found, stages=stages.stages)
 
 

@@ -110,7 +110,6 @@ def _for_groups(options: Options) -> Options:
     given = _of_one_replica(given) if options.replicas == 0 else given
     return replace(
         given,
-        recompute=None if given.recompute == "auto" else given.recompute,
         schedule=None if given.schedule == AUTO else given.schedule,
     )
 

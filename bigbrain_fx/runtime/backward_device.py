@@ -49,15 +49,12 @@ class BackwardDevice(ForwardDevice):
     """Run one device's stages forward and backward.
 
     Attributes:
-        members: the devices that run its stages together, this one among them, in the order in
-            which parts are added; empty: it has all of their tensors.
         recompute: stages that run forward again before each backward, and keep only what they
             received until then.
         loss: the stage and the value to train on, if it is made here.
         saving: stages of which what the forward saves lies in its store. See `stored_activations`.
     """
 
-    members: tuple[str, ...] = ()
     recompute: tuple[int, ...] = ()
     loss: tuple[int, str] | None = None
     saving: tuple[int, ...] = ()
@@ -66,11 +63,6 @@ class BackwardDevice(ForwardDevice):
         self, transport: Transport, stream: Stream, seed: int, device: torch.device
     ) -> None:
         super().__init__(transport, stream, seed, device)
-        if self.members:
-            from .group import Group  # only bundles with groups have it
-
-            about = self.members, self.name, self.channels
-            self.group = Group(*about, self._send, self._receive)
         self.on_nan = "stop"  # or another of `finite.POLICIES`
         self._saved: dict[tuple[int, int], Saved | Read | StoredRead] = {}
         self._twice = {number: Twice(self.modules[number]) for number in self.recompute}

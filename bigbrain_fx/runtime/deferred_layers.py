@@ -8,6 +8,7 @@ as ever, and autograd leaves the weight's out. Where nothing waits it is torch's
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,9 +44,11 @@ class Tap:
     cast: torch.dtype | None
 
 
-@dataclass
-class _Now:
-    """Where layers note what they run; None: nothing waits."""
+class _Now(threading.local):
+    """Where layers note what they run; None: nothing waits.
+
+    Devices of one process have a thread each: where members of a group exchange, others go on.
+    """
 
     taps: list[Tap] | None = None
 

@@ -42,6 +42,8 @@ class ForwardDevice:
         channels: those that start or end here, in the order of the bundle.
         tied: parameters that several stages hold, on any device -> those stages.
         aliases: other names of tied parameters -> the name that the optimizer sees.
+        members: the devices that run its stages together, this one among them, in the order in
+            which parts are added; empty: it has all of their tensors.
         compiled: its stages run under torch.compile. See `compiled`.
     """
 
@@ -55,6 +57,7 @@ class ForwardDevice:
     channels: tuple[Channel, ...] = ()
     tied: Mapping[str, tuple[int, ...]] = {}
     aliases: Mapping[str, str] = {}
+    members: tuple[str, ...] = ()
     compiled = False
 
     def __init__(
@@ -69,11 +72,18 @@ class ForwardDevice:
         if self.compiled:
             self._compile()
         self.held = HeldWeights(self.name, self.aliases, self.tied)
-        self.group: Group | None = None
+        self.group = self._joined_group()
         self.step = 0
         self.finished = 0  # steps
         self._compared = False  # this step's batch with the others'
         self._kept: dict[int, deque[Tensor]] = {}
+
+    def _joined_group(self) -> Group | None:
+        if not self.members:
+            return None
+        from .group import Group  # only bundles with groups have it
+
+        return Group(self.members, self.name, self.channels, self._send, self._receive)
 
     def _made(self, stage: type[Stage]) -> Stage:
         return stage.empty(self.device).train()

@@ -18,6 +18,7 @@ made again, not the products that read it. Outside of a device (`Stage0` in some
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -44,9 +45,11 @@ class Held(Protocol):
 _Noted: TypeAlias = "dict[int, tuple[StorageWeakRef, _Made]]"
 
 
-@dataclass
-class _Now:
-    """What the forward that runs now can make again: storage -> that; None: nothing."""
+class _Now(threading.local):
+    """What the forward that runs now can make again: storage -> that; None: nothing.
+
+    Devices of one process have a thread each: where members of a group exchange, others go on.
+    """
 
     noted: _Noted | None = None
 

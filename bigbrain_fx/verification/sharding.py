@@ -81,25 +81,84 @@ def agree(
     exact: bool = False,
 ) -> ShardAgreement:
     """Run one training step's forward and backward, whole and in shares."""
+    made = sharded(widened(captured.graph) if exact else captured.graph, axes, shares)
+    members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
+    whole, values = _run_whole(captured, rows, exact=exact)
+    found = _run_members(captured, made, members, rows, exact=exact)
+    loss = cast("Tensor", values[captured.graph.loss or ""])
+    pairs = zip(found, made.members, strict=True)
+    losses = [cast("Tensor", each[member.loss or ""]) for each, member in pairs]
+    return _compared(whole, members, loss, losses, made)
+
+
+def outputs_apart(
+    captured: Captured,
+    axes: Sequence[Axis],
+    shares: Sequence[float],
+    *,
+    rows: int | None = None,
+    exact: bool = False,
+) -> float:
+    """Return how far members' outputs are from the graph's, of each one's largest number."""
+    graph = captured.graph
+    made = sharded(widened(graph) if exact else graph, axes, shares)
+    members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
+    with torch.no_grad():
+        _, want = _run_whole(captured, rows, exact=exact)
+        found = _run_members(captured, made, members, rows, exact=exact)
+    names = made.members[0].outputs
+    return max(_outputs_apart(graph.outputs, want, names, each) for each in found)
+
+
+def outputs_rounding(captured: Captured, rows: int | None = None) -> float:
+    """Return how far the whole graph's outputs are from those of float64, as above."""
+    names = captured.graph.outputs
+    with torch.no_grad():
+        _, want = _run_whole(captured, rows, exact=True)
+        return _outputs_apart(names, want, names, _run_whole(captured, rows, exact=False)[1])
+
+
+def _outputs_apart(
+    names: Sequence[str],
+    want: Mapping[str, object],
+    own_names: Sequence[str],
+    have: Mapping[str, object],
+) -> float:
+    pairs = ((want[a], have[b]) for a, b in zip(names, own_names, strict=True))
+    tensors = ((a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
+    return max((_distance(a, b, a, 0.0) for a, b in tensors), default=0.0)
+
+
+def _run_whole(
+    captured: Captured, rows: int | None, *, exact: bool
+) -> tuple[_Numbers, Mapping[str, object]]:
+    """Run the graph that is not divided; return its tensors, and its loss and outputs."""
     graph = widened(captured.graph) if exact else captured.graph
-    made = sharded(graph, axes, shares)
     whole = _Numbers(captured, exact=exact)
     inputs = {name: whole.cast(t) for name, t in captured.inputs(rows).items()}
-    own = captured.functions
-    members = [_Numbers(captured, made, m, exact=exact) for m in range(len(shares))]
     with in_float64(exact):
-        values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
-        found = run_members(
+        about = graph, whole.tensors, inputs
+        return whole, run_graph(*about, key=_keyed(graph), functions=captured.functions)
+
+
+def _run_members(
+    captured: Captured,
+    made: Sharded,
+    members: Sequence[_Numbers],
+    rows: int | None,
+    *,
+    exact: bool,
+) -> list[dict[str, object]]:
+    """Run all members in lockstep; return their losses and outputs."""
+    inputs = {name: members[0].cast(t) for name, t in captured.inputs(rows).items()}
+    with in_float64(exact):
+        return run_members(
             made.members,
             [member.tensors for member in members],
             [inputs for _ in members],
             key=_keyed(made.members[0]),
-            functions=own,
+            functions=captured.functions,
         )
-    loss = cast("Tensor", values[graph.loss or ""])
-    pairs = zip(found, made.members, strict=True)
-    losses = [cast("Tensor", each[member.loss or ""]) for each, member in pairs]
-    return _compared(whole, members, loss, losses, made)
 
 
 def own_rounding(captured: Captured, rows: int | None = None) -> float:
@@ -113,13 +172,8 @@ def own_rounding(captured: Captured, rows: int | None = None) -> float:
 
 def _whole(captured: Captured, rows: int | None, *, exact: bool) -> tuple[float, dict[str, Tensor]]:
     """Return the loss and gradients of the graph that is not divided."""
-    graph = widened(captured.graph) if exact else captured.graph
-    whole = _Numbers(captured, exact=exact)
-    inputs = {name: whole.cast(t) for name, t in captured.inputs(rows).items()}
-    own = captured.functions
-    with in_float64(exact):
-        values = run_graph(graph, whole.tensors, inputs, key=_keyed(graph), functions=own)
-    loss, leaves = cast("Tensor", values[graph.loss or ""]), whole.graded()
+    whole, values = _run_whole(captured, rows, exact=exact)
+    loss, leaves = cast("Tensor", values[captured.graph.loss or ""]), whole.graded()
     gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), gradients, strict=True)
     return float(loss.detach()), {name: _or_zero(g, leaf) for (name, leaf), g in pairs}
@@ -206,7 +260,7 @@ def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
 def _distance(want: Tensor, have: Tensor, whole: Tensor | None, most: float) -> float:
     if not want.numel():
         return 0.0
-    scale = 0.0 if whole is None else float(whole.detach().abs().max())
+    scale = 0.0 if whole is None else float(whole.detach().double().abs().max())  # or a mask's
     apart = float((want.detach().double() - have.detach().double()).abs().max())
     return apart / max(scale, _ZERO * most) if apart else 0.0
 

@@ -35,8 +35,8 @@ from bigbrain_fx.verification.bundle.members import (
     MembersReference,
     same_graph,
     same_leaves,
-    train_members,
 )
+from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.reference import Trace
 from tests.support.bundles import MODEL
 from tools.matrix import Bench, imported, other_bytes
@@ -94,8 +94,8 @@ def trained(bench: Bench, plan: Plan, folder: Path) -> tuple[Trace, str]:
         reference = MembersReference(plan, weights, bench.captured.functions)
         leaves = same_leaves(plan, weights, bench.captured.functions, stream(0), 1e-6)
         assert leaves["passed"], leaves
-        expected = train_members(reference, stream, bundle.BUNDLE.training, STEPS, plan.seed)
-        actual = run_bundle(bundle, plan, STEPS, plan.seed)
+        expected = train_members(reference, stream, bundle.BUNDLE.training, bench.steps, plan.seed)
+        actual = run_bundle(bundle, plan, bench.steps, plan.seed)
     failed = [c for c in same_training(plan, expected, actual) if c["passed"] is False]
     found = "; ".join(f"{c['name']}: {c['detail']}" for c in failed)
     return actual, found or other_bytes(expected, actual)
@@ -314,6 +314,12 @@ def test_an_axis_has_a_part_for_each_member(bench: Bench) -> None:
     assert not chosen_axes(wanted_axes(graph, options), 5)
 
 
+def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) -> None:
+    options = Options(tensor=2, tensor_axes=("blocks.*:hidden.*",))
+    names = [axis.name for axis in wanted_axes(bench.captured.graph, options)]
+    assert [name.split(":")[0] for name in names] == [f"blocks.{i}" for i in range(4)]
+
+
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
@@ -322,9 +328,6 @@ def test_an_axis_has_a_part_for_each_member(bench: Bench) -> None:
         ({"tensor": 1, "tensor_shares": (3, 1)}, "add --tensor 2"),
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
         ({"zero_stage": 1}, "and this plan has one"),
-        ({"recompute": "ops"}, "does not go with --recompute ops yet"),
-        ({"defer": "all"}, "does not go with --defer yet"),
-        ({"schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
         ({"pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigbrain_fx.core import Host
 from bigbrain_fx.emit import bundle_texts
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture, load_model_file
@@ -129,9 +130,6 @@ def test_a_member_sums_with_the_same_member_of_the_other_replicas(bench: Bench) 
     [
         ({"replicas": 3}, "groups of 2 devices, and replica 0 of 3 has 1"),
         ({"replicas": 2, "zero_stage": 2}, "--sum-order micro, or tree"),
-        ({"replicas": 2, "recompute": "ops"}, "does not go with --recompute ops yet"),
-        ({"replicas": 2, "schedule": "zb-h1"}, "does not go with --schedule zb-h1 yet"),
-        ({"replicas": 2, "defer": "all"}, "does not go with --defer yet"),
         ({"replicas": 2, "pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
         ({"replicas": 2, "offload": ("state",)}, "--tensor"),
         ({"replicas": 2, "asynchronous": "2bw"}, "--asynchronous"),
@@ -153,3 +151,19 @@ def test_unlike_replicas_that_are_named(bench: Bench) -> None:
     assert plan.placement.tensor is not None
     assert plan.placement.tensor.groups == (("d0", "d1"), ("d2", "d3"), ("d4", "d5"))
     assert plan.stages.replicas == 2
+
+
+def test_columns_share_the_nic_of_a_host(bench: Bench) -> None:
+    """No step ends before all that leaves a host has gone through its NIC, of whichever member."""
+    rate = 1e5
+    hosts = tuple(Host(name, nic_bytes_per_s=rate) for name in "ab")
+    devices = tuple(replace(d, host="ab"[i // 2]) for i, d in enumerate(cluster(4).devices))
+    where = replace(cluster(4), devices=devices, hosts=hosts)
+    source = Source(str(bench.file.path), True, False, True, True, bench.file.clip_norm, "")
+    options = Options("naive", micro_batches=4, tensor=2, replicas=2)
+    plan = make_plan(bench.captured.graph, where, source, options)
+    host_of = {stage.index: where.device[stage.device].host for stage in plan.stages.stages}
+    sums = [edge for edge in plan.stages.edges if edge.kind in ("reduce", "gather")]
+    left = sum(e.nbytes for e in sums if (host_of[e.source], host_of[e.target]) == ("a", "b"))
+    assert left
+    assert plan.forecast.step_s >= left / rate

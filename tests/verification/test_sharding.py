@@ -175,3 +175,29 @@ def test_what_autocast_would_have_cast_is_cast(monkeypatch: pytest.MonkeyPatch) 
     assert dropped[summed.name, "linear_1"] == (
         "linear_1 is float32 under autocast, expected bfloat16"
     )
+
+
+class Attends(nn.Module):
+    """torch's own attention, whose heads share a dimension with the batch; a mask of booleans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(24, 3, batch_first=True)
+        self.mask: Tensor
+        self.register_buffer("mask", torch.ones(5, 5).triu(1).bool())
+
+    def forward(self, input: Tensor) -> Tensor:
+        found: Tensor = self.attend(input, input, input, attn_mask=self.mask)[0]
+        return found
+
+
+def test_heads_beside_the_batch_are_divided_and_masks_compared() -> None:
+    torch.manual_seed(0)
+    found = capture(Attends(), {"input": torch.randn(4, 5, 24)}, lambda y, _: y.square().mean())
+    priced = priced_axes(found.graph, axes(found.graph))
+    chosen, dropped = tried_axes(found.graph, chosen_axes(priced, 2), (2, 1))
+    assert [(axis.kind, axis.size) for axis in chosen] == [("heads", 3)]
+    assert not dropped
+    result = agree(found, chosen, (2, 1), exact=True)
+    assert max(result.loss, result.gradients, result.buffers) <= 1e-12
+    assert result.exchanges == {"all_reduce": 1}  # and no gather around it

@@ -7,7 +7,11 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.shard.choose import chosen_axes as chosen_axes, priced_axes as priced_axes
+from bigbrain_fx.plan.shard.choose import (
+    chosen_axes as chosen_axes,
+    of_layers as of_layers,
+    priced_axes as priced_axes,
+)
 from bigbrain_fx.plan.shard.find import axes as axes, ruleless as ruleless
 from bigbrain_fx.plan.shard.rewrite import (
     exchanges as exchanges,

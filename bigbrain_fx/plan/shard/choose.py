@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,11 @@ from bigbrain_fx.plan.shard.rewrite import exchanges
 def priced_axes(graph: Graph, axes: Iterable[Axis]) -> tuple[Axis, ...]:
     """Note for each axis what splitting it alone would send."""
     return tuple(replace(axis, exchanges=exchanges(graph, [axis])) for axis in axes)
+
+
+def of_layers(axis: Axis) -> str:
+    """Return the name that axes of alike layers share: `blocks.*:hidden`."""
+    return re.sub(r"\d+", "*", axis.name)
 
 
 def chosen_axes(axes: Iterable[Axis], members: int, kinds: Sequence[str] = ()) -> tuple[Axis, ...]:

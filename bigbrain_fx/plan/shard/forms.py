@@ -53,7 +53,7 @@ class Forms:
         """Return a value whole, for an op that gives it a part of its gradient."""
         spec = self.spec(ref)
         whole = self.whole_form(ref)
-        if spec is None or not spec.requires_grad:
+        if spec is None or not (spec.requires_grad and self.whole.training):
             return whole
         return self._exchanged("copy_to_group", ref, spec, whole, None)
 

@@ -24,7 +24,9 @@ def sized(local: Local) -> list[Op]:
     index = place.dim - before
     if not 0 <= index < len(sizes) or sizes[index] == -1:
         return plainly(local)
-    own = local.given.outputs[0].shape[place.dim]
+    own: Arg = local.given.outputs[0].shape[place.dim]
+    if isinstance(own, str) and -1 not in sizes:
+        own = -1  # heads beside the batch in one dimension: a number at run time only
     return [local.with_arg(at, (*sizes[:index], own, *sizes[index + 1 :]))]
 
 

@@ -117,7 +117,7 @@ def _alone(graph: Graph, op: Op) -> Graph:
         loss=None,
         batch=graph.static_batch or _ROWS,
         static_batch=graph.static_batch,
-        training=graph.training,
+        training=True,  # a rule is tried backward, too
         autocast=graph.autocast,
     )
 

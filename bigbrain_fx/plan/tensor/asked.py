@@ -9,10 +9,7 @@ from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.replicas import divide
-from bigbrain_fx.plan.shard import axes, chosen_axes, priced_axes, without
-
-SCHEDULES = ("1f1b", "gpipe", "list")
-"""Schedules whose order does not depend on a member's own costs, or is made once for all."""
+from bigbrain_fx.plan.shard import axes, chosen_axes, of_layers, priced_axes, without
 
 
 def tensor_is_open(options: Options) -> bool:
@@ -84,20 +81,12 @@ def not_yet(
     graph: Graph, cluster: Cluster, source: Source, options: Options
 ) -> Iterator[tuple[str, str]]:
     """Yield what does not go with it, and what to do."""
-    if graph.loss is None or not graph.training:
-        yield "inference", "leave --tensor out: it is for training"
-    if source.grad_scaler is not None:
-        yield "a loss scale", "leave grad_scaler out of the model file, or --tensor"
-    if source.drop_last is False:
+    if graph.loss is None and graph.training:
+        yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
+    if source.drop_last is False and graph.training:
         yield "smaller last batches (drop_last = False)", "say drop_last = True in the model file"
-    if options.schedule not in (None, *SCHEDULES):
-        yield f"--schedule {options.schedule}", f"use one of {', '.join(SCHEDULES)}"
     if options.sum_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
-    if options.recompute in ("ops", "auto"):
-        yield f"--recompute {options.recompute}", "use --recompute all, or leave --tensor out"
-    if options.defer:
-        yield "--defer", "leave it out, or --tensor"
     if options.pins or options.place:
         yield "--pin and --place", "leave them out: the partitioner places stages on groups"
     if any(device.kind != "cpu" for device in cluster.devices):
@@ -155,13 +144,18 @@ def named_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     named = every
     if options.tensor_axes:
         _require_known(every, options.tensor_axes)
-        named = tuple(a for a in every if {a.kind, a.name} & set(options.tensor_axes))
+        named = tuple(a for a in every if set(_names(a)) & set(options.tensor_axes))
     return priced_axes(graph, without(named, options.tensor_whole))
+
+
+def _names(axis: Axis) -> tuple[str, str, str]:
+    """Return what an axis is called: its kind, its own name, and as `explain` gathers layers."""
+    return axis.kind, axis.name, of_layers(axis)
 
 
 def _require_known(every: Sequence[Axis], asked: Sequence[str]) -> None:
     kinds = sorted({axis.kind for axis in every})
-    known = [*kinds, *(axis.name for axis in every)]
+    known = list(dict.fromkeys((*kinds, *(name for axis in every for name in _names(axis)))))
     for name in asked:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

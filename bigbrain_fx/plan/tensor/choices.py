@@ -6,14 +6,13 @@ divided changes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Axis, Exchange, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.nouns import Options, Plan
-from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.shard import lengths, of_layers
 from bigbrain_fx.plan.tensor.costs import sent_share
 from bigbrain_fx.plan.tensor.make import GroupMaker
 
@@ -45,7 +44,7 @@ def alike(axes: Iterable[Axis]) -> dict[tuple[str, int], list[Axis]]:
     """Gather axes that differ in the numbers of their layers only."""
     found: dict[tuple[str, int], list[Axis]] = {}
     for axis in axes:
-        found.setdefault((re.sub(r"\d+", "*", axis.name), axis.size), []).append(axis)
+        found.setdefault((of_layers(axis), axis.size), []).append(axis)
     return found
 
 

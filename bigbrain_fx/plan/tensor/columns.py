@@ -11,9 +11,9 @@ knows no costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from bigbrain_fx.core import (
     Bucket,
@@ -29,14 +29,20 @@ from bigbrain_fx.core import (
     Statistics,
 )
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan.replica_cut import cut_replicas
+from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.weights import part_name
 
+Mark: TypeAlias = Callable[[Graph, Stages], Stages]
+"""Says of stages how they run: which defer, or run again."""
 _SUMMED = ("reduce", "gather", "statistics")  # edges that are named by what replicas share
 
 
 def cut_columns(
-    members: Sequence[Graph], groups: Sequence[Sequence[str]], placement: Placement, rows: int
+    members: Sequence[Graph],
+    groups: Sequence[Sequence[str]],
+    placement: Placement,
+    rows: int,
+    mark: Mark,
 ) -> tuple[Stages, ...]:
     """Cut each member's graph as the first one's is cut.
 
@@ -45,16 +51,22 @@ def cut_columns(
         groups: of devices; `placement` names the first of each.
         placement: of the first member's ops.
         rows: of a micro-batch.
+        mark: says how stages run.
 
     Raises:
         InputError: as `cut_replicas` does, or a member has nothing to sum where another has.
     """
-    first = cut_replicas(members[0], placement, rows)
+    like = members[0]
+
+    def cut(graph: Graph, own: Placement) -> Stages:
+        stages = mark(graph, cut_replicas(graph, own, rows, like=like))
+        return with_waiting_buckets(graph, own, rows, stages, like=like)
+
+    first = cut(like, placement)
     columns = [first]
     for member, graph in enumerate(members[1:], start=1):
         to = {group[0]: group[member] for group in groups}
-        own = _placed_like(first, placement, to)
-        columns.append(cut_replicas(graph, own, rows, like=members[0]))
+        columns.append(cut(graph, _placed_like(first, placement, to)))
         _require_same(first, columns[-1])
     return tuple(columns)
 
@@ -90,6 +102,20 @@ def _require_same(first: Stages, other: Stages) -> None:
 
 def _way(edge: Edge) -> tuple[object, ...]:
     return edge.kind, edge.value, edge.source, edge.target
+
+
+def again_alike(columns: Sequence[Stages], first: Stages) -> tuple[Stages, ...]:
+    """Let all members make again what the first does: exchanges meet where they are made twice."""
+    return tuple(
+        replace(
+            column,
+            stages=tuple(
+                replace(own, again=its.again, runs_again=its.runs_again)
+                for own, its in zip(column.stages, first.stages, strict=True)
+            ),
+        )
+        for column in columns
+    )
 
 
 def joined_columns(columns: Sequence[Stages]) -> Stages:

@@ -52,11 +52,21 @@ def _require_alike(cluster: Cluster, group: Sequence[str]) -> None:
 
 
 def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cluster:
-    """Return what one member of each group sees of a cluster."""
+    """Return what one member of each group sees of a cluster.
+
+    All columns send at the same time: of a host's NIC, on which its groups are whole, each has an
+    equal part.
+    """
     own = {group[member] for group in groups}
     return replace(
         cluster,
         devices=tuple(device for device in cluster.devices if device.name in own),
         links=tuple(link for link in cluster.links if {link[0], link[1]} <= own),
         replicas=(),
+        hosts=tuple(
+            host
+            if host.nic_bytes_per_s is None
+            else replace(host, nic_bytes_per_s=host.nic_bytes_per_s / len(groups[0]))
+            for host in cluster.hosts
+        ),
     )

@@ -13,6 +13,7 @@ from bigbrain_fx.core import (
     Forecast,
     Graph,
     Placement,
+    Program,
     Sharded,
     Stages,
     TensorParallel,
@@ -20,15 +21,17 @@ from bigbrain_fx.core import (
 from bigbrain_fx.plan.cut import trained
 from bigbrain_fx.plan.fitting import Step, scheduled
 from bigbrain_fx.plan.judge import by_partitioner
+from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
-from bigbrain_fx.plan.recompute import recomputing
+from bigbrain_fx.plan.one import in_pieces, marked
 from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor.asked import require_possible, wanted_axes
 from bigbrain_fx.plan.tensor.columns import (
+    again_alike,
     column_of,
     cut_columns,
     joined_columns,
@@ -126,19 +129,20 @@ class GroupMaker:
         is_trial: bool = False,
     ) -> Plan:
         """Cut every member's graph as the first one's is placed; order and simulate."""
-        rows, groups = self.whole.batch // micro_batches, self.tensor.groups
-        members = self.sharded.members
-        columns = cut_columns(members, groups, placement, rows)
+        rows, members = self.whole.batch // micro_batches, self.sharded.members
+        placement = in_pieces(members[0], placement, options, micro_batches, costs)
+        columns, schedule = self._columns(options, micro_batches, placement)
         with_backward = trained(members[0], columns[0].stages)
-        columns = tuple(
-            recomputing(graph, column, with_backward, options.recompute)
-            for graph, column in zip(members, columns, strict=True)
-        )
-        schedule = options.schedule or ("1f1b" if columns[0].is_chain else "list")
         concrete = members[0].at(rows)
-        each = stage_costs(concrete, columns[0], costs)
-        about = concrete, columns[0], micro_batches, each, with_backward, costs.cluster
-        programs, _ = scheduled(Step(*about, is_trial), schedule, options.in_flight)
+
+        def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
+            each = stage_costs(concrete, stages, costs)
+            about = concrete, stages, micro_batches, each, with_backward, costs.cluster
+            return scheduled(Step(*about, is_trial), schedule, options.in_flight)
+
+        about = concrete, columns[0], costs, with_backward, options.recompute, micro_batches, made
+        first, programs, _ = lightened(*about)
+        columns = again_alike(columns, first)
         stages = joined_columns(columns)
         count = len(columns[0].stages)
         plan = Plan(
@@ -163,11 +167,27 @@ class GroupMaker:
             in_flight=options.in_flight,
         )
         plan = self._known_sharded(plan)
-        if self.source.clip_norm is not None:
+        if self.source.clip_norm is not None and self.whole.training:
             plan = self._known_sharded(with_norms(plan))
         forecast = tensor_forecast(plan, self._costs(rows))
         require_fits(forecast, self.all_devices)
         return self._known_sharded(replace(plan, forecast=forecast))
+
+    def _columns(
+        self, options: Options, micro_batches: int, placement: Placement
+    ) -> tuple[tuple[Stages, ...], str]:
+        """Cut every member's graph as the first one's is placed; return the schedule, too."""
+        schedules = []
+
+        def mark(graph: Graph, stages: Stages) -> Stages:
+            known = trained(graph, stages.stages)
+            found, schedule = marked(graph, stages, known, micro_batches, options, True)
+            schedules.append(schedule)
+            return found
+
+        rows = self.whole.batch // micro_batches
+        about = self.sharded.members, self.tensor.groups, placement, rows
+        return cut_columns(*about, mark), schedules[0]
 
     def _known_sharded(self, plan: Plan) -> Plan:
         """Spare a plan to work out the members' graphs again."""
@@ -237,7 +257,7 @@ def _column_forecast(plan: Plan, member: int, costs: Costs, timeline: bool) -> F
     stages = column_of(plan.stages, member)
     programs = moved_programs(plan.programs, part_of(plan.stages, member), stages)
     each = stage_costs(concrete, stages, costs)
-    if plan.source.clip_norm is not None:
+    if plan.source.clip_norm is not None and concrete.training:
         each = _clipping(each, stages)
     found = simulate(programs, stages, each, timeline=timeline)
     return with_data(found, concrete, stages, plan.micro_batches, plan.cluster)

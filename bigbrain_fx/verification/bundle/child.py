@@ -53,9 +53,9 @@ from bigbrain_fx.verification.bundle.members import (
     MembersReference,
     same_graph,
     same_leaves,
-    train_members,
     whole_plan,
 )
+from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.plain import STEPS
 from bigbrain_fx.verification.bundle.reference import Reference, Trace
 from bigbrain_fx.verification.bundle.roundly import same_to_rounding

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bigbrain_fx.core import Op
+from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.emit import output_dims
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend import (
@@ -35,13 +35,17 @@ from bigbrain_fx.frontend import (
     require_same,
     route,
     run_graph,
+    run_members,
+    taken,
     unit_of,
     without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import reseed
+from bigbrain_fx.verification.bundle.members import same_outputs
 from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
 from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding
+from bigbrain_fx.weights import part_name
 
 if TYPE_CHECKING:  # what runs is the bundle's own copy
     from bigbrain_fx.runtime import RowStream
@@ -70,7 +74,8 @@ def inference_checks(
         outputs: what real processes wrote; else the bundle is run in this process.
     """
     _put(weights, captured, plan)
-    one = _OneProcess(plan, captured, weights)
+    grouped = plan.placement.tensor is not None
+    one = (_Lockstep if grouped else _OneProcess)(plan, captured, weights)
     stream = _stream(bundle, plan)
     expected = [one.batch(_micro_batches(stream, step, plan), step) for step in range(steps)]
     here, state = _run_here(bundle, plan, steps)
@@ -78,7 +83,8 @@ def inference_checks(
     unit = unit_of(plan.graph, weights)
     return [
         _same_module(file, captured, plan),
-        _same_outputs("captured graph = bundle, outputs", expected, actual, plan, unit),
+        *([same_outputs(captured, plan)] if grouped else []),
+        _same_outputs(f"{one.what} = bundle, outputs", expected, actual, plan, unit),
         _same_short_batch(one, bundle, plan, unit),
         _unchanged(state, weights, plan),
         *_whole_rows(file, bundle),
@@ -186,6 +192,7 @@ class _OneProcess:
     plan: Plan
     captured: Captured
     weights: Values
+    what = "captured graph"
 
     def batch(self, micro_batches: Sequence[Values], step: int) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, all rows of it."""
@@ -198,7 +205,7 @@ class _OneProcess:
         }
 
     def _micro_batch(self, inputs: Values, step: int, micro: int) -> dict[str, Tensor]:
-        graph = self.plan.graph
+        graph = self._graph()
         places = draw_places(graph)
         live = live_ops(graph)
 
@@ -209,9 +216,7 @@ class _OneProcess:
             yield
 
         with torch.no_grad():
-            found = run_graph(
-                graph,
-                self._tensors(),
+            found = self._run(
                 {**self._labels(), **inputs},
                 order=[op.name for op in graph.ops if op.name in live],  # not what only labels feed
                 key=keyed,
@@ -220,6 +225,12 @@ class _OneProcess:
             )
         values = {**inputs, **{n: v for n, v in found.items() if isinstance(v, Tensor)}}
         return {name: values[value] for name, value in graph.output_names}
+
+    def _graph(self) -> Graph:
+        return self.plan.graph
+
+    def _run(self, inputs: Values, **how: Any) -> Mapping[str, object]:  # noqa: ANN401  # run_graph's
+        return run_graph(self._graph(), self._tensors(), dict(inputs), **how)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return the weights as a module has them: kernels (matmul) look at `requires_grad`."""
@@ -236,6 +247,24 @@ class _OneProcess:
             name: torch.zeros([int(dim) for dim in spec.shape], dtype=getattr(torch, spec.dtype))
             for name, spec in specs.items()
         }
+
+
+class _Lockstep(_OneProcess):
+    """The graphs of a tensor group's members, run in lockstep: outputs are the last member's."""
+
+    what = "members' graphs"
+
+    def _graph(self) -> Graph:
+        return self.plan.sharded.members[-1]
+
+    def _run(self, inputs: Values, **how: Any) -> Mapping[str, object]:  # noqa: ANN401
+        graphs, shards = self.plan.sharded.members, self.plan.sharded.shards
+        whole = self._tensors()
+        each = [{s.param: s for s in shards if s.member == m} for m in range(len(graphs))]
+        tensors = [
+            {n: taken(t, own[n]) if n in own else t for n, t in whole.items()} for own in each
+        ]
+        return run_members(graphs, tensors, [inputs for _ in graphs], **how)[-1]
 
 
 def _stream(bundle: ModuleType, plan: Plan) -> RowStream:
@@ -348,8 +377,10 @@ def _whole_rows(file: ModelFile, bundle: ModuleType) -> list[dict[str, object]]:
 
 
 def _unchanged(state: Values, weights: Values, plan: Plan) -> dict[str, object]:
-    used = sorted({name for stage in plan.stages.stages for name in stage.params})
-    found = [
-        f"{name} was written" for name in used if not _is_equal(state.get(name), weights[name])
-    ]
-    return link("weights and buffers stay as they are", found, f"{len(used)} tensors bitwise")
+    used = {name for stage in plan.stages.stages for name in stage.params}
+    parts = {shard.param for shard in plan.sharded.shards}
+    wanted = {name: weights[name] for name in sorted(used - parts)}
+    own = [shard for shard in plan.sharded.shards if shard.param in used]
+    wanted |= {part_name(s.param, s.member): taken(weights[s.param], s) for s in own}
+    found = [f"{n} was written" for n, want in wanted.items() if not _is_equal(state.get(n), want)]
+    return link("weights and buffers stay as they are", found, f"{len(wanted)} tensors bitwise")

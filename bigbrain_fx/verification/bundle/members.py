@@ -10,12 +10,12 @@ Each member has an optimizer of its own, for the parts that it holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,23 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Op, Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import OwnWeights, Training, clipped, joined, norm, reseed
+from bigbrain_fx.runtime import OwnWeights, joined, reseed
 from bigbrain_fx.verification.bundle.module import link
 from bigbrain_fx.verification.bundle.reference import (
     Gradients,
     Key,
     Leaf,
     ReplicaOrder,
-    Trace,
     ascending,
     by_place,
     summed,
 )
-from bigbrain_fx.verification.sharding import agree, own_rounding
+from bigbrain_fx.verification.sharding import (
+    agree,
+    outputs_apart,
+    outputs_rounding,
+    own_rounding,
+)
 from bigbrain_fx.weights import part_name
 
 _AS_NEAR = 3.0  # times the graph's own distance from float64
@@ -130,14 +134,17 @@ class MembersReference:
         return part_name(name, member) if (name, member) in self.shards else name
 
     def gradients(
-        self, batches: Sequence[Mapping[str, Tensor]], seed: int, step: int
+        self, batches: Sequence[Mapping[str, Tensor]], seed: int, step: int, scale: float = 1.0
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Return the mean loss of a step's micro-batches, and each member's gradients."""
+        """Return the mean loss of a step's micro-batches, and each member's gradients.
+
+        Gradients are those of the loss times `scale`.
+        """
         losses: dict[int, Tensor] = {}
 
         def made(micro: int) -> Gradients:
             key = seed, step, micro
-            losses[micro], found = self._micro_batch(batches[micro], key, len(batches))
+            losses[micro], found = self._micro_batch(batches[micro], key, scale / len(batches))
             return {
                 (part_name(name, member), place): gradient
                 for member, own in enumerate(found)
@@ -159,7 +166,7 @@ class MembersReference:
         return {name: totals[part] for name, part in named.items() if part in totals}
 
     def _micro_batch(
-        self, inputs: Mapping[str, Tensor], key: Key, count: int
+        self, inputs: Mapping[str, Tensor], key: Key, share: float
     ) -> tuple[Tensor, list[Gradients]]:
         leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
         own = next((each for each in self.replicas if key[2] in each.micros), self.replicas[0])
@@ -178,7 +185,7 @@ class MembersReference:
         )
         losses = [cast("Tensor", value[loss_name]) for value in values]
         flat = [leaf for own in leaves for leaf in own.values()]
-        seeds = [torch.full_like(loss, 1.0 / count) for loss in losses]
+        seeds = [torch.full_like(loss, share) for loss in losses]
         made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
         found: Iterator[Tensor | None] = iter(made)
         each = [{leaf: g for leaf in part if (g := next(found)) is not None} for part in leaves]
@@ -199,72 +206,6 @@ class MembersReference:
     def _keyed(self, op: Op, key: Key) -> Iterator[None]:
         reseed(key, place_name(*self.places[op.name]), torch.device("cpu"))
         yield
-
-
-def train_members(
-    reference: MembersReference,
-    batches: Callable[[int], list[Mapping[str, Tensor]]],
-    training: Training,
-    steps: int,
-    seed: int,
-) -> Trace:
-    """Train all members in one process, each by an optimizer of its own."""
-    updates = [_Updates(training, own) for own in reference.parameters]
-    trace = Trace()
-    for step in range(steps):
-        loss, gradients = reference.gradients(batches(step), seed, step)
-        trace.losses.append(loss.double())
-        if training.clip_norm is not None:
-            norms = _norms(reference, gradients)
-            gradients = [clipped(own, norms, training.clip_norm) for own in gradients]
-        given = [update.give(own) for update, own in zip(updates, gradients, strict=True)]
-        for update in updates:
-            update.step(step)
-        for member, own in enumerate(given if step == 0 else ()):
-            trace.take(trace.gradients, {reference.stored(n, member): g for n, g in own.items()})
-    for member, params in enumerate(reference.parameters):
-        trained = {n: p.detach() for n, p in params.items()}
-        held = {**trained, **reference.buffers[member]}
-        trace.take(trace.tensors, {reference.stored(n, member): t for n, t in held.items()})
-    return trace
-
-
-def _norms(reference: MembersReference, gradients: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    """Return the norms of what each member answers for: the first of whole ones, all of parts."""
-    return [
-        norm(own.get(name), reference.parameters[member][name])
-        for name in reference.parameters[0]
-        for member, own in enumerate(gradients)
-        if not member or (name, member) in reference.shards
-    ]
-
-
-class _Updates:
-    """One member's optimizer, with the rates that the model file asks for."""
-
-    def __init__(self, training: Training, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.parameters, self.training = parameters, training
-        self.optimizer = training.optimizer(list(parameters.items()))
-        self.base = [group["lr"] for group in self.optimizer.param_groups]
-        make: Any = getattr(training, "scheduler", None)
-        self.scheduler = make(self.optimizer) if make else None
-
-    def give(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give each parameter a gradient of its own, and return them: a step may write there."""
-        for name, parameter in self.parameters.items():
-            own = gradients.get(name)
-            parameter.grad = None if own is None else own.clone()
-        return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-
-    def step(self, step: int) -> None:
-        """Update once."""
-        if self.training.lr_scale is not None:
-            for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
-                group["lr"] = lr * self.training.lr_scale(step)
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
 
 def same_graph(captured: Captured, plan: Plan) -> dict[str, object]:
@@ -289,6 +230,24 @@ def same_graph(captured: Captured, plan: Plan) -> dict[str, object]:
             lines.append(f"a loss, gradient or buffer differs by {most:.1e} in {kind}")
     what = f"{found.compared} gradients, buffers and losses of {len(tensor.shares)} members: "
     return link("captured graph ≈ members' graphs", lines, what + ", ".join(said))
+
+
+def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:
+    """Compare the outputs of the graph with those of the members' graphs, as `same_graph` does."""
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    rows = None if captured.graph.static_batch is not None else plan.rows
+    lines, said = [], []
+    for exact, limit in CLOSE:
+        most = outputs_apart(captured, tensor.axes, tensor.shares, rows=rows, exact=exact)
+        if not exact and most > limit:
+            limit = max(limit, _AS_NEAR * outputs_rounding(captured, rows))
+        kind = "float64" if exact else "its own types"
+        said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
+        if not most <= limit:
+            lines.append(f"an output differs by {most:.1e} in {kind}")
+    what = f"outputs of {len(tensor.shares)} members: {', '.join(said)}"
+    return link("captured graph ≈ members' graphs, outputs", lines, what)
 
 
 def same_leaves(

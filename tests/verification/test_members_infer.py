@@ -1,0 +1,64 @@
+"""Inference by tensor groups: a bundle's outputs are those of members in lockstep, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bigbrain_fx.emit import write_bundle
+from bigbrain_fx.frontend import capture, load_model_file
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
+from bigbrain_fx.verification.bundle.child import inference_chain
+from bigbrain_fx.verification.bundle.members import same_outputs
+from tests.verification.test_members import HEADS, cluster
+from tools.matrix import Bench, imported
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    path = tmp_path_factory.mktemp("model") / "net.py"
+    path.write_text(HEADS)
+    file = load_model_file(path)
+    return Bench(file, capture(file.model, file.example_batch, file.loss, training=False))
+
+
+def planned(bench: Bench, devices: int, shares: tuple[int, ...] = ()) -> Plan:
+    source = Source(str(bench.file.path), True, clip_norm=bench.file.clip_norm)
+    options = Options("naive", micro_batches=2, tensor=2, tensor_shares=shares, mode="eval")
+    return make_plan(bench.captured.graph, cluster(devices), source, options)
+
+
+@pytest.mark.parametrize(("devices", "shares"), [(2, (3, 1)), (4, ())])
+def test_a_bundle_infers_as_its_members_in_lockstep(
+    bench: Bench, tmp_path: Path, devices: int, shares: tuple[int, ...]
+) -> None:
+    plan = planned(bench, devices, shares)
+    assert plan.schedule == "forward"
+    folder = write_bundle(plan, bench, tmp_path / "bundle")
+    with imported(folder, force_adamw=False):
+        checks = inference_chain(bench.file, bench.captured, plan, folder, 2)
+    assert [c["passed"] for c in checks] == [True] * 6, checks
+    assert "members' graphs = bundle, outputs" in [c["name"] for c in checks]
+
+
+def test_only_one_member_collects_and_nothing_is_said_of_gradients(
+    bench: Bench, tmp_path: Path
+) -> None:
+    folder = write_bundle(planned(bench, 4), bench, tmp_path / "bundle")
+    texts = {f"d{i}": (folder / f"device_d{i}.py").read_text() for i in range(4)}
+    assert [name for name, text in texts.items() if "outputs: ClassVar" in text] == ["d3"]
+    assert not [name for name, text in texts.items() if "copy_to_group" in text]
+    assert (folder / "runtime" / "group.py").is_file()
+    assert not (folder / "runtime" / "backward_device.py").exists()
+
+
+def test_a_wrong_sum_is_no_rounding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigbrain_fx.frontend.tracing import lockstep
+
+    plan = planned(bench, 2)
+    assert same_outputs(bench.captured, plan)["passed"] is True
+    monkeypatch.setattr(lockstep, "added", lambda parts: parts[0] + 0.999 * parts[1])
+    assert same_outputs(bench.captured, plan)["passed"] is False

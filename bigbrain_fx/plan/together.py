@@ -120,6 +120,8 @@ def _groups(
     """Plan the most promising groups, and replicas of some."""
     one = _for_groups(options)
     refused = [what for what, _ in not_yet(graph, cluster, source, one)]
+    if options.tensor is None and not graph.training:
+        refused.append("inference but by --tensor auto: they would give outputs to rounding")
     if options.objective == "memory":
         refused.append("the objective memory")
     counts = () if refused else _replica_counts(cluster, options)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import Child, Task
-from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.plan import Plan, read_plan, require_no_groups
 
 TIME_LIMIT_S = 900.0
 TOLERANCE = 1e-5  # of max(1, |value|): kernels of ONNX Runtime round as they like
@@ -119,5 +119,6 @@ def _require_usable(plan: Plan, out: Path) -> None:
             "this bundle trains, and ONNX is for inference",
             help="split the model with --mode eval --like this bundle, and export that one",
         )
+    require_no_groups(plan, "export --onnx", "split it with --mode eval and --tensor 1")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already", help="give another folder")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.replicas import divide
 from bigbrain_fx.plan.shard import axes, chosen_axes, of_layers, priced_axes, without
@@ -65,6 +66,13 @@ def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Op
         )
     for what, help_ in not_yet(graph, cluster, source, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)
+    if options.schedule in FOLDS and len(cluster.devices) == count:
+        raise InputError(
+            f"schedule '{options.schedule}' goes over several groups of devices, and these "
+            f"{count} devices are one",
+            at="--schedule",
+            help="use --schedule 1f1b, or a cluster of more devices",
+        )
     if len(cluster.devices) % count:
         fitting = [n for n in range(2, len(cluster.devices) + 1) if not len(cluster.devices) % n]
         listed = " or ".join(f"--tensor {n}" for n in fitting)

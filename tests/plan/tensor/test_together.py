@@ -214,11 +214,21 @@ def test_an_op_whose_rule_fails_stays_whole() -> None:
 
 
 def test_what_does_not_go_with_groups_is_said_where_they_were_left_open() -> None:
-    plan = planned(graph(), cluster(1, 1), tensor=0, schedule="zb-h1", partitioner="naive")
+    source, given = replace(SOURCE, drop_last=False), Options("naive", tensor=0, micro_batches=1)
+    plan = make_plan(graph(), cluster(1, 1), source, given)
     assert plan.stages.members == 1
-    assert "--schedule zb-h1" in plan.compared[-1].why
+    assert "drop_last = False" in plan.compared[-1].why
     with pytest.raises(InputError, match="finds shares by speed"):
         planned(graph(), cluster(1, 1), tensor=0, tensor_shares=(2, 1))
+
+
+def test_groups_that_nobody_asked_for_are_not_planned_for_inference() -> None:
+    """Their outputs are a pipeline's to rounding only."""
+    inferring = replace(work(graph()), training=False)
+    plan = planned(inferring, cluster(1, 1), partitioner="auto", tensor=None)
+    assert plan.stages.members == 1
+    assert "inference but by --tensor auto" in plan.compared[-1].why
+    assert planned(inferring, cluster(1, 1), tensor=2).stages.members == 2
 
 
 def test_groups_hold_a_model_that_no_pipeline_does() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster, Costs, Device, Overheads
+from bigbrain_fx.core import Cluster, Costs, Device
 from bigbrain_fx.costs.profiles import Machine, ProfileStore
 from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.measure.host import Survey
@@ -230,7 +230,7 @@ def shared(net: Network, found: Cluster, machines: Mapping[str, Machine]) -> Clu
 
     Args:
         net: its quotas are the shares.
-        found: what a survey says, for the overheads: seconds of a processor, so over the share.
+        found: what a survey says, for the overheads.
         machines: as profiled, for each device.
     """
 
@@ -241,17 +241,7 @@ def shared(net: Network, found: Cluster, machines: Mapping[str, Machine]) -> Clu
             flops_per_s=machine.flops_per_s * cores,
             memory_bytes_per_s=machine.memory_bytes_per_s * cores,
             launch_s=machine.launch_s / cores,
-            overheads=_over(found.device[each.name].overheads, cores),
+            overheads=found.device[each.name].overheads,
         )
 
     return replace(net.cluster, devices=tuple(map(device, net.cluster.devices)))
-
-
-def _over(own: Overheads, cores: float) -> Overheads:
-    rate = own.message_bytes_per_s
-    return Overheads(
-        own.message_s / cores,
-        None if rate is None else rate * cores,
-        own.instruction_s / cores,
-        own.step_s / cores,
-    )

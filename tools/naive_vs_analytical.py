@@ -106,11 +106,13 @@ def row_of(found: dict[str, Any]) -> Measured:
 # --------------------------------------------------------------------------- measuring
 
 
-def lacking(done: set[tuple[str, str, str]], only: Sequence[str]) -> Iterator[Measured]:
+def lacking(
+    done: set[tuple[str, str, str]], only: Sequence[str], sites: Sequence[Site]
+) -> Iterator[Measured]:
     """Measure what is not there, cluster by cluster and model by model."""
     wanted = [
         (site, name, planner)
-        for site, name, planner in product(SITES, only, PLANNERS)
+        for site, name, planner in product(sites, only, PLANNERS)
         if (name, site.name, planner) not in done
     ]
     for site, of_site in groupby(wanted, key=lambda each: each[0]):
@@ -249,10 +251,14 @@ def _line(row: Measured, naive: Measured | None) -> str:
 @click.command(help=__doc__)
 @click.option("--out", type=PATH, required=True, help="The file of rows; is added to.")
 @click.option("--only", multiple=True, type=click.Choice([*studied()]))
+@click.option("--at", multiple=True, type=click.Choice([site.name for site in SITES]))
 @click.option("--write", type=PATH, help="The page.")
 @click.option("--rows-only", is_flag=True, help="Measure nothing: write the page of what is there.")
-def main(out: Path, only: tuple[str, ...], write: Path | None, rows_only: bool) -> None:
+def main(
+    out: Path, only: tuple[str, ...], at: tuple[str, ...], write: Path | None, rows_only: bool
+) -> None:
     """Measure what lacks; write the page."""
+    sites = [site for site in SITES if not at or site.name in at]
     torch.set_num_threads(1)
     load("partitioner")
     load("estimator")
@@ -260,7 +266,7 @@ def main(out: Path, only: tuple[str, ...], write: Path | None, rows_only: bool) 
     if not rows_only:
         if reason := missing():
             raise click.ClickException(reason)
-        for row in lacking({row.key for row in rows}, only or [*studied()]):
+        for row in lacking({row.key for row in rows}, only or [*studied()], sites):
             with out.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
             rows.append(row)

@@ -371,7 +371,7 @@ def test_a_row_is_judged_by_the_forecast_of_its_own_minute() -> None:
 
 
 def test_a_device_is_a_share_of_the_machine_that_was_profiled() -> None:
-    """Its overheads were found as processor time: it has a share of that, too."""
+    """Its overheads are what `doctor` found on it: they have the share already."""
     described = SITES["uneven2-1000"].cluster
     own = Overheads(message_s=1e-4, message_bytes_per_s=4e9, instruction_s=2e-5, step_s=3e-4)
     found = replace(
@@ -384,7 +384,7 @@ def test_a_device_is_a_share_of_the_machine_that_was_profiled() -> None:
     assert [device.flops_per_s for device in made.devices] == [50e9, 20e9]
     assert [device.memory_bytes_per_s for device in made.devices] == [10e9, 5e9]
     assert [device.launch_s for device in made.devices] == [8e-6, 16e-6]
-    assert made.devices[1].overheads == Overheads(4e-4, 1e9, 8e-5, 12e-4)
+    assert made.devices[1].overheads == own
     assert made.link("d0", "d1") == described.link("d0", "d1")
 
 

@@ -111,6 +111,18 @@ def launch_s(window_s: float, device: torch.device) -> float:
     return per_call_s(lambda _: x + 1.0, window_s, partial(synchronise, device))
 
 
+def processor_share(window_s: float) -> float:
+    """Measure how much of a processor a thread is given that never waits: 1.0 is all of one.
+
+    A quota (a container's, an emulated device's) or others on its core take the rest.
+    """
+    start_s, own_s = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - start_s < window_s:
+        pass
+    taken_s = time.perf_counter() - start_s
+    return min(1.0, (time.thread_time() - own_s) / taken_s)
+
+
 def dtypes(kind: str, device: torch.device) -> Sequence[torch.dtype]:
     """Return what a table has; a GPU before compute capability 8 only emulates bfloat16."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):

@@ -67,6 +67,16 @@ def message_costs(
     return small_s, 4 * (_LARGE - _SMALL) / beyond_s
 
 
+def stretched(own: Mapping[str, float], share: float) -> dict[str, float]:
+    """Turn seconds of a processor into a device's: it has a share of one, `processor_share`.
+
+    A device that may run an eighth of the time is held up eight times as long by a message.
+    """
+    return {
+        key: each * share if key.endswith("_per_s") else each / share for key, each in own.items()
+    }
+
+
 def round_s(link: Mapping[str, float]) -> float:
     """Return what a round of large messages takes at least on a link that was measured."""
     return 2 * _BATCH * (link["latency_s"] + 4 * _LARGE / link["bytes_per_s"])

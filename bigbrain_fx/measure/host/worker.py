@@ -55,9 +55,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     place = _join(options)
-    result = {**_memory(place.device), **_measure_device(options, place)}
+    rates = _measure_device(options, place)
+    result = {**_memory(place.device), **rates}
     links = result["links"] = _measure_links(options, place)
-    result["overheads"] = _measure_overheads(options, place, links)
+    own = _measure_overheads(options, place, links)
+    result["overheads"] = overheads.stretched(own, _share(rates))
     if options.gpus and options.rank == 0:
         result["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.out == Path(ON_STDOUT):
@@ -144,6 +146,13 @@ def _measure_device(options: argparse.Namespace, place: _Seat) -> Result:
     return result
 
 
+def _share(rates: Result) -> float:
+    """Return which share of a processor the device has; of one that did not compute, all."""
+    share = rates.get("share", 1.0)
+    assert isinstance(share, float)
+    return share
+
+
 def _round(busy: bool, window_s: float, place: _Seat) -> dict[str, float]:
     """Measure every rate once; the rounds are seconds apart, so that one bad moment is outvoted."""
     found: dict[str, float] = {}
@@ -159,6 +168,9 @@ def _round(busy: bool, window_s: float, place: _Seat) -> dict[str, float]:
     _meet(place)
     if busy:
         found["launch_s"] = measure.launch_s(window_s, place.device)
+    _meet(place)
+    if busy:
+        found["share"] = measure.processor_share(window_s)
     return found
 
 
@@ -184,13 +196,15 @@ def _measure_links(options: argparse.Namespace, place: _Seat) -> list[dict[str, 
 
 def _measure_overheads(
     options: argparse.Namespace, place: _Seat, links: list[dict[str, float]]
-) -> Result:
+) -> dict[str, float]:
     """Measure what messages cost either end, rank 0 with each in turn, and the runtime itself.
+
+    In seconds of a processor: between messages a device waits, which is not its own time.
 
     Who has no peer leaves messages out.
     """
     instruction_s, step_s = overheads.instruction_costs(place.device)
-    result: Result = {"instruction_s": instruction_s, "step_s": step_s}
+    result = {"instruction_s": instruction_s, "step_s": step_s}
     for peer in range(1, options.linked):
         _meet(place)
         names = "r0", f"r{peer}"
@@ -218,7 +232,7 @@ def _measure_messages(
     names: tuple[str, str],
     transport: NetworkTransport,
     link: dict[str, float],
-) -> Result:
+) -> dict[str, float]:
     leads, peer = options.rank == 0, int(link["peer"])
     most = max(3, round(20 * options.window_s))
     fitting = round(2 * options.window_s / overheads.round_s(link))

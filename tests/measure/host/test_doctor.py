@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,12 @@ from bigbrain_fx.measure.host import (
 from bigbrain_fx.measure.host.figures import half_flops_per_s
 from bigbrain_fx.measure.host.fleet import Fleet, run
 from bigbrain_fx.measure.host.limits import usable_cores, usable_memory_bytes
-from bigbrain_fx.measure.host.measure import beyond_latency_bytes_per_s, per_call_s
+from bigbrain_fx.measure.host.measure import (
+    beyond_latency_bytes_per_s,
+    per_call_s,
+    processor_share,
+)
+from bigbrain_fx.measure.host.overheads import stretched
 
 GIB = 2**30
 FLEET = Fleet(("d0", "d1"), ("cpu", "cpu"), (1, 1), busy=2, linked=2, window_s=0.1, deadline_s=30.0)
@@ -333,6 +340,50 @@ def test_calls_that_load_a_kernel_do_not_count() -> None:
         per_call_s(calls.append, window_s=8.0, sync=lambda: calls.append(-1))
     assert calls[:6] == [0, -1] * 3
     assert len(calls) == 2 * (3 + 1 + 5)  # warm-up, one stretch long enough, five that count
+
+
+def test_a_thread_that_shares_a_processor_has_a_share_of_it() -> None:
+    """Two threads of one interpreter take turns, as processes on one core do."""
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    other = threading.Thread(target=spin)
+    other.start()
+    try:
+        share = processor_share(0.2)
+    finally:
+        ended.set()
+        other.join()
+    assert 0.0 < share < 0.8
+
+
+def test_a_quota_takes_its_part_of_every_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's clock stands while a thread is held: 1 ms in 8 is what it has."""
+    wall = (0.001 * tick for tick in itertools.count())
+    now_s = [0.0]
+
+    def looked() -> float:
+        now_s[0] = next(wall)
+        return now_s[0]
+
+    monkeypatch.setattr(time, "perf_counter", looked)
+    monkeypatch.setattr(time, "thread_time", lambda: now_s[0] / 8)
+    assert processor_share(1.0) == pytest.approx(1 / 8, rel=0.01)
+
+
+def test_what_a_message_takes_of_a_processor_takes_longer_of_a_share() -> None:
+    own = {"message_s": 1e-4, "message_bytes_per_s": 4e9, "instruction_s": 2e-5, "step_s": 3e-4}
+    found = stretched(own, 0.25)
+    assert found == {
+        "message_s": 4e-4,
+        "message_bytes_per_s": 1e9,
+        "instruction_s": 8e-5,
+        "step_s": 1.2e-3,
+    }
+    assert stretched(own, 1.0) == own
 
 
 def test_a_gpus_caches_are_larger_and_its_memory_is_left_to_others(

@@ -61,7 +61,11 @@ class Cutter:
 
     def __init__(self, line: Line, setting: Setting) -> None:
         self.line, self.setting, self.steps = line, setting, 0
-        self._unit_until = {d: line.unit_until(d, setting) for d in line.work.on}
+        kinds = {id(on): device for device, on in line.work.on.items()}  # of each, some device
+        untils = {key: line.unit_until(device, setting) for key, device in kinds.items()}
+        self._unit_until = {d: untils[id(on)] for d, on in line.work.on.items()}
+        self._unit_s: dict[int, Array] = {key: np.diff(until) for key, until in untils.items()}
+        self._least_trip_s: dict[int, float] = {}  # by hop
         self._hops: dict[tuple[object, ...], Hop] = {}
         self._hop_between: dict[tuple[str, str], Hop] = {}
         self._least_busy_s: dict[tuple[int, ...], float] = {}  # by kinds of devices
@@ -74,8 +78,7 @@ class Cutter:
 
     def unit_s(self, device: str) -> Array:
         """Return the seconds per micro-batch of what lies between each two places."""
-        found: Array = np.diff(self._unit_until[device])
-        return found
+        return self._unit_s[id(self.line.work.on[device])]
 
     def least_busy_s(self, sequence: Sequence[str]) -> float:
         """Return a lower bound of `most_s`: the work divided by speed, and the dearest unit."""
@@ -87,9 +90,15 @@ class Cutter:
 
     def least_sum_s(self, sequence: Sequence[str]) -> float:
         """Return a lower bound of `sum_s`: every unit and every hop where it takes least."""
-        units_s = float(np.stack([self.unit_s(d) for d in sequence]).min(axis=0).sum())
-        hops = (self.hop(a, b).round_trip_s[1:-1] for a, b in pairwise(sequence))
-        return units_s + sum(float(trips.min(initial=np.inf)) for trips in hops)
+        kinds = {id(self.line.work.on[device]) for device in sequence}
+        units_s = float(np.stack([self._unit_s[key] for key in kinds]).min(axis=0).sum())
+        return units_s + sum(self._least_trip(self.hop(a, b)) for a, b in pairwise(sequence))
+
+    def _least_trip(self, hop: Hop) -> float:
+        """Return what a hop takes where that is least; hops are kept, so each is asked once."""
+        if id(hop) not in self._least_trip_s:
+            self._least_trip_s[id(hop)] = float(hop.round_trip_s[1:-1].min(initial=np.inf))
+        return self._least_trip_s[id(hop)]
 
     def solve(self, sequence: Sequence[str], limit_s: float) -> Split | None:
         """Return the split of least `sum_s` with `most_s` <= `limit_s`; None when there is none."""

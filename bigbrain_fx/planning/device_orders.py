@@ -187,23 +187,23 @@ class _Known:
 
 def _distinct(kinds: Sequence[int]) -> Iterator[Path]:
     """Yield every order of every subset; devices that could change places are taken in order."""
+    after = _next_alike(kinds)
 
-    def extend(taken: Path) -> Iterator[Path]:
+    def extend(taken: Path, nexts: tuple[int, ...]) -> Iterator[Path]:
         if taken:
             yield taken
-        for i in _next(kinds, taken):
-            yield from extend((*taken, i))
+        for i in nexts:
+            yield from extend((*taken, i), _without(nexts, i, after[i]))
 
-    return extend(())
+    return extend((), _firsts(kinds))
 
 
-def _next(kinds: Sequence[int], taken: Path) -> Iterator[int]:
-    """Yield the first device of each kind that is not taken."""
-    seen: set[int] = set()
+def _firsts(kinds: Sequence[int]) -> tuple[int, ...]:
+    """Return the first device of each kind."""
+    found: dict[int, int] = {}
     for i, kind in enumerate(kinds):
-        if i not in taken and kind not in seen:
-            seen.add(kind)
-            yield i
+        found.setdefault(kind, i)
+    return tuple(found.values())
 
 
 def _promising(known: _Known, most: int) -> Iterator[Path]:
@@ -237,8 +237,7 @@ class _Begun:
 def _beam(known: _Known, score_s: Callable[[_PathSums, int], float]) -> list[list[Path]]:
     """Return, for each length, the best paths of those that extend the best ones before."""
     after = _next_alike(known.kinds)
-    nexts = tuple(_next(known.kinds, ()))
-    begun = [_Begun((), _PathSums(0.0), nexts)]
+    begun = [_Begun((), _PathSums(0.0), _firsts(known.kinds))]
     found = []
     for length in range(1, len(known.devices) + 1):
         longer = [

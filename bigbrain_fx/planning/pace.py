@@ -11,7 +11,7 @@ from math import ceil
 from operator import add
 
 from bigbrain_fx.planning.chain import Line, Split
-from bigbrain_fx.planning.chain_clock import alternated_s, suits
+from bigbrain_fx.planning.chain_clock import alternated_s, is_plain
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, forwards, played_s
 from bigbrain_fx.planning.cut_setting import Setting
 from bigbrain_fx.planning.stages import Wires, messages
@@ -77,7 +77,7 @@ def step_s(
         in_flight: of each stage; never more than the stage's before it.
         trains: otherwise there are only forwards.
     """
-    if trains and suits(chain, micro_batches, in_flight):
+    if trains and is_plain(chain):
         return alternated_s(chain, micro_batches, in_flight)
     order = (
         alternating(chain, micro_batches, in_flight) if trains else forwards(chain, micro_batches)

@@ -155,7 +155,8 @@ class Work:
 
     def _changed(self, change: Callable[[OnKind], OnKind]) -> Mapping[str, OnKind]:
         """Return other figures; devices go on sharing them."""
-        changed = {id(on): change(on) for on in self.on.values()}
+        once = {id(on): on for on in self.on.values()}  # hundreds of devices share a few
+        changed = {key: change(on) for key, on in once.items()}
         return {device: changed[id(on)] for device, on in self.on.items()}
 
 

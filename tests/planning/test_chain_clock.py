@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from bigbrain_fx.planning.chain_clock import alternated_s, is_plain, suits
+from bigbrain_fx.planning.chain_clock import ChainClock, alternated_s, is_plain, many_at_once
 from bigbrain_fx.planning.clock import Message, TimedStages, alternating, played_s
 
 
@@ -38,7 +39,10 @@ def test_a_chain_in_arrays_takes_to_the_bit_what_its_devices_take(seed: int) -> 
     in_flight = sorted((dice.randint(1, 25) for _ in stages.forward_s), reverse=True)
     assert is_plain(stages)
     followed_s = played_s(stages, alternating(stages, micro, in_flight), trains=True)
+    assert not many_at_once(stages, micro, in_flight)
     assert alternated_s(stages, micro, in_flight) == followed_s
+    once_s = np.array(list(stages.once_s.values()))
+    assert ChainClock(stages, micro, np.array(in_flight)).step_s(once_s) == followed_s
 
 
 def test_who_does_not_wait_for_a_neighbour_is_no_plain_chain() -> None:
@@ -58,6 +62,8 @@ def test_who_does_not_wait_for_a_neighbour_is_no_plain_chain() -> None:
 
 def test_arrays_are_for_many_stages_that_compute_at_once() -> None:
     stages = chain(64, random.Random(0))
-    assert suits(stages, 256, range(64, 0, -1))
-    assert not suits(stages, 256, [8] * 64)  # a forward goes through all before the next backward
-    assert not suits(chain(4, random.Random(0)), 256, range(4, 0, -1))
+    assert many_at_once(stages, 256, range(64, 0, -1))
+    assert not many_at_once(
+        stages, 256, [8] * 64
+    )  # a forward goes through all before the next backward
+    assert not many_at_once(chain(4, random.Random(0)), 256, range(4, 0, -1))

@@ -111,6 +111,20 @@ def test_few_devices_are_tried_in_every_order() -> None:
     assert set(found) == {p for count in range(1, 5) for p in permutations(names, count)}
 
 
+def test_devices_that_could_change_places_count_as_one() -> None:
+    """Of every order of every subset one is left: that with the first of each kind first."""
+    alike = cluster_of(*(device(f"d{i}", 1 + i // 2) for i in range(4)))
+    names = [d.name for d in alike.devices]
+    kind = dict(zip(names, (0, 0, 1, 1), strict=True))
+    every = [p for count in range(1, 5) for p in permutations(names, count)]
+    found = device_orders(alike, 2000)
+    assert len(found) == len(set(found)) == len({tuple(map(kind.__getitem__, p)) for p in every})
+    assert set(found) <= set(every)
+    for order in found:
+        for first, second in (("d0", "d1"), ("d2", "d3")):
+            assert second not in order or first in order[: order.index(second)]
+
+
 def test_devices_of_two_precisions_are_two_kinds() -> None:
     """Equal in float32, and one of them twice as fast in float16."""
     halves = [replace(device(f"d{i}"), half_flops_per_s=1e9 * (1 + i)) for i in range(2)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -148,14 +149,31 @@ class _Grid:
 
     def _add(self, head: Array, most: Array, kind: int, to_head: Array, to_most: Array) -> None:
         known = np.flatnonzero(np.isfinite(head))
-        load = np.where(_later(len(head))[known], self.load_s[kind][known], np.inf)
-        waits = np.where(self.bound[known], (head + self.trip_s)[known, None], 0.0)
-        ends = np.where(self.gated[known], waits + load, head[known, None])
-        ends[~np.isfinite(load)] = np.inf
-        alone = self.micro_batches * load
-        busy = np.maximum(most[known, None], alone + np.maximum(waits, self.once_s[kind][known]))
-        np.minimum(to_head, ends.min(axis=0), out=to_head)
-        np.minimum(to_most, busy.min(axis=0), out=to_most)
+        if len(known) == 0:
+            return
+        first = int(known[0])  # nothing that begins there or later ends before it
+        rows: Numbers | slice = slice(first, None)
+        if len(known) < len(head) - first:
+            rows = known
+        load, apart, alone = (each[rows, first:] for each in self._pieces[kind])
+        waits = np.where(self.bound[rows, first:], (head + self.trip_s)[rows, None], 0.0)
+        begins = head[rows, None] + apart
+        ends = np.where(self.gated[rows, first:], waits + load, begins)
+        np.maximum(waits, self.once_s[kind][rows, first:], out=waits)
+        waits += alone
+        busy = np.maximum(most[rows, None], waits, out=waits)
+        np.minimum(to_head[first:], ends.min(axis=0), out=to_head[first:])
+        np.minimum(to_most[first:], busy.min(axis=0), out=to_most[first:])
+
+    @cached_property
+    def _pieces(self) -> Sequence[tuple[Array, Array, Array]]:
+        """Kind -> its load with infinity for what is no piece; only that infinity; M loads."""
+        later = _later(len(self.trip_s))
+        loads = [np.where(later, load, np.inf) for load in self.load_s]
+        return [
+            (load, np.where(np.isfinite(load), 0.0, np.inf), self.micro_batches * load)
+            for load in loads
+        ]
 
 
 def _later(size: int) -> NDArray[np.bool_]:

@@ -107,7 +107,7 @@ def row_of(found: dict[str, Any]) -> Measured:
 
 
 def lacking(
-    done: set[tuple[str, str, str]], only: Sequence[str], sites: Sequence[Site]
+    done: set[tuple[str, str, str]], only: Sequence[str], sites: Sequence[Site], turns: int
 ) -> Iterator[Measured]:
     """Measure what is not there, cluster by cluster and model by model."""
     wanted = [
@@ -119,22 +119,38 @@ def lacking(
         with emulated(site.cluster) as net:
             cluster = net.survey().cluster
             for name, alike in groupby(of_site, key=lambda each: each[1]):
-                yield from _of_model(net, cluster, site, name, [each[2] for each in alike])
+                planners = [each[2] for each in alike]
+                yield from _of_model(net, cluster, site, name, planners, turns)
 
 
 def _of_model(
-    net: Network, cluster: Cluster, site: Site, name: str, planners: Sequence[str]
+    net: Network, cluster: Cluster, site: Site, name: str, planners: Sequence[str], turns: int
 ) -> Iterator[Measured]:
+    """Run the plans of a model in turns: a busy machine changes from minute to minute."""
     model = studied()[name]
     with tempfile.TemporaryDirectory(prefix="naive-vs-") as folder:
         path = Path(folder, f"{model.name}.py")
         path.write_text(model.text(str(ROOT)))
         with capture_file(path) as session:
-            for planner in planners:
-                plan = planned(session, cluster, planner)
-                bundle = write_bundle(plan, session, Path(folder, planner))
-                logs = Path(folder, f"logs-{planner}")
-                yield _run(net, bundle, logs, plan, (name, site.name, planner))
+            plans = [planned(session, cluster, planner) for planner in planners]
+            bundles = [
+                write_bundle(plan, session, Path(folder, planner))
+                for planner, plan in zip(planners, plans, strict=True)
+            ]
+        taken: list[list[Measured]] = [[] for _ in planners]
+        for turn, number in product(range(turns), range(len(planners))):
+            key, logs = (name, site.name, planners[number]), Path(folder, f"logs-{turn}-{number}")
+            taken[number].append(_run(net, bundles[number], logs, plans[number], key))
+    yield from map(_together, taken)
+
+
+def _together(runs: Sequence[Measured]) -> Measured:
+    """Return the runs of one plan as one: all their steps, and the fullest process."""
+    return replace(
+        runs[0],
+        step_s=tuple(step_s for run in runs for step_s in run.step_s),
+        resident_bytes=max(run.resident_bytes for run in runs),
+    )
 
 
 def planned(session: CaptureSession, cluster: Cluster, planner: str) -> Plan:
@@ -252,10 +268,16 @@ def _line(row: Measured, naive: Measured | None) -> str:
 @click.option("--out", type=PATH, required=True, help="The file of rows; is added to.")
 @click.option("--only", multiple=True, type=click.Choice([*studied()]))
 @click.option("--at", multiple=True, type=click.Choice([site.name for site in SITES]))
+@click.option("--turns", default=1, show_default=True, help="Runs of each plan, in turns.")
 @click.option("--write", type=PATH, help="The page.")
 @click.option("--rows-only", is_flag=True, help="Measure nothing: write the page of what is there.")
 def main(
-    out: Path, only: tuple[str, ...], at: tuple[str, ...], write: Path | None, rows_only: bool
+    out: Path,
+    only: tuple[str, ...],
+    at: tuple[str, ...],
+    turns: int,
+    write: Path | None,
+    rows_only: bool,
 ) -> None:
     """Measure what lacks; write the page."""
     sites = [site for site in SITES if not at or site.name in at]
@@ -266,7 +288,7 @@ def main(
     if not rows_only:
         if reason := missing():
             raise click.ClickException(reason)
-        for row in lacking({row.key for row in rows}, only or [*studied()], sites):
+        for row in lacking({row.key for row in rows}, only or [*studied()], sites, turns):
             with out.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
             rows.append(row)

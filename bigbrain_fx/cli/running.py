@@ -72,7 +72,8 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "hang_s",
     type=POSITIVE,
     default=60.0,
-    help="End a process that makes no progress for so many seconds.",
+    help="End a process that makes no progress for so many seconds; time in which a busy host gave "
+    "it no processor does not count.",
 )
 @click.option(
     "--grace",

@@ -290,7 +290,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=60.0,
         help="end a process that makes no progress, and give up a host that says nothing, for so "
-        "many seconds (default 60)",
+        "many seconds (default 60); time in which a busy host gave it no processor does not count",
     )
     parser.add_argument(
         "--grace",

@@ -19,7 +19,17 @@ from .events import EventLog
 from .hanging import Pulse
 from .job import Job
 from .pipe import Ears, Orders, Said, line_pair
-from .processes import CONTROL, LOG_BYTES, LOG_SHARERS, Member, Order, Start, end_now, end_of
+from .processes import (
+    CONTROL,
+    LOG_BYTES,
+    LOG_SHARERS,
+    Member,
+    Order,
+    Start,
+    end_now,
+    end_of,
+    starving_of,
+)
 
 AGAIN_S = (0.1, 0.5)  # a process that cannot be started for want of memory or files is tried again
 
@@ -200,8 +210,9 @@ class Crew:
                 given = Order(own, words, folder, environment, theirs.fileno(), log, host)
                 process = self._start(given)
             on_failure.callback(end_now, process)
-            now, lines = self.clock.now(), (Orders(ours), Ears(ours))
-            member = Member(own, process, ours, log, Pulse(now, now), now, *lines, host)
+            now = self.clock.now()
+            about = Orders(ours), Ears(ours), starving_of(process), host
+            member = Member(own, process, ours, log, Pulse(now, now), now, *about)
             self._selector.register(end_of(process), selectors.EVENT_READ, (self._ended, member))
             self._selector.register(ours, selectors.EVENT_READ, (self._listen, member))
             on_failure.pop_all()

@@ -32,6 +32,7 @@ class EventLog:
         formed                      after_s since the first death, or since the start
         caught_up                   device, step, after_s since its death, steps replayed
         hang, slow                  device, seconds in one instruction or silent
+        starved                     device, seconds of an instruction in which it had no processor
         links_lost                  device, text: connections failed though nobody died
         snapshot                    step that all devices now have, every: steps between
         skipped                     step whose update was left out, devices with bad numbers
@@ -119,6 +120,8 @@ def status(entry: Event) -> str | None:
         "formed": "all devices are connected, {after_s:.2f} s later",
         "caught_up": "{device} has caught up at step {step}: {after_s:.2f} s, {steps} steps again",
         "hang": "{device} hangs: no progress for {seconds:.0f} s; ending it",
+        "starved": "{device} had no processor for {seconds:.0f} s of an instruction: this host is "
+        "busy, and that time does not count for --hang",
         "slow": "{device} is slow: {seconds:.0f} s in one instruction",
         "links_lost": "connections were lost: {text}",
         "stopping": "stopping before step {step}",

@@ -22,6 +22,7 @@ class Pulse:
         instruction: the number of that.
         waits_for: the device that it waits for, and the message; None while it computes.
         is_at_work: whether it runs steps: before and after that no progress is expected.
+        starved_s: how long it has had no processor, though ready to run, since it moved.
     """
 
     heard: float
@@ -29,6 +30,7 @@ class Pulse:
     instruction: int = -1
     waits_for: tuple[str, str] | None = None
     is_at_work: bool = False
+    starved_s: float = 0.0
 
     @property
     def computes(self) -> bool:
@@ -38,8 +40,14 @@ class Pulse:
     def beat(self, now: float, instruction: int, waits_for: tuple[str, str] | None) -> None:
         """Take note of a heartbeat."""
         if instruction != self.instruction or waits_for != self.waits_for:
-            self.moved = now
+            self.moved, self.starved_s = now, 0.0
         self.heard, self.instruction, self.waits_for = now, instruction, waits_for
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """Take no account of time in which it had no processor."""
+        self.starved_s += seconds
+        self.heard = min(now, self.heard + seconds)
+        self.moved = min(now, self.moved + seconds)
 
 
 def hung(pulses: Mapping[str, Pulse], now: float, limit_s: float) -> list[str]:

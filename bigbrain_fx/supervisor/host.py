@@ -164,7 +164,9 @@ class Supervisor:
         """Wait for the next thing to happen and act on it, and on what has not happened."""
         self.crew.turn(self.job.beat_s)
         now = self.crew.clock.now()
-        self.watch.look(now)
+        starved_s = self.watch.look(now)
+        if self.job.grace_s is None:
+            self.stopping.wait_longer(starved_s, now)
         if not self.crew.ending:
             self.suspicion.look()
         if self.feeding is not None:

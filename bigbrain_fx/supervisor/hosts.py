@@ -28,10 +28,13 @@ from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
 from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
 from .snapshot_memory import SnapshotMemory
+from .starving import Starving, ToldStarving
 
 LOST = -9  # exit code of processes whose host is lost
 NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h
 READ = selectors.EVENT_READ
+LOOK_S = 1.0  # between two looks at what processes had of the processors
+LEAST_STARVED_S = 0.1  # in that time: less is not worth a word
 LATER_S = 0.01  # the kernel has no memory for a packet just now
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrangerError)
 
@@ -43,6 +46,7 @@ class RemoteProcess:
         self.pid = -1
         self.code: int | None = None
         self.is_lost = False  # with its host
+        self.starving = ToldStarving()
         self.ended = threading.Event()
         self.end, self._end = os.pipe()  # readable once it has ended
         self._kill = kill
@@ -164,6 +168,8 @@ class Bridge:
             self._ended(said["ended"], self.processes[said["ended"]], said["code"])
         elif "started" in said:
             self.processes[said["started"]].pid = said["pid"]
+        elif "starved" in said:
+            self.processes[said["starved"]].starving.total_s = float(said["seconds"])
         elif "stop" in said:
             self.is_asked_to_stop = True
             if self.on_stop is not None:
@@ -244,6 +250,8 @@ class Agent:
         self.slots: dict[str, SnapshotMemory] = {}
         self.processes: dict[int, DeviceProcess] = {}
         self.orders: dict[int, Orders] = {}
+        self.starving: dict[int, Starving] = {}
+        self.looked = 0.0
         self.silent: SilentError | None = None
         self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.selector = selectors.DefaultSelector()
@@ -262,9 +270,10 @@ class Agent:
         listener.start()
         try:
             while True:
-                for key, _ in self.selector.select(1.0):
+                for key, _ in self.selector.select(LOOK_S):
                     act, number = key.data
                     act(number)
+                self._tell_starved()
         except _OverError:
             if self.silent is not None:
                 raise self.silent from None
@@ -284,6 +293,16 @@ class Agent:
     def ask_to_stop(self) -> None:
         """Ask the supervisor to end the run after its step; signal handlers may call this."""
         self.mouth.say({"stop": True})
+
+    def _tell_starved(self) -> None:
+        """Say how long processes had no processor here: it counts for nothing."""
+        if time.monotonic() - self.looked < LOOK_S:
+            return
+        self.looked = time.monotonic()
+        for number, starving in self.starving.items():
+            before = starving.total_s
+            if starving.look() - before > LEAST_STARVED_S:
+                self.mouth.say({"starved": number, "seconds": starving.total_s})
 
     def _close(self) -> None:
         for key in list(self.selector.get_map().values()):
@@ -353,6 +372,7 @@ class Agent:
             self.mouth.say({"ended": number, "code": NOT_STARTED})
             return
         self.processes[number], self.orders[number] = process, Orders(ours)
+        self.starving[number] = Starving(process.pid)
         self.mouth.say({"started": number, "pid": process.pid})
 
     def _pass_on(self, number: int, order: dict[str, Any]) -> None:
@@ -382,6 +402,7 @@ class Agent:
         code = self.processes[number].poll()
         if code is None:
             return
+        self.starving.pop(number, None)
         line = self.orders[number].line
         while line.fileno() >= 0:  # what it said last
             self._hear(number)

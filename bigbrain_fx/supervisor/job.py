@@ -26,7 +26,8 @@ class Job:
         logs: folder of what each writes.
         spares: how many processes are kept warm.
         restarts, window_s: so many within so many seconds are allowed.
-        hang_s: a process without progress for so long is ended.
+        hang_s: a process without progress for so long is ended. Time in which it was ready to run
+            and had no processor does not count, here and below.
         start_s: longest time from a process's start to its first step.
         every: steps between snapshots in memory; None chooses after two steps.
         suspect: the share of the devices' steps that spares compute again, and compare.

@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 from .hanging import Pulse
 from .interval import available_bytes
 from .pipe import Ears, Orders
+from .starving import Starves, Starving
 
 LAUNCHER = "BIGBRAIN_LAUNCHER"  # in a process's environment: whom it ends with
 CONTROL = "BIGBRAIN_CONTROL"  # and the descriptor of its line
@@ -175,6 +176,8 @@ class Member:
         step, done: the step that it was last in, and the last one that it has finished.
         failure: the error that it told, and its exit code.
         recalled: it was ended so that all devices start again.
+        starving, starved_s: tells how long it had no processor; what it said last.
+        excused: the instruction of which that was reported.
         ended_at: when it was ended here because it hung, on a monotonic clock; None: it was not.
         knows: the orders that it takes, of those that older bundles do not.
         replicas: the devices of each, where a run can go on without one of them.
@@ -188,6 +191,7 @@ class Member:
     since: float
     orders: Orders
     ears: Ears
+    starving: Starves
     host: str = ""
     greeted: bool = False
     device: str | None = None
@@ -201,6 +205,8 @@ class Member:
     finished: bool = False
     failure: tuple[str, int] | None = None
     warned: int = -1
+    starved_s: float = 0.0
+    excused: int = -2
     recalled: bool = False
     ended_at: float | None = None
     knows: frozenset[str] = frozenset()
@@ -216,6 +222,12 @@ def end_of(process: DeviceProcess) -> int:
     """Return a descriptor that can be read once the process has ended (Linux)."""
     end = getattr(process, "end", None)
     return os.dup(end) if isinstance(end, int) else os.pidfd_open(process.pid)
+
+
+def starving_of(process: DeviceProcess) -> Starves:
+    """Return what tells how long a process had no processor; on another host its agent does."""
+    told = getattr(process, "starving", None)
+    return Starving(process.pid) if told is None else told  # type: ignore[no-any-return]
 
 
 def end_now(process: DeviceProcess) -> bool:

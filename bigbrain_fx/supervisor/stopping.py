@@ -80,6 +80,11 @@ class Stopping:
         """Hear of something that brings the end nearer: the wait for the next begins now."""
         self.moved = now
 
+    def wait_longer(self, seconds: float, now: float) -> None:
+        """Take no account of time in which processes had no processor."""
+        if self.asked is not None:
+            self.moved = min(now, max(self.asked, self.moved) + seconds)
+
     def grace_s(self, untimed_s: float) -> float:
         """Return how long the end of a step may take; `untimed_s` if none has ended yet."""
         if not self.recent_s:

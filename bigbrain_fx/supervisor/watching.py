@@ -16,22 +16,46 @@ class Watch:
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
+        self.looked = crew.clock.now()
 
-    def look(self, now: float) -> None:
-        """End what hangs, and report what is slow.
+    def look(self, now: float) -> float:
+        """End what hangs, and report what is slow, or has no processor.
+
+        Returns:
+            For how many seconds a process had none since the last look.
 
         Raises:
             FailedError: a device's process was ended, and is still there.
         """
+        starved_s = self._excuse_starved(now)
         self._end_hung(now)
         self._report_slow(now)
         self._end_late(now)
         self._require_ended(now)
+        return starved_s
 
     def is_locked(self, now: float) -> bool:
         """Return whether all devices wait for each other."""
         pulses = {str(m.device): m.pulse for m in self.crew.at_work()}
         return locked(pulses, now, self.crew.job.hang_s)
+
+    def _excuse_starved(self, now: float) -> float:
+        """Give processes the time that a busy host did not; return the longest of it."""
+        if now - self.looked < self.crew.job.beat_s:
+            return 0.0
+        self.looked = now
+        return max((self._excuse(member, now) for member in self.crew.members), default=0.0)
+
+    def _excuse(self, member: Member, now: float) -> float:
+        """Give one process its time, and report each such instruction once."""
+        before, member.starved_s = member.starved_s, member.starving.look()
+        seconds, pulse = member.starved_s - before, member.pulse
+        member.since = min(now, member.since + seconds)
+        pulse.excuse(seconds, now)
+        if pulse.starved_s > self.crew.job.hang_s and member.excused != pulse.instruction:
+            member.excused, name = pulse.instruction, member.device or member.name
+            self.crew.report("starved", device=name, seconds=pulse.starved_s)
+        return seconds
 
     def _end_hung(self, now: float) -> None:
         greeted = {m.name: m for m in self.crew.members if m.greeted}

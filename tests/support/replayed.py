@@ -127,26 +127,28 @@ def strike_at_end(device):
     strike(device, "end")
 
 
-def forming(at, store, rank):
-    """A generation's connections are being made: `step` of a fault is the generation."""
-    device = SimpleNamespace(name=names[rank], step=store.generation)
-    strike(device, at)
+def forming(at, name, newest):
+    """A generation's connections are made: a fault's `step` is the first that it may strike in.
+
+    On a busy machine connections are lost before a death is heard: then there is one more.
+    """
+    for generation in range(newest + 1):
+        strike(SimpleNamespace(name=name, step=generation), at)
 
 
 def mesh(store, rank, world):
-    forming("ready", store, rank)
+    forming("ready", names[rank], store.generation)
     store.rank = rank
     return form_mesh(store, rank, world)
 
 
 def put(store, key, value):
     tell(store, key, value)
-    forming("addressed", store, store.rank)
+    forming("addressed", names[store.rank], store.generation)
 
 
 def give(self, inner, taker, names, step):
-    own = self.device
-    strike(SimpleNamespace(name=own.name, step=own.transport.generation), "giving")
+    forming("giving", self.device.name, self.device.transport.generation)
     return given(self, inner, taker, names, step)
 
 
@@ -167,8 +169,8 @@ class Fault:
     """What happens to a device's process: `at` an instruction of a step, counted from 0.
 
     `at` may also be "updated" (after the optimizer's step) or "end" (of the step); or, with the
-    generation for the step, "ready" or "addressed" (before and after a device tells the others
-    where to connect to) or "giving" (its state to another device).
+    first generation that will do for the step, "ready" or "addressed" (before and after a device
+    tells the others where to connect to) or "giving" (its state to another device).
     `what` is kill, stop, raise, links, sleep, or wrong: a `send` sends 1.5 times what it has.
     """
 

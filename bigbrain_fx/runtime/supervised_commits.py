@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .commit_options import CommitOptions
+from .commit_start import make_folder
 from .commits import CommitError, graph_in, record_of
 from .committing import RESCUE, SHARD, Committer
 from .control import Control
@@ -98,6 +99,8 @@ class SupervisedCommitter(Committer):
         if "error" in decided:
             return self.begin(device, resume=resume)  # which raises it
         self._take_over(decided)
+        with suppress(CommitError):  # a commit that is missed says why
+            make_folder(self.folder)  # of this host, where nobody may have begun yet
         if self.leads:
             self.misses.newest = self._newest()
         if epoch >= 0:

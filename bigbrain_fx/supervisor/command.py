@@ -61,13 +61,12 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     bridges: dict[str, Bridge] = {}
     try:
         if options.join is not None:
-            _join(options, folder, environment, logs)
-            return
+            sys.exit(_join(options, folder, environment, logs))
         if options.listen is not None:
             bridges = _bridges(options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
     except SilentError as error:
-        parser.exit(1, f"error: the supervisor's host is lost: {error}; all processes here ended\n")
+        parser.exit(1, f"error: {_lost_head(error)}\n")
     except (StrangerError, OSError) as error:
         parser.exit(BAD_INPUT, f"error: {error}\n")
     job = Job(
@@ -89,7 +88,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     events = Path(options.events) if options.events else None
     code = _run(job, bridges, events, options.json)
     for bridge in bridges.values():
-        bridge.close()
+        bridge.close(code)
     sys.exit(code)
 
 
@@ -121,14 +120,27 @@ def _bridges(options: argparse.Namespace, hosts: Sequence[str]) -> dict[str, Bri
 
 def _join(
     options: argparse.Namespace, folder: Path, environment: dict[str, str], logs: Path
-) -> None:
-    """Be the agent of a host."""
+) -> int:
+    """Be the agent of a host; return the exit code of the run."""
     pair = Pair(Path(options.secret))
     connection = _reached(_address(options.join))
     secured = Secured(connection, pair, is_head=False)
     agent = Agent(secured, folder, {**environment, **_address_of(secured)}, logs)
     with stopped_by_sigterm(agent):
-        agent.run(options.host)
+        code = agent.run(options.host)
+    if code:
+        err = Console(sys.stderr)
+        err.say(f"error: the run has ended with exit code {code}: the first host says why")
+        err.close()
+    return code
+
+
+def _lost_head(error: SilentError) -> str:
+    """Say what follows where nobody decides any more; nothing was committed since."""
+    return (
+        f"the supervisor, on the first host, is lost: {error}; all processes here were ended, and "
+        "nothing was committed: go on from the newest commit with --resume, on all hosts"
+    )
 
 
 def _reached(address: tuple[str, int]) -> socket.socket:

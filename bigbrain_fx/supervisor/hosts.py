@@ -13,7 +13,6 @@ import os
 import queue
 import selectors
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,9 +25,10 @@ from .admission import Door
 from .console import warn
 from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
 from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
+from .remote import RemoteProcess
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
 from .snapshot_memory import SnapshotMemory
-from .starving import Starving, ToldStarving
+from .starving import Starving
 
 LOST = -9  # exit code of processes whose host is lost
 NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h
@@ -37,46 +37,6 @@ LOOK_S = 1.0  # between two looks at what processes had of the processors
 LEAST_STARVED_S = 0.1  # in that time: less is not worth a word
 LATER_S = 0.01  # the kernel has no memory for a packet just now
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, StrangerError)
-
-
-class RemoteProcess:
-    """A process behind a bridge, as `subprocess.Popen` shows one."""
-
-    def __init__(self, kill: Callable[[], None]) -> None:
-        self.pid = -1
-        self.code: int | None = None
-        self.is_lost = False  # with its host
-        self.starving = ToldStarving()
-        self.ended = threading.Event()
-        self.end, self._end = os.pipe()  # readable once it has ended
-        self._kill = kill
-
-    def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
-        return self.code
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; `subprocess.TimeoutExpired` after `timeout` seconds."""
-        if not self.ended.wait(timeout) or self.code is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return self.code
-
-    def kill(self) -> None:
-        """End it."""
-        self._kill()
-
-    def dispose(self) -> None:
-        """Give the pipe back."""
-        if self.end >= 0:
-            os.close(self.end)
-            self.end = -1
-
-    def has_ended(self, code: int) -> None:
-        """Take note of its end."""
-        if self.code is None:
-            self.code = code
-            os.close(self._end)
-            self.ended.set()
 
 
 class Bridge:
@@ -124,8 +84,11 @@ class Bridge:
         if self.is_asked_to_stop:
             ask()
 
-    def close(self) -> None:
-        """Close the connection: the agent then ends its processes."""
+    def close(self, code: int = 0) -> None:
+        """Say how the run has ended, and close the connection: the agent ends its processes."""
+        if not self.is_lost:
+            self.mouth.say({"over": code})
+            self.mouth.close(END_S)
         self.connection.close()
         self.listener.join(END_S)
         self.mouth.close(END_S)
@@ -252,17 +215,22 @@ class Agent:
         self.orders: dict[int, Orders] = {}
         self.starving: dict[int, Starving] = {}
         self.looked = 0.0
-        self.silent: SilentError | None = None
+        self.lost: SilentError | None = None
+        self.code: int | None = None
         self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.selector = selectors.DefaultSelector()
         self.bell, self.button = socket.socketpair()
 
-    def run(self, host: str) -> None:
-        """Serve until the supervisor closes the connection; then every process is ended.
+    def run(self, host: str) -> int:
+        """Serve until the supervisor says that the run is over; then every process is ended.
+
+        Returns:
+            The exit code of the run.
 
         Raises:
             StrangerError: a message was not the supervisor's.
-            SilentError: nothing was heard of the supervisor for too long.
+            SilentError: nothing was heard of the supervisor for too long, or it ended without
+                saying that the run is over.
         """
         self.mouth.say({"host": host})
         self.selector.register(self.bell, selectors.EVENT_READ, (self._obey, -1))
@@ -275,8 +243,9 @@ class Agent:
                     act(number)
                 self._tell_starved()
         except _OverError:
-            if self.silent is not None:
-                raise self.silent from None
+            if self.code is not None:
+                return self.code
+            raise self.lost or SilentError("nothing more is heard of it") from None
         finally:
             self.connection.close()
             for process in self.processes.values():
@@ -320,10 +289,11 @@ class Agent:
             while (said := self.connection.hear()) is not None:
                 self.heard.put(said)
                 self.button.send(b"!")
+            self.lost = SilentError("it has closed the connection without a word")
         except SilentError as error:
-            self.silent = error
+            self.lost = error
         except (OSError, StrangerError) as error:
-            warn(f"the supervisor is lost: {error}")
+            self.lost = SilentError(str(error))
         self.heard.put(None)
         self.button.send(b"!")
 
@@ -337,6 +307,9 @@ class Agent:
             self._begin(said["start"], said["name"], said["words"], said["more"])
         elif "kill" in said:
             self._kill(said["kill"])
+        elif "over" in said:
+            self.code = int(said["over"])
+            raise _OverError
         elif "silence_s" in said:
             self.connection.allow_silence(float(said["silence_s"]))
         elif "to" in said:
@@ -414,4 +387,4 @@ class Agent:
 
 
 class _OverError(Exception):
-    """The supervisor has closed the connection."""
+    """The run is over, or the supervisor is lost."""

@@ -227,7 +227,7 @@ def end_of(process: DeviceProcess) -> int:
 def starving_of(process: DeviceProcess) -> Starves:
     """Return what tells how long a process had no processor; on another host its agent does."""
     told = getattr(process, "starving", None)
-    return Starving(process.pid) if told is None else told  # type: ignore[no-any-return]
+    return Starving(process.pid) if told is None else told
 
 
 def end_now(process: DeviceProcess) -> bool:

@@ -52,7 +52,8 @@ class Watch:
         seconds, pulse = member.starved_s - before, member.pulse
         member.since = min(now, member.since + seconds)
         pulse.excuse(seconds, now)
-        if pulse.starved_s > self.crew.job.hang_s and member.excused != pulse.instruction:
+        is_long = pulse.computes and pulse.starved_s > self.crew.job.hang_s
+        if is_long and member.excused != pulse.instruction:
             member.excused, name = pulse.instruction, member.device or member.name
             self.crew.report("starved", device=name, seconds=pulse.starved_s)
         return seconds

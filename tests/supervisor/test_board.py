@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from pathlib import Path
+
+import pytest
 
 from bigbrain_fx.runtime import supervised_commits
 from bigbrain_fx.runtime.control import Control
+from bigbrain_fx.runtime.device import Device
 from bigbrain_fx.supervisor.notes import KEPT, Notes
 
 
@@ -51,3 +56,24 @@ def test_a_commit_whose_note_is_gone_is_not_written_again() -> None:
         assert [committer._was_written(step) for step in (2, 7)] == [True, True]
         control.board = {"shard/8/d1": '{"sha256": ""}'}
         assert not committer._was_written(7)
+
+
+def test_a_device_that_comes_later_makes_the_folder_of_its_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first device may have begun on another host: else this host has no commit, ever."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        control = Control(ours, 1.0)
+        committer = object.__new__(supervised_commits.SupervisedCommitter)
+        committer.name, committer.names, committer.folder = "d1", ("d0", "d1"), tmp_path / "commits"
+        committer.ledger = supervised_commits.Board(control, 1.0)
+        begun = {"generation": 1, "rescue": 0, "keep": 2, "records": []}
+        control.board = {"begin": json.dumps(begun)}
+        written: list[bool] = []
+        monkeypatch.setattr(
+            committer, "_commit", lambda _: written.append(committer.folder.is_dir())
+        )
+        device = object.__new__(Device)
+        assert committer.join(device, resume=False, epoch=-1) == 0
+    assert written == [True]

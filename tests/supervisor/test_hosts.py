@@ -18,9 +18,16 @@ from safetensors.torch import load_file
 
 from bigbrain_fx.bundles.launch import start_supervised
 from bigbrain_fx.plan import Options
-from bigbrain_fx.supervisor import FailedError, Supervisor, main
+from bigbrain_fx.supervisor import FailedError, Supervisor, hosts, main
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit, start_on
-from bigbrain_fx.supervisor.secured import Mouth, Pair, Secured, StrangerError, how_to_make
+from bigbrain_fx.supervisor.secured import (
+    Mouth,
+    Pair,
+    Secured,
+    SilentError,
+    StrangerError,
+    how_to_make,
+)
 from tests.supervisor.test_peer_states import plain, split
 from tests.support.bundles import cluster, split_small
 from tests.support.certificates import make, pair
@@ -112,12 +119,15 @@ def test_any_host_may_ask_the_run_to_stop(
 def over_two_hosts(bundle: Path, folder: Path, listener: socket.socket, *faults: Fault) -> Seen:
     with agent(listener, folder / "bundle") as bridges:
         start = start_on(bridges, start_supervised)
-        return supervised(bundle, folder, NAMES, STEPS, faults, start=start, hosts=HOSTS)
+        seen = supervised(bundle, folder, NAMES, STEPS, faults, start=start, hosts=HOSTS)
+        assert any(p.starving.look() > 0 for p in bridges["south"].processes.values())
+        return seen
 
 
 def test_a_process_on_another_host_is_replaced_there(
-    bundle: Path, tmp_path: Path, listener: socket.socket
+    bundle: Path, tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(hosts, "LEAST_STARVED_S", 0.0)  # every process waits a little
     plain = supervised(bundle, tmp_path / "plain", NAMES, STEPS)
     faults = Fault("d1", 3, 6), Fault("d2", 4, 2)
     seen = over_two_hosts(bundle, tmp_path / "two", listener, *faults)
@@ -175,6 +185,29 @@ def test_of_replicas_the_other_hosts_go_on(tmp_path: Path, listener: socket.sock
     for name in ("d0", "d1"):
         found = load_file(tmp_path / "two" / "bundle" / "out" / f"{name}.safetensors")
         assert all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_agent_knows_the_end_of_a_run_from_a_lost_supervisor(
+    listener: socket.socket, tmp_path: Path, says_so: bool
+) -> None:
+    """A supervisor that was killed says nothing: the agent must not look like one that is done."""
+    ended: list[object] = []
+
+    def serve() -> None:
+        try:
+            ended.append(Agent(call(listener), tmp_path, {}, tmp_path).run("south"))
+        except SilentError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    bridge = admit(listener, pair(), {"south"}, LIMIT_S)["south"]
+    if not says_so:
+        bridge.connection.close()
+    bridge.close(3)
+    thread.join(LIMIT_S)
+    assert ended == [3 if says_so else "it has closed the connection without a word"]
 
 
 def test_who_has_another_certificate_is_turned_away(

@@ -127,8 +127,10 @@ def test_another_gives_where_a_peer_dies_while_it_gives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("commits", [False, True])
 def test_all_begin_again_where_the_only_peer_dies_too(tmp_path: Path, commits: bool) -> None:
     bundle = split(tmp_path / "made", (("d0",), ("d1",)))
-    words = ["--commits", str(tmp_path / "commits"), "--commit-every", "2"] if commits else []
-    faults = [Fault("d0", 3, 2), Fault("d1", 1, "giving"), Fault("d1", 4, 2)]
+    folder = tmp_path / "commits"
+    words = ["--commits", str(folder), "--commit-every", "2"] if commits else []
+    written = str(folder / "commit-2.json") if commits else ""
+    faults = [Fault("d0", 3, 2, awaits=written), Fault("d1", 1, "giving"), Fault("d1", 4, 2)]
     seen = struck(tmp_path / "run", bundle, 2, faults, *words)
     assert len(seen.of("state_lost")) == 1
     (back,) = seen.of("rolled_back")

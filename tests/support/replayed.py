@@ -50,6 +50,7 @@ def strike(device, place):
     for number, fault in enumerate(PLANNED):
         if [fault["device"], fault["step"], fault["at"]] != [device.name, device.step, place]:
             continue
+        wait_for(fault["awaits"])
         try:
             taken = os.open(FOLDER / f"struck-{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
@@ -68,6 +69,14 @@ def strike(device, place):
         else:
             os.kill(os.getpid(), SIGNALS[what])
         return
+
+
+def wait_for(path):
+    """Wait until a file is there that is written beside the steps."""
+    until = time.monotonic() + 50.0
+    while path and not os.path.exists(path):
+        assert time.monotonic() < until, f"{path} was never there"
+        time.sleep(0.01)
 
 
 def counted(method, name):
@@ -172,6 +181,7 @@ class Fault:
     first generation that will do for the step, "ready" or "addressed" (before and after a device
     tells the others where to connect to) or "giving" (its state to another device).
     `what` is kill, stop, raise, links, sleep, or wrong: a `send` sends 1.5 times what it has.
+    `awaits`: a file that it waits for.
     """
 
     device: str
@@ -179,6 +189,7 @@ class Fault:
     at: int | str
     what: str = "kill"
     seconds: float = 0.0
+    awaits: str = ""
 
 
 @dataclass(frozen=True)

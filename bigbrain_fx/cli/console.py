@@ -24,6 +24,7 @@ from bigbrain_fx.plan import (
     compared_text,
     compiled_text,
     explain,
+    left_out_text,
     measured_share,
     measured_text,
     offload_text,
@@ -56,6 +57,13 @@ def show_plan(plan: Plan, parameters: int) -> None:
     show_explanation(dataclasses.replace(explain(plan), recovery=None))
     if plan.search is not None:
         show_search(plan.search)
+    _say_left_out(plan)
+
+
+def _say_left_out(plan: Plan) -> None:
+    text = left_out_text(plan.cluster)
+    if text:
+        _say(text)
 
 
 def show_forecast(plan: Plan) -> None:
@@ -90,6 +98,7 @@ def show_forecast(plan: Plan) -> None:
         _say(quantised_text(plan))
     if plan.stages.offload:
         _say(offload_text(plan.stages, plan.forecast, plan.cluster))
+    _say_left_out(plan)
     around = spread(plan)
     _say(f"{around}{f' ({around.note})' if around.note else ''}")
     for text in assumed(plan.cluster, plan.graph):

@@ -103,7 +103,10 @@ from bigbrain_fx.plan.recovery import (
     tried as tried,
 )
 from bigbrain_fx.plan.remedy import plan_or_remedy as plan_or_remedy
-from bigbrain_fx.plan.replica_text import replicas_text as replicas_text
+from bigbrain_fx.plan.replica_text import (
+    left_out_text as left_out_text,
+    replicas_text as replicas_text,
+)
 from bigbrain_fx.plan.report import report as report
 from bigbrain_fx.plan.reuse import place_like as place_like
 from bigbrain_fx.plan.schedule import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigbrain_fx.core import Stages
+from bigbrain_fx.core import Cluster, Stages
 
 _ORDERS = {
     "replica": "each replica's own first, then replica by replica",
@@ -38,6 +38,15 @@ def replicas_text(stages: Stages) -> str:
     where = ", two and two on the same devices, one in reverse" if is_shared(stages) else ""
     shares = f"{count}{where}: of the micro-batches {'; '.join(own)}"
     return f"{shares}. {order.capitalize()}{_KEPT[stages.zero_stage]}"
+
+
+def left_out_text(cluster: Cluster) -> str:
+    """Name the devices that no replica of the cluster file has; nothing, where all are in one."""
+    used = {name for group in cluster.replicas for name in group}
+    rest = [device.name for device in cluster.devices if device.name not in used]
+    if not (used and rest):
+        return ""
+    return f"not used, as no replica of the cluster file names them: {', '.join(rest)}"
 
 
 def is_shared(stages: Stages) -> bool:

@@ -24,6 +24,7 @@ class HeldWeights:
         owner: every trained parameter of the whole model, in its order, and the device that answers
             for its norm.
         divided: tensors of which it has a part -> the part's name.
+        untrained: that no device answers for.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class HeldWeights:
         self.of_stage: dict[int, list[str]] = {}
         self.owner: Mapping[str, str] = {}
         self.divided: dict[str, str] = {}
+        self.untrained: frozenset[str] = frozenset()
 
     def know(self, owner: Mapping[str, str], divided: Mapping[str, str]) -> None:
         """Take what the bundle says of owners and parts."""
@@ -64,6 +66,7 @@ class HeldWeights:
     def put_in_order(self) -> None:
         """Keep what is trained, in the order of the model."""
         held = self.parameters
+        self.untrained = frozenset(held.keys() - self.owner.keys())
         self.parameters = {name: held[name] for name in self.owner if name in held}
         self.of_stage = {
             number: [n for n in self.parameters if n in names]
@@ -71,13 +74,18 @@ class HeldWeights:
         }
 
     def require_owners(self) -> None:
-        """Refuse an index that names what this device does not hold.
+        """Refuse an index that names what this device does not hold, or nothing at all.
 
         It lacks those that no gradient reaches (used under `no_grad` only): nobody trains them.
 
         Raises:
-            WeightsError: there is such a name.
+            WeightsError: it is such a one.
         """
+        if self.untrained and not self.owner:
+            raise WeightsError(
+                f"weights/index.json: expected the owner of each trained parameter, as of "
+                f"{min(self.untrained)!r}, found none: {AGAIN}"
+            )
         wrong = {
             n for n in self.owned_by(self.device) if self.parameter_of(n) not in self.parameters
         }

@@ -366,7 +366,14 @@ def test_an_index_of_other_parameters_is_refused() -> None:
 
 def test_a_parameter_without_an_owner_is_not_trained() -> None:
     """No gradient reaches it: it is used under `no_grad` only, and the optimizer never sees it."""
-    assert not made(Device0, Hub(), Training(sgd), {}).parameters
+    assert not made(Device0, Hub(), Training(sgd), {"other": "d1"}).parameters
+
+
+def test_an_index_without_any_owner_is_refused() -> None:
+    """It would train nothing, and say so to nobody."""
+    said = "expected the owner of each trained parameter, as of 'a', found none"
+    with pytest.raises(WeightsError, match=said):
+        made(Device0, Hub(), Training(sgd), {})
 
 
 def test_a_missing_tensor_is_named() -> None:

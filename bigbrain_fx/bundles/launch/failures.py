@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from bigbrain_fx.supervisor import last_lines
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
+OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
 TAKEN_OVER = 77  # and of one whose commits are another run's, or were gone back behind
 
 
@@ -66,6 +68,8 @@ def _missing(last: str) -> str | None:
             "in a bundle, `__file__` and the working directory are in its own folder: copy the "
             "file to where it was looked for, or let the model file name it by its full path"
         )
+    if OF_BUNDLE.search(last):
+        return "a file of the bundle is missing: copy the bundle again, or split again"
     if "ModuleNotFoundError: " in last:
         return "install it into this Python, or run with PYTHONPATH=the folder that it is in"
     return None

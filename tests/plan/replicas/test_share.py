@@ -7,10 +7,12 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from bigbrain_fx.core import Stages, SumOrder, ZeroStage
+from bigbrain_fx.core import Cluster, Stages, SumOrder, ZeroStage
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import left_out_text
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import nodes, parts
+from tests.support.bundles import cluster
 
 
 def test_shares_are_exact_or_refused() -> None:
@@ -70,3 +72,17 @@ def test_parts_of_each_order() -> None:
     assert sent("tree", (0, 1, 2, 3, 4, 6, 7)) == (0, 4, 6)
     assert sent("tree", (1, 2)) == (1, 2)  # neighbours, but no siblings
     assert sent("tree", (0, 1, 2, 3), zero=2) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        ((), ""),
+        ((("d0",), ("d1",), ("d2",)), ""),
+        ((("d0",), ("d2",)), "not used, as no replica of the cluster file names them: d1"),
+    ],
+)
+def test_a_device_in_no_replica_is_named(replicas: tuple[tuple[str, ...], ...], said: str) -> None:
+    whole = cluster(3)
+    found = Cluster(whole.devices, whole.default_link, replicas=replicas)
+    assert left_out_text(found) == said

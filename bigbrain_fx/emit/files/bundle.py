@@ -79,7 +79,7 @@ def write_bundle(
     one whose gradients torch's collectives sum.
 
     Raises:
-        InputError: `out` exists and `force` is off, or cannot be written.
+        InputError: `out` exists and `force` is off, or cannot be written: nothing is left of it.
     """
     check_out(out, force=force)
     _check_devices(plan)
@@ -89,8 +89,9 @@ def write_bundle(
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
     try:
-        _fill(scratch, plan, texts, shipped, weights)
-        replace_folder(out, scratch)
+        with os_error_as(f"cannot write {out}", help="make room there, or give another --out"):
+            _fill(scratch, plan, texts, shipped, weights)
+            replace_folder(out, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return out

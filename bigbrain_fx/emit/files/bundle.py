@@ -32,6 +32,7 @@ from bigbrain_fx.weights import cut_file, new_folder, replace_folder, write_inde
 PARTS = ("plan.json", "runtime", "weights")  # what every bundle has
 ENTRIES = ("train.py", "infer.py")  # and one of these
 ROOMS = Path(__file__).resolve().parents[2]  # of which some are copied
+NO_ROOM = "make room there, or give another --out"
 
 
 class Weights(Protocol):
@@ -89,7 +90,7 @@ def write_bundle(
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = new_folder(out)
     try:
-        with os_error_as(f"cannot write {out}", help="make room there, or give another --out"):
+        with os_error_as(f"cannot write {out}", at=str(out), help=NO_ROOM):
             _fill(scratch, plan, texts, shipped, weights)
             replace_folder(out, scratch)
     finally:

@@ -180,7 +180,7 @@ def _train(
     if commits is not None and committer is not None:
         resume = commits.resume or (duty.again and committer.has_commits())
         first = committer.join(device, resume=resume, epoch=duty.epoch)
-    if duty.again:
+    if duty.again or (duty.epoch < 0 and first):
         control.say("begins", step=first)
     if duty.epoch < 0:
         transport.start(first, {})

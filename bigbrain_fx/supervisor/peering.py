@@ -110,7 +110,8 @@ class Peering:
         self.crew.recall()
 
     def hear_begins(self, member: Member, step: int) -> None:
-        """Hear from which step a device goes on then."""
-        if member.device == self.crew.devices[0]:
+        """Hear from which step a device goes on then, or after a commit that the run resumes."""
+        self.snapshots.first = step
+        if self.begins_again and member.device == self.crew.devices[0]:
             self.crew.report("rolled_back", step=step)
         self.catch_up.begin(str(member.device), step)

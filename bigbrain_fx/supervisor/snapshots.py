@@ -21,6 +21,7 @@ class Snapshots:
     Attributes:
         epoch: the newest step of which every device has a snapshot, or a peer that keeps its
             beginning; -1: there is none.
+        first: the step that the run began with: 0, or a commit's.
 
     Raises:
         OSError: this host has no memory, or no files, for them.
@@ -35,13 +36,14 @@ class Snapshots:
             self.close()
             raise
         self.epoch = -1
+        self.first = 0
         self.every = every
         self.costs: dict[str, SnapshotCost] = {}
 
     @property
     def start(self) -> int:
         """The step that a replacement begins with."""
-        return max(self.epoch, 0)
+        return max(self.epoch, self.first)
 
     def files(self) -> dict[str, int]:
         """Return the file descriptor of each device's snapshot of the newest common step."""

@@ -111,3 +111,21 @@ def test_all_begin_again_where_nobody_has_a_state(tmp_path: Path) -> None:
         on.connect()
         end_step(on, 0)
         assert "again" not in replaced(on, fresh[0]).order("be")
+
+
+def test_a_death_in_a_resumed_run_is_counted_from_its_commit(tmp_path: Path) -> None:
+    """Before the first snapshot a replacement begins with the commit, and not with step 0."""
+    with stage(tmp_path) as on:
+        on.begin()
+        for puppet in on.puppets:
+            puppet.say("begins", step=30)
+            puppet.say("step", step=33, loss=None, step_s=0.1)
+        on.turn_until(lambda: on.supervisor.snapshots.start == 30)
+        new = replaced(on, on.puppets[1])
+        assert new.order("be")["epoch"] == -1
+        assert [event["step"] for event in on.of("assigned")] == [30]
+        on.connect()
+        new.say("step", step=33, loss=None, step_s=0.1)
+        on.turn_until(lambda: bool(on.of("caught_up")))
+        assert [(e["step"], e["steps"]) for e in on.of("caught_up")] == [(34, 4)]
+        assert not on.of("rolled_back")

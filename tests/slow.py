@@ -49,6 +49,8 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_bundle_has_the_bits_of_one_process[4-choices2",
         "test_a_bundle_has_the_bits_of_one_process[4-choices3",
         "test_it_is_what_a_plain_loop_computes[micro",
+        "test_what_a_model_file_says_of_training_goes_with_it[smaller",
+        "test_what_a_model_file_says_of_training_goes_with_it[a loss scale that",
         "test_state_and_activations",
         "test_a_tied_weight_may_be_in_any_two_stages[self.head",
     ),

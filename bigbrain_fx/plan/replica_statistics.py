@@ -28,7 +28,8 @@ from bigbrain_fx.errors import InputError
 
 _NORM, _COUNT = "aten.batch_norm.default", "aten.add_.Tensor"
 _WHOLE = ("int8", "int16", "int32", "int64", "uint8")
-_ALONE = "use one replica, or put the module into eval() in train() of the model"
+_ONE = "use one replica (no --replicas, no --schedule gems)"
+_ALONE = f"{_ONE}, or put the module into eval() in train() of the model"
 _HELP: Mapping[str, str] = {
     "leaf.": "give a BatchNorm a momentum: one of momentum=None averages over all batches; else ",
     "aten.instance_norm.": "leave out track_running_stats; else ",
@@ -129,7 +130,7 @@ def _require_exchanged(graph: Graph, writes: Iterable[_Write], rows: int) -> Non
                 f"the BatchNorm that writes '{name}' reads a tensor whose strides are not those of "
                 "its shape, and torch rounds its statistics otherwise then",
                 at=where,
-                help="call .contiguous() on what it reads, or use one replica",
+                help=f"call .contiguous() on what it reads, or {_ONE}",
             )
         raise InputError(
             f"the forward writes into '{name}', and each replica would write its own",

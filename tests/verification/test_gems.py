@@ -12,14 +12,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bigbrain_fx
 from bigbrain_fx.core import Cluster, DeviceStore
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import Plan, from_json, replan, to_json
+from bigbrain_fx.plan import Options, Plan, from_json, read_plan, replan, to_json
+from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
 from tests.support.bundles import MODEL
 from tests.verification.test_asynchronous import APART, untied
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
-from tools.matrix import Bench
+from tools.forms import FOLDER, loop
+from tools.matrix import Bench, imported
 
+PRELUDE = (FOLDER / "prelude.txt").read_text()
+NET = """
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.n, self.b = nn.Linear(6, 8), {norm}, nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = torch.cat([self.a(x)] * 3)  # BatchNorm takes a micro-batch of one row, too
+        return self.b(torch.tanh(self.n(h).view(3, -1, 8).sum(0)))
+"""
 CALM = MODEL.replace("nn.Dropout(0.1)", "nn.Identity()")  # a plain loop would draw otherwise
 
 
@@ -149,6 +164,52 @@ def test_it_is_what_a_plain_loop_computes(
     assert [float(loss) for loss in actual.losses] == losses
     for name, parameter in model.named_parameters():
         assert torch.equal(actual.tensors[name], parameter), name
+
+
+UNEVEN = """
+
+def batches(seed):
+    for step in range(1000):
+        yield {name: value[: (8, 7, 3, 1)[step % 4]] for name, value in example_batch().items()}
+
+
+drop_last = False
+"""
+SCALED = """
+
+def optimizer(named_params):
+    return torch.optim.AdamW(named_params, lr=0.01)
+
+
+def scheduler(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+
+
+clip_norm, grad_scaler, autocast = 0.5, {"init_scale": 2.0**17, "growth_interval": 2}, "float16"
+"""
+NORM = "nn.BatchNorm1d(8)"
+TRAINED = {
+    "smaller batches, running statistics": (UNEVEN, NORM),
+    "a loss scale that falls, a scheduler, clipping": (SCALED, "nn.LayerNorm(8)"),
+    "a loss scale and smaller batches": (UNEVEN + SCALED, "nn.Identity()"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # the first step is left out, as it is meant
+@pytest.mark.parametrize("what", TRAINED)
+def test_what_a_model_file_says_of_training_goes_with_it(tmp_path: Path, what: str) -> None:
+    """By number sums are those of `tools.forms.loop`, a loop that imports nothing of ours."""
+    said, norm = TRAINED[what]
+    path = tmp_path / "net.py"
+    path.write_text(f"{PRELUDE}{NET.format(norm=norm)}{said}")
+    options = Options("naive", schedule="gems", micro_batches=4, sum_order="micro")
+    made = bigbrain_fx.split(path, cluster(1, 1), tmp_path / "bundle", options)
+    with imported(made.bundle, force_adamw=False) as bundle:
+        actual = run_bundle(bundle, read_plan(made.bundle), loop.STEPS, seed=0)
+    losses, tensors = loop.train(path, 4)
+    assert [float(each) for each in actual.losses] == pytest.approx(losses, rel=1e-6)
+    assert actual.tensors.keys() == tensors.keys()
+    assert all(torch.equal(actual.tensors[name], tensors[name]) for name in tensors)
 
 
 def test_a_plan_is_read_and_made_again(bench: Bench) -> None:

@@ -37,6 +37,10 @@ CHOICES = (
     "--schedule zb-v",
     "--schedule dualpipe-v",
     "--schedule auto",
+    "--schedule gems",
+    "--schedule gems --sum-order micro --recompute all",
+    "--schedule gems --offload activations,state",
+    "--schedule gems --replicas 2 --sum-order tree",
     "--recompute all",
     "--recompute ops",
     "--recompute 0 --schedule zb-h1",
@@ -60,6 +64,7 @@ CHOICES = (
     "--partitioner m-sct",
     "--partitioner auto",
 )
+_MANY = ("interleaved", "zb-v", "dualpipe-v", "gems")
 
 
 def drawn(seed: int, count: int) -> Iterator[Form]:
@@ -83,5 +88,5 @@ def drawn(seed: int, count: int) -> Iterator[Form]:
 
 def _micro_batches(form: Form, options: dict[str, str]) -> int:
     """Return four where pieces or replicas ask for them, unless the form goes in one only."""
-    many = "replicas" in options or options.get("schedule") in ("interleaved", "zb-v", "dualpipe-v")
+    many = "replicas" in options or options.get("schedule") in _MANY
     return max(4, form.micro_batches) if many and form.micro_batches > 1 else form.micro_batches

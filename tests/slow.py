@@ -182,6 +182,7 @@ SLOW: dict[str, tuple[str, ...]] = {
 MORE: dict[str, tuple[str, ...]] = {
     "tests/supervisor/test_replay.py": (
         "test_deaths_and_commits",
+        "test_what_a_run_has_resumed_stays",
         "test_a_replacement_dies_while",
         "test_all_devices_die",
         "test_a_device_dies_while_all_connect[ready]",

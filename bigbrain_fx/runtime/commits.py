@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,7 @@ def prune(
     unusable: Sequence[Record] = (),
     disk: Disk = DISK,
     keep: int = KEPT,
+    needed: Collection[str] = (),
 ) -> list[Record]:
     """Remove what no longer counts, after a record was written: all but the newest commits.
 
@@ -224,6 +225,7 @@ def prune(
         unusable: commits that could not be loaded: they are removed, and none is counted.
         disk: where they are.
         keep: how many commits stay.
+        needed: the folders of older ones that stay, too.
 
     Returns:
         The commits that are kept, newest first.
@@ -235,7 +237,7 @@ def prune(
         require_newest(folder, generation)
         bad = {(record.step, record.generation) for record in unusable}
         found = [r for r in read_records(folder, _quiet) if (r.step, r.generation) not in bad]
-        kept = found[:keep]
+        kept = [r for number, r in enumerate(found) if number < keep or r.folder in needed]
         steps = {record.step for record in kept}
         for path in listed(folder, "commit-*.json"):
             if (m := RECORD.fullmatch(path.name)) and int(m[1]) not in steps:

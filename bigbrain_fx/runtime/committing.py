@@ -100,6 +100,7 @@ class Committer:
         self.generation = 0
         self.unusable: list[Record] = []
         self.buffer: Buffer = bytearray()
+        self.begun_with = ""  # the folder of the commit that the run resumed
         self.begun = -1  # the step of the newest commit that this device has begun
         self.misses = Misses(self._say)
         self.fenced: FencedError | None = None
@@ -171,6 +172,7 @@ class Committer:
         quiet = (lambda _: None) if not self.leads else self._say
         record, self.unusable = first_loadable(found, problems, quiet)
         restore(device, State.from_buffer(loaded[-1].image))
+        self.begun_with = record.folder
         self.begun = self.misses.newest = record.step
         if self.leads:
             self._say(f"going on from the commit of step {record.step}")
@@ -325,9 +327,14 @@ class Committer:
         """Remove older commits; those that cannot be removed stay, and go another time."""
         unusable = self.unusable if folder == self.folder else ()
         with suppress(OSError, FencedError):
-            kept = prune(folder, generation, unusable, self.disk, self.keep)
+            needed = self._needed()
+            kept = prune(folder, generation, unusable, self.disk, self.keep, needed)
             if folder == self.folder:
                 self.ledger.post("kept", json.dumps([record.folder for record in kept]))
+
+    def _needed(self) -> tuple[str, ...]:
+        """Return the commits that stay, however old they are."""
+        return ()
 
     def _write_rescue(self, state: State, folder: Path) -> None:
         """Write the commit once more, elsewhere, if it was missed; all devices do."""

@@ -177,6 +177,23 @@ class SupervisedCommitter(Committer):
         """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
         self.ledger.post(f"event/{step}/{self.name}-{event}", json.dumps(facts))
 
+    def _needed(self) -> tuple[str, ...]:
+        """Keep what a replacement begins with, until all devices have a snapshot, or peers."""
+        return (self.begun_with,) if self.control.epoch < 0 else ()
+
+    def _gathered(self, what: str, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Raise where the process before this one could begin with what is not whole any more.
+
+        The others have begun: they say nothing of an older commit, and nobody must wait for that.
+        """
+        before = self.ledger.look(f"{what}/{self.name}")
+        if before is not None and mine.get("broken") and not json.loads(before).get("broken"):
+            raise CommitError(
+                f"{mine['broken']}: the run has begun with this commit, and there is no snapshot "
+                "yet: go on from the newest one with --resume"
+            )
+        return super()._gathered(what, mine)
+
     def settle(self) -> None:
         """Wait for the commit that is being written, and meet the others anew meanwhile."""
         while self.thread is not None and not self.is_written:

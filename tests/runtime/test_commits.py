@@ -390,6 +390,17 @@ def test_a_commit_that_could_not_be_loaded_is_not_one_of_the_two(tmp_path: Path)
     assert loaded_step(folder) == 15
 
 
+def test_a_commit_that_is_needed_stays_beside_the_newest(tmp_path: Path) -> None:
+    with_two_commits(folder := tmp_path / "commits")
+    generation = open_generation(folder)
+    shards = [write_shard(folder, d, image(30, d), generation) for d in DEVICES]
+    write_record(folder, shards, generation, ABOUT)
+    kept = prune(folder, generation, keep=1, needed=["commit-10-g1"])
+    assert [record.step for record in kept] == [30, 10]
+    assert (folder / "commit-10-g1" / "d0.safetensors").is_file()
+    assert not (folder / "commit-20-g1").exists()
+
+
 # --------------------------------------------------------------------------- refusals
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigbrain_fx.runtime import supervised_commits
+from bigbrain_fx.runtime.commits import CommitError
 from bigbrain_fx.runtime.control import Control
 from bigbrain_fx.runtime.device import Device
 from bigbrain_fx.supervisor.notes import KEPT, Notes
@@ -77,3 +78,19 @@ def test_a_device_that_comes_later_makes_the_folder_of_its_own_host(
         device = object.__new__(Device)
         assert committer.join(device, resume=False, epoch=-1) == 0
     assert written == [True]
+
+
+def test_a_replacement_does_not_wait_for_words_on_another_commit() -> None:
+    """What the run began with is gone: the others, who have begun, say nothing of an older one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        control = Control(ours, 1.0)
+        committer = object.__new__(supervised_commits.SupervisedCommitter)
+        committer.name, committer.names = "d1", ("d0", "d1")
+        committer.ledger = supervised_commits.Board(control, 1.0)
+        fine = json.dumps({"broken": "", "refused": ""})
+        control.board = {f"load/commit-3-g1/{name}": fine for name in committer.names}
+        with pytest.raises(CommitError, match="d1: gone: the run has begun with this commit"):
+            committer._gathered("load/commit-3-g1", {"broken": "d1: gone", "refused": ""})
+        whole = committer._gathered("load/commit-3-g1", {"broken": "", "refused": ""})
+        assert whole == [json.loads(fine)] * 2

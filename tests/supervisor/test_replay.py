@@ -226,3 +226,26 @@ def test_deaths_and_commits(bundle: Path, undisturbed: Seen, tmp_path: Path) -> 
     whole = supervised(bundle, tmp_path / "whole", NAMES, STEPS + 2)
     assert more.losses == whole.losses[STEPS:]
     assert more.hashes == whole.hashes
+
+
+def test_what_a_run_has_resumed_stays_until_there_is_a_snapshot(
+    bundle: Path, undisturbed: Seen, tmp_path: Path
+) -> None:
+    """A replacement begins with it, however many commits were written since."""
+    words = ("--commits", str(tmp_path / "commits"), "--commit-every", "1")
+    supervised(bundle, tmp_path / "first", NAMES, 2, more_words=words)
+    written = str(tmp_path / "commits" / f"commit-{STEPS - 1}.json")
+    seen = supervised(
+        bundle,
+        tmp_path / "second",
+        NAMES,
+        STEPS,
+        [Fault("d1", STEPS - 1, 3, awaits=written)],
+        more_words=(*words, "--resume"),
+        every=1000,
+        start_s=60.0,
+    )
+    assert [event["device"] for event in seen.of("died")] == ["d1"]
+    assert [event["step"] for event in seen.of("assigned")] == [2]
+    assert seen.losses == undisturbed.losses[2:]
+    assert seen.hashes == undisturbed.hashes

@@ -9,10 +9,11 @@ import pytest
 from tools import peers
 from tools.peers import PEERS, Peer, PeerRow, Trained, lines_beside_plain, measured, told, trained
 
-# Rank 1 waits to be killed; rank 0 then ends, as under torchrun, or takes its place.
+# Rank 1 waits to be killed; rank 0 then ends, as under torchrun, or takes its place. Its memory
+# can be read only while it is there: it stays until that was done once.
 FAKE = """
 '''Two ranks.'''
-import os, signal, subprocess, sys
+import os, pathlib, signal, subprocess, sys, time
 for step in range(3):
     print(f"STEP 0 {step} {2.0 - step}", flush=True)
 other = subprocess.Popen(["sleep", "60"], env={**os.environ, "RANK": "1"})
@@ -23,6 +24,9 @@ for step in range(2, 6):
         if os.environ["KILLED"] == "ends":
             sys.exit(1)
 other.kill()
+seen, deadline = pathlib.Path(os.environ["SEEN"]), time.monotonic() + 60
+while not seen.exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
 """
 FAKE_PEER = Peer("fake", "fake", by_torchrun=False)
 
@@ -34,6 +38,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(peers, "KILLED_AFTER", 2)
     monkeypatch.setattr(peers, "SETTLED", 1)
     monkeypatch.setenv("KILLED", "")
+    seen, memory = tmp_path / "seen", peers._memory
+    monkeypatch.setenv("SEEN", str(seen))
+
+    def memory_seen(pid: int) -> dict[int, int]:
+        found = memory(pid)
+        seen.touch()
+        return found
+
+    monkeypatch.setattr(peers, "_memory", memory_seen)
     return monkeypatch
 
 

@@ -36,6 +36,7 @@ from bigbrain_fx.plan import (
     Options,
     Plan,
     half_sums_text,
+    hosts_text,
     place_like,
     plan_or_remedy,
     plan_placed,
@@ -132,6 +133,7 @@ def split(
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
         rounded = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
         said = (*found.warnings, *kept, *require_optimizer(found, plan), *rounded)
+        said += hosts_text(plan)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)

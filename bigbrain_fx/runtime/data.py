@@ -50,29 +50,6 @@ class BatchError(ValueError):
     """Report a batch that is not like the one the model was split with; names step and entry."""
 
 
-def require_same(what: str, mine: str, first: str) -> None:
-    """Refuse a batch that is another one than what somebody has read before.
-
-    Args:
-        what: was read: "the batch of step 7".
-        mine: who reads it now, and its digest.
-        first: who has said its digest first, and that.
-
-    Raises:
-        BatchError: the digests differ.
-    """
-    device, digest = mine.split(" ", 1)
-    other, seen = first.split(" ", 1)
-    if seen == digest:
-        return
-    whose = f"before {device} was replaced" if device == other else "between devices"
-    raise BatchError(
-        f"{what} differs {whose}: {other} has {seen}, {device} has {digest}: every process must "
-        "get the same from batches(seed): seed all random numbers with it, use no time or process "
-        "id, sort listings of files and sets, and let no file change meanwhile"
-    )
-
-
 class Stream:
     """The batches of one run, by step.
 

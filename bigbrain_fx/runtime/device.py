@@ -198,6 +198,10 @@ class Device(BackwardDevice):
         if self.weights is not None:
             self.weights.let_go_of_all()  # who copied the state has read them all
         super()._run()
+        if self.members or self.tied or self.replicas is not None:
+            from .copies import require_equal_copies  # only bundles with copies of a weight have it
+
+            require_equal_copies(self)
 
     @classmethod
     def messaging(cls) -> tuple[Channel, ...]:

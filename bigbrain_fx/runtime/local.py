@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .agreed import require_same
 from .channel import Channel, Layout, pack, unpack
-from .data import require_same
 
 T = TypeVar("T")
 COMPARED = 64  # digests that are kept: no device is so many steps behind another

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreed import require_same
 from .channel import HEADER_LENGTH, Channel, Layout, pack, unpack
 from .checksum import is_whole, seal, sealed_length
-from .data import require_same
 from .peers import LateMessageError, PeerLostError, SpoiledError
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ It stands apart from the supervised way to train, which a bundle of `split --lea
 
 from __future__ import annotations
 
+from .agreed import CopiesError
 from .commits import CommitError
 from .compiler import CompilerError
 from .data import BatchError
@@ -19,6 +20,7 @@ INPUT_ERRORS = (
     BatchError,
     CommitError,
     CompilerError,
+    CopiesError,
     MpiError,
     NoAddressError,
     NoGpuError,

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .agreed import require_same
 from .channel import Channel, Layout, pack
 from .checksum import seal
 from .control import Control, said
-from .data import require_same
 from .duties import Meeting
 from .network import NetworkTransport
 from .peers import PeerLostError, SpoiledError, StepAgainError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from .notes import Notes
 
-OF_A_STEP = re.compile(r"the batch of step (\d+)")
+OF_A_STEP = re.compile(r"the (?:batch of|copies of .+ after) step (\d+)")
+OF_COPIES = "the copies of "  # weights that several devices hold
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Votes:
     def take_back(self, step: int) -> None:
         """Forget what was said of steps from `step` on, and commits of them that are not whole."""
         self.votes = {number: votes for number, votes in self.votes.items() if number < step}
+        for what in self._said(lambda of: of >= step):
+            if what.startswith(OF_COPIES):  # with others to add gradients they may be others
+                del self.firsts[what]
         self.board.forget_parts(step, len(self.devices))
 
     def withdraw(self, device: str) -> None:
@@ -71,7 +75,10 @@ class Votes:
     def forget_steps(self, before: int) -> None:
         """Forget the votes on steps that nobody does again, and what their batches were."""
         self.votes = {step: votes for step, votes in self.votes.items() if step >= before}
-        for what in tuple(self.firsts):
-            of_a_step = OF_A_STEP.fullmatch(what)
-            if of_a_step and int(of_a_step[1]) < before:
-                del self.firsts[what]
+        for what in self._said(lambda of: of < before):
+            del self.firsts[what]
+
+    def _said(self, wanted: Callable[[int], bool]) -> list[str]:
+        """Return what was said first of such steps."""
+        found = [(what, OF_A_STEP.fullmatch(what)) for what in self.firsts]
+        return [what for what, of in found if of and wanted(int(of[1]))]

@@ -22,6 +22,7 @@ from bigbrain_fx.plan import (
     Plan,
     Source,
     chosen_axes,
+    hosts_text,
     make_plan,
     part_channels,
     wanted_axes,
@@ -348,10 +349,26 @@ def test_more_members_than_an_axis_has_parts(bench: Bench) -> None:
 def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
     first, other = cluster(2).devices
     options = Options("naive", micro_batches=4, tensor=2)
-    for unlike in (replace(other, host="elsewhere"), replace(other, threads=4)):
+    first = replace(first, processor="EPYC 7763")
+    for unlike in (
+        replace(other, host="elsewhere", processor="Xeon 8481C"),
+        replace(other, threads=4),
+        replace(other, kind="cuda"),
+    ):
         where = replace(cluster(2), devices=(first, unlike))
         with pytest.raises(InputError, match="drift apart"):
             make_plan(bench.captured.graph, where, Source(""), options)
+
+
+def test_a_group_over_two_hosts_is_warned_of(bench: Bench) -> None:
+    first, other = cluster(2).devices
+    where = replace(cluster(2), devices=(first, replace(other, host="elsewhere")))
+    options = Options("naive", micro_batches=4, tensor=2)
+    plan = make_plan(bench.captured.graph, where, Source(""), options)
+    (said,) = hosts_text(plan)
+    assert f"d0+d1 are one tensor group on the hosts {first.host}, elsewhere" in said
+    assert "are exchanges between its members, over the network" in said
+    assert not hosts_text(planned(bench, 4, tensor=2))
 
 
 def test_an_optimizer_that_looks_across_a_row_is_refused() -> None:

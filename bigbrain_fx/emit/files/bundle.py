@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from bigbrain_fx.core import Stages
 from bigbrain_fx.emit.files.again import shipped_like
 from bigbrain_fx.emit.files.copied import (
     COLLECTIVE,
     COMPILED,
+    COPIED,
     GROUPED,
     LAYERED,
     OFFLOADED,
@@ -157,6 +159,7 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
     without += () if plan.stages.by_backend else COLLECTIVE
     without += () if plan.stages.gathers else UNSHARDED
     without += GROUPED if plan.stages.members == 1 else ()
+    without += () if _has_copies(plan.stages) else COPIED
     without += () if plan.stages.offload else OFFLOADED
     without += () if "weights" in plan.stages.offload else LAYERED
     without += () if plan.stages.asynchronous else OVERLAPPING
@@ -168,6 +171,12 @@ def _copy_rooms(folder: Path, plan: Plan, texts: Mapping[str, str]) -> None:
         for file in sorted((ROOMS / room).glob("*.py")):
             if room != "runtime" or file.name in wanted:
                 shutil.copyfile(file, folder / room / file.name)
+
+
+def _has_copies(stages: Stages) -> bool:
+    """Whether several devices hold a weight that each of them updates."""
+    is_tied = any(edge.kind == "tied" for edge in stages.edges)
+    return bool(stages.micros) or stages.members > 1 or is_tied
 
 
 def _fill(

@@ -18,6 +18,7 @@ SUPERVISED = ("control", "member")  # the ways into what only processes of a sup
 REPLICATED = ("buckets", "joining", "replicas", "standing", "statistics", "surviving")
 COLLECTIVE = ("collectives",)  # of those, what only sums by torch's own collectives run
 UNSHARDED = ("unsharded",)  # of those, what only ZeRO 3 runs
+COPIED = ("copies",)  # what only devices run that hold copies of a weight
 GROUPED = ("group",)  # what only groups of devices run
 OFFLOADED = ("stores",)  # what only devices with stores run
 LAYERED = ("stored_weights",)  # of those, what only stages run whose weights lie there

@@ -7,11 +7,12 @@ This file knows devices; it knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from bigbrain_fx.core import Cluster
+from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.errors import InputError
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
@@ -20,8 +21,9 @@ Groups: TypeAlias = tuple[tuple[str, ...], ...]
 def grouped(cluster: Cluster, members: int) -> Groups:
     """Group a cluster's devices, neighbours of the file together.
 
-    Members compute what is not divided for themselves, so they must round alike: on one host, with
-    as many threads.
+    Members compute what is not divided for themselves, so they must round alike: with as many
+    threads, on one host, or on hosts that do not name other processors. A run compares what they
+    have then (`runtime.copies`).
 
     Raises:
         InputError: a group's devices would not.
@@ -36,28 +38,37 @@ def grouped(cluster: Cluster, members: int) -> Groups:
 def _require_alike(cluster: Cluster, group: Sequence[str]) -> None:
     first = cluster.device[group[0]]
     for other in (cluster.device[name] for name in group[1:]):
-        for what, a, b in (
-            ("hosts", first.host, other.host),
-            ("threads", first.threads, other.threads),
-        ):
-            if a != b:
-                raise InputError(
-                    f"{first.name} and {other.name} would be one group, and have other {what} "
-                    f"({a} and {b}): what is not divided would round otherwise on each, and "
-                    "their copies drift apart",
-                    at="--tensor",
-                    help="list devices of one host, with as many threads, one after the other in "
-                    "the cluster file",
-                )
+        for what, a, b in _unlike(first, other):
+            raise InputError(
+                f"{first.name} and {other.name} would be one group, and have other {what} "
+                f"({a} and {b}): what is not divided would round otherwise on each, and "
+                "their copies drift apart",
+                at="--tensor",
+                help="list devices of one host or of equal processors, with as many threads, one "
+                "after the other in the cluster file",
+            )
+
+
+def _unlike(first: Device, other: Device) -> Iterator[tuple[str, object, object]]:
+    if first.kind != other.kind:
+        yield "kinds", first.kind, other.kind
+    if first.threads != other.threads:
+        yield "threads", first.threads, other.threads
+    if first.host == other.host:
+        return  # an emulated device has a name of its own
+    if first.processor and other.processor and first.processor != other.processor:
+        yield "processors", first.processor, other.processor
 
 
 def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cluster:
     """Return what one member of each group sees of a cluster.
 
-    All columns send at the same time: of a host's NIC, on which its groups are whole, each has an
-    equal part.
+    All columns send at the same time: each has of a host's NIC what its devices there are of those
+    in groups.
     """
     own = {group[member] for group in groups}
+    used = Counter(cluster.device[name].host for group in groups for name in group)
+    mine = Counter(cluster.device[name].host for name in own)
     return replace(
         cluster,
         devices=tuple(device for device in cluster.devices if device.name in own),
@@ -65,8 +76,10 @@ def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cl
         replicas=(),
         hosts=tuple(
             host
-            if host.nic_bytes_per_s is None
-            else replace(host, nic_bytes_per_s=host.nic_bytes_per_s / len(groups[0]))
+            if host.nic_bytes_per_s is None or not mine[host.name]
+            else replace(
+                host, nic_bytes_per_s=host.nic_bytes_per_s * mine[host.name] / used[host.name]
+            )
             for host in cluster.hosts
         ),
     )

@@ -33,6 +33,28 @@ def tensor_text(plan: Plan) -> str:
     )
 
 
+def hosts_text(plan: Plan) -> tuple[str, ...]:
+    """Warn of groups over several hosts: what their exchanges take of a step, and what they risk.
+
+    Only replicas, stages and messages between them are meant for a network.
+    """
+    tensor, host = plan.placement.tensor, {d.name: d.host for d in plan.cluster.devices}
+    if tensor is None:
+        return ()
+    used = set(plan.stages.devices)
+    wide = [
+        group for group in tensor.groups if used & set(group) and len({*map(host.get, group)}) > 1
+    ]
+    return tuple(
+        f"{'+'.join(group)} are one tensor group on the hosts "
+        f"{', '.join(dict.fromkeys(host[name] for name in group))}: of a step's "
+        f"{plan.forecast.step_s:.3g} s, {exchanges_s(plan, group[0]):.3g} s are exchanges between "
+        "its members, over the network. A run compares what each of them computes for itself, and "
+        "ends where their processors round otherwise"
+        for group in wide
+    )
+
+
 def _axes(tensor: TensorParallel) -> Iterator[str]:
     """Yield a line for axes that are alike but for the numbers of their layers."""
     for (name, size), same in alike(tensor.axes).items():

@@ -1,0 +1,43 @@
+"""What two devices say of one thing -> nothing, or in words how it differs and what to do."""
+
+from __future__ import annotations
+
+from .data import BatchError
+
+COPIES = "the copies of "  # so begins the name of weights that several devices hold
+
+
+class CopiesError(RuntimeError):
+    """Report that devices hold other numbers of one weight, which each of them updates."""
+
+
+def require_same(what: str, mine: str, first: str) -> None:
+    """Refuse what is another one than what somebody has said before.
+
+    Args:
+        what: is compared: "the batch of step 7", "the copies of head.weight after step 7".
+        mine: who says it now, and its digest.
+        first: who has said its digest first, and that.
+
+    Raises:
+        BatchError: the digests of a batch differ.
+        CopiesError: those of weights do.
+    """
+    device, digest = mine.split(" ", 1)
+    other, seen = first.split(" ", 1)
+    if seen == digest:
+        return
+    whose = f"before {device} was replaced" if device == other else "between devices"
+    differs = f"{whose}: {other} has {seen}, {device} has {digest}"
+    if what.startswith(COPIES):
+        raise CopiesError(
+            f"{what} differ {differs}: their processors round otherwise, and what each computes "
+            "for itself drifts apart. Split again so that one computes it and the others are sent "
+            "it: replicas with --zero 1, a tensor group of devices of one host, stages that share "
+            "a weight on one device"
+        )
+    raise BatchError(
+        f"{what} differs {differs}: every process must "
+        "get the same from batches(seed): seed all random numbers with it, use no time or process "
+        "id, sort listings of files and sets, and let no file change meanwhile"
+    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from bigbrain_fx.__main__ import main
 from tests.support.command_line import (
     CHOICES,
     MODEL,
@@ -382,3 +384,19 @@ def test_a_plan_of_another_type_or_for_another_cluster(
     assert call("simulate", bundle, "--again").code == 2
     write_cluster(here, memory="2KiB")
     assert call(*words).code == 3
+
+
+def test_ctrl_c_while_the_command_line_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pressed:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "bigbrain_fx.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "bigbrain_fx.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Pressed(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,53 @@ OBSERVER = Path(__file__).with_name("observer.py")
 def entry(plan: Plan) -> str:
     """Return the name of a bundle's program."""
     return "train.py" if plan.mode == "train" else "infer.py"
+
+
+def require_program(bundle: Path, plan: Plan) -> None:
+    """Refuse a bundle of which a file that its processes import is missing, or is no Python.
+
+    Raises:
+        InputError: the file and the line.
+    """
+    if not (bundle / entry(plan)).is_file():
+        raise InputError(
+            f"{bundle} is not a bundle: it has no {entry(plan)}",
+            help="make one with `bigbrain-fx split`",
+        )
+    seen, waiting = set[str](), [entry(plan).removesuffix(".py")]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and (bundle / f"{name}.py").is_file():
+            waiting += _imports(bundle, bundle / f"{name}.py")
+        seen.add(name)
+
+
+def _imports(bundle: Path, file: Path) -> list[str]:
+    """Return the modules that a file imports at its top, by their first names."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InputError(
+            f"{file.name} cannot be imported: {error}",
+            at=f"{file}{line}",
+            help="undo what was edited, copy the bundle again, or split again",
+        ) from error
+    found = [
+        (alias.name, node.lineno)
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    for name, line_number in found:
+        is_ours = name.startswith("device_") or name == "training"
+        if is_ours and not (bundle / f"{name}.py").is_file():
+            raise InputError(
+                f"{file.name} imports {name}, and {name}.py is not in the bundle",
+                at=f"{file}:{line_number}",
+                help="copy the bundle again, or split again",
+            )
+    return [name for name, _ in found]
 
 
 def reporter(plan: Plan) -> str:

@@ -22,7 +22,7 @@ from bigbrain_fx.bundles.launch.options import (
 )
 from bigbrain_fx.bundles.launch.ports import free_port, require_free
 from bigbrain_fx.bundles.launch.process import Spawn, popen
-from bigbrain_fx.bundles.launch.program import allocated, entry, peaks
+from bigbrain_fx.bundles.launch.program import allocated, peaks, require_program
 from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
 from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import (
@@ -71,11 +71,7 @@ def run(
     """
     bundle, options = Path(bundle), of_its_types(options or RunOptions())
     plan = read_plan(bundle)
-    if not (bundle / entry(plan)).is_file():
-        raise InputError(
-            f"{bundle} is not a bundle: it has no {entry(plan)}",
-            help="make one with `bigbrain-fx split`",
-        )
+    require_program(bundle, plan)
     _require_fitting(plan, options)
     _require_folders(options)
     if spawn is None:

@@ -280,6 +280,25 @@ def test_a_folder_that_is_no_bundle_is_refused(bundle: Path, tmp_path: Path) -> 
         run(tmp_path, RunOptions())
 
 
+@pytest.mark.parametrize(
+    ("spoil", "said", "at"),
+    [
+        (lambda file: file.unlink(), "imports device_d1, and device_d1.py is not in", "train.py:"),
+        (lambda file: file.write_text("x = 1 +"), "device_d1.py cannot be imported", "d1.py:1"),
+        (lambda file: file.write_bytes(b"\0"), "device_d1.py cannot be imported", "device_d1.py"),
+    ],
+)
+def test_a_spoiled_program_is_refused_before_a_process_starts(
+    bundle: Path, tmp_path: Path, spoil: Callable[[Path], object], said: str, at: str
+) -> None:
+    copy = copied(bundle, tmp_path)
+    spoil(copy / "device_d1.py")
+    with pytest.raises(InputError, match=said) as caught:
+        run(copy, RunOptions(1, logs=tmp_path / "logs"))
+    assert at in str(caught.value.at)
+    assert not (tmp_path / "logs").exists()
+
+
 def test_commands_for_several_hosts(tmp_path: Path) -> None:
     plan = read_plan(split_small(tmp_path, cluster(3, hosts=("north", "south"))))
     assert hosts(plan) == ("north", "south")

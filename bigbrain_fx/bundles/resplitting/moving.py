@@ -16,6 +16,7 @@ from bigbrain_fx.bundles.found import with_tried_rules
 from bigbrain_fx.bundles.resplitting.from_dcp import read_dcp
 from bigbrain_fx.bundles.resplitting.named import Named
 from bigbrain_fx.bundles.resplitting.newest import newest_state, scratch_beside
+from bigbrain_fx.bundles.resplitting.order import order_notes
 from bigbrain_fx.bundles.resplitting.parts import Division
 from bigbrain_fx.bundles.resplitting.trying import trying
 from bigbrain_fx.cluster import read_cluster
@@ -111,7 +112,8 @@ def resplit(
         moved = replace(again, seed=int(named.facts["seed"]))
         _require_micro_batches(moved, named)
         write_bundle(moved, _Moved(moved, named, old), target, force=force, like=old)
-    return Resplit(moved, place, place / COMMITS, named.step, (*notes, *kept))
+    said = (*notes, *kept, *order_notes(plan, moved))
+    return Resplit(moved, place, place / COMMITS, named.step, said)
 
 
 def _planned(

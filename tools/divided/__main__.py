@@ -13,7 +13,7 @@ import torch
 from bigbrain_fx.planning.registry import load
 from tools.divided import __doc__ as about
 from tools.divided.cells import Row, wanted
-from tools.divided.measuring import Repeats, measured
+from tools.divided.measuring import Repeats, forecast_again, measured
 from tools.divided.page import page
 from tools.emulation import missing
 from tools.json_lines import append_line, read_lines
@@ -34,6 +34,7 @@ def row_of(found: dict[str, Any]) -> Row:
 @click.option("--rounds", default=3, show_default=True, help="Runs of each way, in turn.")
 @click.option("--steps", default=3, show_default=True, help="Of a run, besides its first.")
 @click.option("--write", type=PATH, help="The page.")
+@click.option("--forecast", is_flag=True, help="Forecast the rows at hand anew; run nothing.")
 @click.option("--rows-only", is_flag=True, help="Measure nothing: write the page of what is there.")
 def main(
     out: Path,
@@ -42,6 +43,7 @@ def main(
     rounds: int,
     steps: int,
     write: Path | None,
+    forecast: bool,
     rows_only: bool,
 ) -> None:
     """Measure what lacks; write the page."""
@@ -49,12 +51,16 @@ def main(
     rows = read_lines(out, "tools.divided", row_of)
     done = {(row.model, row.site) for row in rows}
     pairs = [pair for pair in wanted(only) if pair not in done]
-    if pairs and not rows_only:
-        if reason := missing():
-            raise click.ClickException(f"{reason}; --rows-only writes the page of rows at hand")
-        load("partitioner")
-        load("estimator")
-        work = out.with_suffix(".work").resolve()
+    work = out.with_suffix(".work").resolve()
+    if forecast:
+        _prepare()
+        rows = forecast_again(rows, work, _say)
+        aside = out.with_suffix(".again")
+        for row in rows:
+            append_line(aside, asdict(row))
+        aside.replace(out)
+    elif pairs and not rows_only:
+        _prepare()
         work.mkdir(parents=True, exist_ok=True)
         for row in measured(pairs, work, Repeats(rounds, steps, names), _say):
             append_line(out, asdict(row))
@@ -62,6 +68,13 @@ def main(
             _say(f"{'/'.join(row.key)}: {row.measured_s:.3f} s, forecast {row.forecast_s:.3f}")
     if write is not None:
         write.write_text(page(rows))
+
+
+def _prepare() -> None:
+    if reason := missing():
+        raise click.ClickException(f"{reason}; --rows-only writes the page of rows at hand")
+    load("partitioner")
+    load("estimator")
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -54,16 +54,43 @@ def measured(
                     yield from _of_model(place, bench, model, name, repeats, say)
 
 
+def forecast_again(rows: Sequence[Row], work: Path, say: Say) -> list[Row]:
+    """Return rows with forecasts made anew, of the profiles beside which they were measured."""
+    found = []
+    with ExitStack() as stack:
+        bench = Bench(work, work / "profiles.sqlite", stack)
+        for name in dict.fromkeys(row.site for row in rows):
+            by_name = {way.name: way for way in ways(site_of(name))}
+            with emulated(site_of(name).cluster) as net:
+                place = Place.of(net, bench.machine, work / name, QUIET)
+                for model in dict.fromkeys(row.model for row in rows if row.site == name):
+                    own = [row for row in rows if (row.model, row.site) == (model, name)]
+                    say(f"{model}/{name}: {len(own)} forecasts")
+                    sitting = place.sit(bench, model)
+                    with capture_file(_sized(work, model)) as session:
+                        found += [_again(row, by_name[row.way], session, sitting) for row in own]
+    return found
+
+
+def _again(row: Row, way: Way, session: CaptureSession, sitting: Sitting) -> Row:
+    return replace(row, forecast_s=forecast_s(way, session, sitting, row.reference_s))
+
+
+def _sized(work: Path, model: str) -> Path:
+    """Write the model's file for the batch of these runs."""
+    path = work / f"{model}-{rows_of(model)}.py"
+    path.write_text(MODELS[model].sized(rows_of(model)).text(str(ROOT)))
+    return path
+
+
 def _of_model(
     place: Place, bench: Bench, model: str, site: str, repeats: Repeats, say: Say
 ) -> Iterator[Row]:
     """Profile a model's ops on all devices, then run it in every way."""
     sitting = place.sit(bench, model)
-    path = bench.work / f"{model}-{rows_of(model)}.py"
-    path.write_text(MODELS[model].sized(rows_of(model)).text(str(ROOT)))
     with (
         tempfile.TemporaryDirectory(prefix="divided-") as folder,
-        capture_file(path) as session,
+        capture_file(_sized(bench.work, model)) as session,
         seated(sitting),
     ):
         cases = []
@@ -94,11 +121,14 @@ class Case:
         bundle = write_bundle(plan, session, folder / way.name.replace(" ", "-").replace(",", ""))
         return cls(way, session, sitting, plan, bundle)
 
-    def forecast_s(self, reference_s: float) -> float:
-        """Return a step's seconds where the reference product takes so long."""
-        slower = reference_s / self.sitting.reference_s
-        with seated(self.sitting, slower):
-            return _planned(self.way, self.session, self.sitting, slower).forecast.step_s
+
+def forecast_s(
+    way: Way, session: CaptureSession, sitting: Sitting, reference_s: Sequence[float]
+) -> float:
+    """Return a step's seconds where the reference product takes so long, in the middle."""
+    slower = statistics.median(reference_s) / sitting.reference_s
+    with seated(sitting, slower):
+        return round(_planned(way, session, sitting, slower).forecast.step_s, 5)
 
 
 def _planned(way: Way, session: CaptureSession, sitting: Sitting, slower: float = 1.0) -> Plan:
@@ -132,14 +162,14 @@ def in_turns(
 
 
 def _row(case: Case, runs: Sequence[Taken], model: str, site: str) -> Row:
-    reference_s = statistics.median(run.reference_s for run in runs)
+    reference_s = tuple(run.reference_s for run in runs)
     return Row(
         model,
         site,
         case.way.name,
         tuple(round(run.step_s, 5) for run in runs),
-        tuple(run.reference_s for run in runs),
-        round(case.forecast_s(reference_s), 5),
+        reference_s,
+        forecast_s(case.way, case.session, case.sitting, reference_s),
         tuple(run.busy for run in runs),
         () if case.way.name == ONE else shares(case.plan),
     )

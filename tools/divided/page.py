@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from tools.divided.cells import EQUAL, ONE, PLANNED, Row, site_of
+from tools.divided.cells import EQUAL, FEW, ONE, PLANNED, Row, site_of
 from tools.published_gpus.table import spearman
 
 COMMAND = "python -m tools.divided --out rows.jsonl --write docs/divided.md"
@@ -20,9 +20,11 @@ def _head() -> Iterator[str]:
     yield from (
         "# Replicas and tensor groups: forecast against measured",
         "",
-        f"Written by `{COMMAND}` on emulated clusters of CPUs: 12 micro-batches, 1F1B, plans by",
-        "`chain-dp` from ops profiled on the emulated devices. Only whole ops were profiled: a",
-        "member of a tensor group computes parts of them. Each way runs in turn with the others.",
+        f"Written by `{COMMAND}` on emulated clusters of CPUs, where each",
+        f"device is a host: 12 micro-batches ({FEW} of replicas and pipelines of tensor groups, 1",
+        "of a group alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices.",
+        "Only whole ops were profiled: a member of a tensor group computes parts of them. Each way",
+        "runs in turn with the others.",
         "",
     )
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bigbrain_fx.runtime import Training, are_finite, clipped, norm
 from bigbrain_fx.verification.bundle.members import MembersReference
 from bigbrain_fx.verification.bundle.reference import Trace
+from bigbrain_fx.verification.bundle.stepping import Updates
 
 
 def train_members(
@@ -35,7 +36,7 @@ class _Loop:
 
     def __init__(self, reference: MembersReference, training: Training) -> None:
         self.reference, self.training, self.trace = reference, training, Trace()
-        self.updates = [_Updates(training, own) for own in reference.parameters]
+        self.updates = [Updates(training, own) for own in reference.parameters]
         self.together = _Together(self.updates)
         scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
         self.scaler = torch.amp.GradScaler("cpu", **scaling)
@@ -46,7 +47,7 @@ class _Loop:
         loss, gradients = found
         self.trace.losses.append(loss.double())
         for update, own in zip(self.updates, gradients, strict=True):
-            update.give(own)
+            update.give({n: gradient.clone() for n, gradient in own.items()})  # it may write there
         self._clip()
         if not all(are_finite(own.values()) for own in gradients) and self.scaler.is_enabled():
             self.trace.left_out.add(step)
@@ -97,44 +98,10 @@ def _norms(reference: MembersReference, gradients: Sequence[Mapping[str, Tensor]
     ]
 
 
-class _Updates:
-    """One member's optimizer, with the rates that the model file asks for."""
-
-    def __init__(self, training: Training, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.parameters, self.training = parameters, training
-        self.optimizer = training.optimizer(list(parameters.items()))
-        self.base = [group["lr"] for group in self.optimizer.param_groups]
-        make: Any = getattr(training, "scheduler", None)
-        self.scheduler = make(self.optimizer) if make else None
-
-    def give(self, gradients: Mapping[str, Tensor]) -> None:
-        """Give each parameter a gradient of its own: a step may write there."""
-        for name, parameter in self.parameters.items():
-            own = gradients.get(name)
-            parameter.grad = None if own is None else own.clone()
-
-    @property
-    def given(self) -> dict[str, Tensor]:
-        """What its parameters' gradients are now."""
-        return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-
-    def set_rate(self, step: int) -> None:
-        """Set the rates of a step."""
-        if self.training.lr_scale is not None:
-            for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
-                group["lr"] = lr * self.training.lr_scale(step)
-
-    def end(self) -> None:
-        """End a step, updated or not."""
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
 class _Together(torch.optim.Optimizer):
     """All members' optimizers as one: a loss scale looks at all gradients before any steps."""
 
-    def __init__(self, updates: Sequence[_Updates]) -> None:
+    def __init__(self, updates: Sequence[Updates]) -> None:
         super().__init__([p for each in updates for p in each.parameters.values()], {})
         self.optimizers = [each.optimizer for each in updates]
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Graph, Op, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
 from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
+from bigbrain_fx.verification.bundle.stepping import Updates
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -267,14 +268,8 @@ class _Loop:
     """A reference with its optimizer."""
 
     def __init__(self, reference: Reference, training: Training) -> None:
-        self.reference = reference
-        self.parameters = reference.parameters
-        self.training = training
-        self.trace = Trace()
-        self.optimizer = training.optimizer(list(self.parameters.items()))
-        self.base = [group["lr"] for group in self.optimizer.param_groups]
-        make = getattr(training, "scheduler", None)
-        self.scheduler = make(self.optimizer) if make else None
+        self.reference, self.training, self.trace = reference, training, Trace()
+        self.updates = Updates(training, reference.parameters)
         scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
         self.scaler = torch.amp.GradScaler("cpu", **scaling)
 
@@ -283,32 +278,23 @@ class _Loop:
         found = self.reference.gradients(batches, seed, step, self.scaler.get_scale())
         loss, gradients = found
         self.trace.losses.append(loss.double())  # a bundle tells its loss as a number
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients.get(name)
+        self.updates.give(gradients)
         self._clip()
         if self.scaler.is_enabled() and not are_finite(gradients.values()):
             self.trace.left_out.add(step)
-        elif step == 0:
-            self._keep_gradients()
+        elif step == 0:  # an optimizer may write into them: a bundle's are looked at after it
+            self.trace.gradients.update(self.updates.given)
         self._update(step)
 
     def _clip(self) -> None:
         if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.updates.optimizer)
         if self.training.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_([*self.parameters.values()], self.training.clip_norm)
-
-    def _keep_gradients(self) -> None:
-        """The optimizer may write into them: a bundle's are looked at after its step."""
-        made = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        self.trace.gradients.update(made)
+            every = [*self.updates.parameters.values()]
+            torch.nn.utils.clip_grad_norm_(every, self.training.clip_norm)
 
     def _update(self, step: int) -> None:
-        if self.training.lr_scale is not None:
-            for group, lr in zip(self.optimizer.param_groups, self.base, strict=True):
-                group["lr"] = lr * self.training.lr_scale(step)
-        self.scaler.step(self.optimizer)
+        self.updates.set_rate(step)
+        self.scaler.step(self.updates.optimizer)
         self.scaler.update()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.updates.end()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from bigbrain_fx.plan import Plan
 
+_ORDERS = {
+    "micro": "one micro-batch after the other",
+    "tree": "as a tree over the micro-batches",
+}
 _SAME = "a run goes on with numbers that equal the old devices' to rounding, not bit for bit"
 
 
@@ -35,15 +39,11 @@ def _sums(plan: Plan) -> tuple[object, ...]:
 
 
 def _words(plan: Plan) -> str:
-    match _sums(plan):
-        case ("micro",):
-            return "one micro-batch after the other"
-        case ("tree",):
-            return "as a tree over the micro-batches"
-        case (_, groups):
-            own = " + ".join(str(len(micros)) for micros in groups)
-            return f"replica by replica ({own} micro-batches)"
-    raise AssertionError(plan.stages.sum_order)
+    (order, *groups) = _sums(plan)
+    if not groups:
+        return _ORDERS[str(order)]
+    own = " + ".join(str(len(micros)) for micros in plan.stages.micros)
+    return f"replica by replica ({own} micro-batches)"
 
 
 def _shared(plan: Plan) -> dict[str, frozenset[tuple[str, ...]]]:

@@ -182,6 +182,7 @@ class BackwardDevice(ForwardDevice):
             if root is not None:  # None: planned to want a gradient, but the forward detached it
                 roots.append(root)
                 seeds.append(gradient)
+        self._begin_micro(micro)
         self._backward_of, self._micro = stage, micro
         inputs = [
             *saved.leaves.values(),

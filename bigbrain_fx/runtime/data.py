@@ -152,6 +152,13 @@ class Stream:
         """Return one input of one micro-batch."""
         return self.parts[name][micro]
 
+    def rows_of(self, micro: int) -> tuple[int, int]:
+        """Return the rows of a micro-batch, and of one of a full batch; 1, 1 where none has any."""
+        of_all = [spec[0] for name, (_, spec) in self.specs.items() if name not in self.whole]
+        if not (self.sizes and of_all):
+            return 1, 1
+        return max(1, self.sizes[micro]), of_all[0] // self.micro_batches
+
     def digest(self) -> str:
         """Return a hash of the current batch: shapes, types, and a checksum of every entry."""
         text = json.dumps(self.digests, sort_keys=True)

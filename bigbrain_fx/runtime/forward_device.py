@@ -237,12 +237,18 @@ class ForwardDevice:
     @contextmanager
     def _drawing(self, micro: int) -> Iterator[None]:
         """Key all random draws by the micro-batch: a second run draws the same."""
+        self._begin_micro(micro)
         active.key, active.device = self._key(micro), self.device
         active.group = self.group
         try:
             yield
         finally:
             active.key = active.group = None
+
+    def _begin_micro(self, micro: int) -> None:
+        """Tell the group which micro-batch its members exchange parts of."""
+        if self.group is not None:
+            self.group.begin(*self.stream.rows_of(micro))
 
     def _key(self, micro: int) -> tuple[int, int, int]:
         return self.seed, self.step, micro

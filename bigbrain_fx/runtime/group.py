@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .channel import Channel
 from .modules import active
@@ -35,6 +35,10 @@ def pieces(numel: int, members: int) -> tuple[int, ...]:
     """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
     if members == 2 or numel < LARGE:
         return (numel,)
+    return _evenly(numel, members)
+
+
+def _evenly(numel: int, members: int) -> tuple[int, ...]:
     return tuple(numel // members + (member < numel % members) for member in range(members))
 
 
@@ -87,53 +91,83 @@ class Group:
     ) -> None:
         self.members = tuple(members)
         self.rank = self.members.index(name)
+        self.others = [m for m in range(len(self.members)) if m != self.rank]
         self.send, self.recv = send, recv
+        self.rows = self.full_rows = 1
         parts = [channel for channel in channels if channel.kind == "part"]
         self.outward: Ways = {_key(c, c.receiver): c for c in parts if c.sender == name}
         self.inward: Ways = {_key(c, c.sender): c for c in parts if c.receiver == name}
 
-    def parts(self, own: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-        """Send a tensor to the other members; return what each has, in their order."""
-        flat = own.reshape(-1)  # `own` is private: nobody writes into it while it travels
-        others = [m for m in range(len(self.members)) if m != self.rank]
-        for member in others:
-            self.send(self.outward[self.members[member], flat.numel(), flat.dtype], flat)
+    def begin(self, rows: int, full_rows: int) -> None:
+        """Be told the rows of the micro-batch that a stage runs on, and those of a full one.
+
+        What a smaller one sends is filled up: channels are for full ones.
+        """
+        self.rows, self.full_rows = rows, full_rows
+
+    def parts(self, own: Tensor, shapes: Sequence[Shape], rooms: Shape) -> list[Tensor]:
+        """Send a tensor to the other members; return what each has, in their order.
+
+        Args:
+            own: what this member has; private, nobody writes into it while it travels.
+            shapes: of what each member has.
+            rooms: how many numbers each one's message is planned for.
+        """
+        flat = own.reshape(-1)
+        for member in self.others:
+            self._give(member, flat, rooms[self.rank])
         found = [own] * len(self.members)
-        for member in others:
-            numel = _numel(shapes[member])
-            with _paused():
-                got = self.recv(self.inward[self.members[member], numel, flat.dtype])
-            found[member] = got.view(tuple(shapes[member]))
+        for member in self.others:
+            got = self._take(member, rooms[member], flat.dtype)
+            found[member] = got[: _numel(shapes[member])].view(tuple(shapes[member]))
         return found
 
-    def combined(self, own: Tensor, how: Callable[[Sequence[Tensor]], Tensor] = added) -> Tensor:
+    def combined(
+        self, own: Tensor, how: Callable[[Sequence[Tensor]], Tensor] = added, *, grows: bool = True
+    ) -> Tensor:
         """Combine the members' tensors, which have one shape: all get the same bits."""
-        own = _private(own)
-        lengths = pieces(own.numel(), len(self.members))
-        if len(lengths) == 1:
-            return how(self.parts(own, [own.shape] * len(self.members)))
-        piece = how(self._scattered(own.reshape(-1), lengths))
-        return torch.cat(self.parts(piece, [(n,) for n in lengths])).view(own.shape)
+        own, count = _private(own), len(self.members)
+        room = self._room(own, grows=grows)
+        rooms = pieces(room, count)
+        if len(rooms) == 1:
+            return how(self.parts(own, [own.shape] * count, [room] * count))
+        lengths = _evenly(own.numel(), count)
+        piece = how(self._scattered(own.reshape(-1), lengths, rooms))
+        return torch.cat(self.parts(piece, [(n,) for n in lengths], rooms)).view(own.shape)
 
-    def _scattered(self, flat: Tensor, lengths: Shape) -> list[Tensor]:
+    def _scattered(self, flat: Tensor, lengths: Shape, rooms: Shape) -> list[Tensor]:
         """Send each member its piece of a tensor; return what all have of this one's piece."""
         found = list(flat.split(list(lengths)))
-        others = [m for m in range(len(self.members)) if m != self.rank]
-        for member in others:
-            way = self.outward[self.members[member], lengths[member], flat.dtype]
-            self.send(way, found[member])
-        for member in others:
-            with _paused():
-                way = self.inward[self.members[member], lengths[self.rank], flat.dtype]
-                found[member] = self.recv(way)
+        for member in self.others:
+            self._give(member, found[member], rooms[member])
+        for member in self.others:
+            found[member] = self._take(member, rooms[self.rank], flat.dtype)[: lengths[self.rank]]
         return found
 
-    def whole(self, own: Tensor, dim: int, inner: int, lengths: Shape) -> Tensor:
+    def whole(
+        self, own: Tensor, dim: int, inner: int, lengths: Shape, *, grows: bool = True
+    ) -> Tensor:
         """Put the members' parts together."""
         shape = list(own.shape)
         rest = shape[dim] // lengths[self.rank]
         shapes = [(*shape[:dim], rest * n, *shape[dim + 1 :]) for n in lengths]
-        return joined(self.parts(_private(own), shapes), dim, inner, lengths)
+        rooms = [self._room(own, grows=grows) // lengths[self.rank] * n for n in lengths]
+        return joined(self.parts(_private(own), shapes, rooms), dim, inner, lengths)
+
+    def _room(self, own: Tensor, *, grows: bool) -> int:
+        """Return the numbers that a tensor has in a full micro-batch; a scalar is one in any."""
+        return own.numel() * self.full_rows // self.rows if grows and own.dim() else own.numel()
+
+    def _give(self, member: int, flat: Tensor, room: int) -> None:
+        """Start sending numbers to a member, filled up to what its channel carries."""
+        way = self.outward[self.members[member], room, flat.dtype]
+        missing = room - flat.numel()
+        self.send(way, torch.cat([flat, flat.new_zeros(missing)]) if missing else flat)
+
+    def _take(self, member: int, room: int, dtype: torch.dtype) -> Tensor:
+        """Wait for a member's message."""
+        with _paused():
+            return self.recv(self.inward[self.members[member], room, dtype])
 
 
 def _key(channel: Channel, member: str) -> tuple[str, int, torch.dtype]:
@@ -170,15 +204,20 @@ def _paused() -> Iterator[None]:
 # What autograd hands to backward is known to be a tensor: all four return one.
 
 
+def _grows(value: Tensor) -> bool:
+    """Whether a value has numbers for each row; weights have none. `require_growing` has looked."""
+    return not isinstance(value, nn.Parameter)
+
+
 class _CopyToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, value: Tensor) -> Tensor:  # noqa: ANN401
-        ctx.group = group
+    def forward(ctx: Any, group: Group, value: Tensor, grows: bool) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.grows = group, grows
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, ctx.group.combined(gradient)
+        return None, ctx.group.combined(gradient, grows=ctx.grows), None
 
 
 class _AllReduce(torch.autograd.Function):
@@ -193,32 +232,46 @@ class _AllReduce(torch.autograd.Function):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        group: Group,
+        part: Tensor,
+        grows: bool,
+        *how: Any,  # noqa: ANN401
+    ) -> Tensor:
         ctx.group, ctx.how = group, how
-        return group.whole(part.clone(memory_format=torch.contiguous_format), *how)
+        own = part.clone(memory_format=torch.contiguous_format)
+        return group.whole(own, *how, grows=grows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
         dim, inner, lengths = ctx.how
         own = part_of_whole(gradient, dim, inner, lengths, ctx.group.rank)
-        return None, own, None, None, None
+        return None, own, None, None, None, None
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, whole: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
-        ctx.group, ctx.how = group, how
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        group: Group,
+        whole: Tensor,
+        grows: bool,
+        *how: Any,  # noqa: ANN401
+    ) -> Tensor:
+        ctx.group, ctx.how, ctx.grows = group, how, grows
         dim, inner, lengths = how
         return part_of_whole(whole, dim, inner, lengths, group.rank)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
-        return None, ctx.group.whole(gradient, *ctx.how), None, None, None
+        made = ctx.group.whole(gradient, *ctx.how, grows=ctx.grows)
+        return None, made, None, None, None, None
 
 
 def copy_to_group(value: Tensor, group: Group) -> Tensor:
     """Hand a value to what each member computes of its part; backward adds their gradients."""
-    found: Tensor = _CopyToGroup.apply(group, value)  # type: ignore[no-untyped-call]
+    found: Tensor = _CopyToGroup.apply(group, value, _grows(value))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -230,11 +283,13 @@ def all_reduce(part: Tensor, group: Group, how: str = "sum") -> Tensor:
 
 def all_gather(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
     """Put the members' parts together: member m has lengths[m] of them, `inner` numbers each."""
-    found: Tensor = _AllGather.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
+    how = dim, inner, lengths
+    found: Tensor = _AllGather.apply(group, part, _grows(part), *how)  # type: ignore[no-untyped-call]
     return found
 
 
 def own_part(whole: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
     """Keep this member's part; backward puts the members' gradients together."""
-    found: Tensor = _Split.apply(group, whole, dim, inner, lengths)  # type: ignore[no-untyped-call]
+    how = dim, inner, lengths
+    found: Tensor = _Split.apply(group, whole, _grows(whole), *how)  # type: ignore[no-untyped-call]
     return found

@@ -22,7 +22,7 @@ from bigbrain_fx.plan import Options, gathered_parts, read_plan
 from bigbrain_fx.supervisor import Event
 from bigbrain_fx.verification import verify
 from tests.bundles.resplitting.test_resplit import train
-from tests.support.bundles import MODEL, cluster, split_small
+from tests.support.bundles import MODEL, cluster, split_small, uneven
 from tests.support.command_line import call
 
 TREE = Options("naive", micro_batches=8, replicas=2, zero_stage=2, sum_order="tree")
@@ -192,3 +192,18 @@ def test_three_processes_sum_by_collectives_to_rounding(collective: Path, tmp_pa
     parts = train(collective, 2, "--commits", str(tmp_path), "--commit-every", "1")
     parts += train(collective, 3, "--commits", str(tmp_path), "--resume")
     assert parts == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.promise
+def test_a_member_of_a_group_whose_batches_are_unequal_is_replaced(tmp_path: Path) -> None:
+    """Messages of fewer rows are logged and sent again as they left."""
+    (tmp_path / "letters.py").write_text(uneven(MODEL))
+    options = Options("naive", micro_batches=4, tensor=2, tensor_shares=(3, 1))
+    split = bigbrain_fx.split(tmp_path / "letters.py", cluster(4), tmp_path / "bundle", options)
+    require_replaced(split.bundle, tmp_path, 3)
+    verify(split.bundle, steps=4).require_passed()
+    moved = resplit(split.bundle, cluster(2), tmp_path / "on-2", tmp_path / "commits")
+    assert read_plan(moved.bundle).stages.members == 2
+    whole = train(split.bundle, 10)
+    later = train(moved.bundle, 10, "--commits", str(moved.commits), "--resume")
+    assert later == pytest.approx(whole[8:], rel=1e-5)

@@ -330,7 +330,6 @@ def test_axes_of_alike_layers_are_named_as_explain_gathers_them(bench: Bench) ->
         ({"tensor_axes": ("head",)}, "the nearest are heads"),
         ({"zero_stage": 1}, "and this plan has one"),
         ({"tensor": 4, "schedule": "zb-v"}, "these 4 devices are one use --schedule 1f1b"),
-        ({"pins": (("embed", "d0"),)}, "does not go with --pin and --place yet"),
     ],
 )
 def test_what_does_not_go_with_groups_is_refused_in_words(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from bigbrain_fx.core import Axis, Cluster, Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.fold import FOLDS
-from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
+from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide
 from bigbrain_fx.plan.shard import axes, chosen_axes, of_layers, priced_axes, without
 
@@ -55,7 +55,7 @@ def wants_tensor(options: Options) -> bool:
     return False
 
 
-def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
+def require_possible(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with groups of devices, before anything is tried or planned."""
     count, shares = options.tensor or 1, options.tensor_shares
     if shares and len(shares) != count:
@@ -64,7 +64,7 @@ def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Op
             at="--tensor-shares",
             help=f"give one share for each: --tensor {len(shares)}",
         )
-    for what, help_ in not_yet(graph, cluster, source, options):
+    for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)
     if options.schedule in FOLDS and len(cluster.devices) == count:
         raise InputError(
@@ -85,25 +85,19 @@ def require_possible(graph: Graph, cluster: Cluster, source: Source, options: Op
         )
 
 
-def not_yet(
-    graph: Graph, cluster: Cluster, source: Source, options: Options
-) -> Iterator[tuple[str, str]]:
+def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[str, str]]:
     """Yield what does not go with it, and what to do."""
     if graph.loss is None and graph.training:
         yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
-    if source.drop_last is False and graph.training:
-        yield "smaller last batches (drop_last = False)", "say drop_last = True in the model file"
     if options.sum_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
-    if options.pins or options.place:
-        yield "--pin and --place", "leave them out: the partitioner places stages on groups"
     if any(device.kind != "cpu" for device in cluster.devices):
         yield "GPUs", "use CPU devices, or leave --tensor out"
 
 
-def require_grid(graph: Graph, cluster: Cluster, source: Source, options: Options) -> None:
+def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:
     """Refuse what does not go with replicas of tensor groups, before anything is planned."""
-    for what, help_ in not_yet(graph, cluster, source, options):
+    for what, help_ in not_yet(graph, cluster, options):
         raise InputError(f"--tensor does not go with {what} yet", help=help_)
     replicas = options.replicas or len(options.replica_shares) or len(cluster.replicas) or 1
     members = options.tensor or 1

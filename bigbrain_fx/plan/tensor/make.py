@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -40,12 +40,23 @@ from bigbrain_fx.plan.tensor.columns import (
 )
 from bigbrain_fx.plan.tensor.costs import column_costs, twins
 from bigbrain_fx.plan.tensor.groups import column, grouped
+from bigbrain_fx.plan.tensor.messages import require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
 from bigbrain_fx.planning import crowded, label
 
 
 def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan stages that groups of devices compute together, as many as was said.
+
+    Raises:
+        NoPlanError: nothing fits in memory; the arithmetic per device.
+        InputError: as `group_maker`.
+    """
+    return by_partitioner(group_maker(graph, cluster, source, options))
+
+
+def group_maker(graph: Graph, cluster: Cluster, source: Source, options: Options) -> GroupMaker:
+    """Return what makes plans of such groups, as many members as was said.
 
     Args:
         graph: as captured.
@@ -54,15 +65,14 @@ def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options
         options: with `tensor` above 1.
 
     Raises:
-        NoPlanError: nothing fits in memory; the arithmetic per device.
         InputError: it does not go with what else was asked for.
     """
-    require_possible(graph, cluster, source, options)
+    require_possible(graph, cluster, options)
     assert options.tensor is not None
     shares = options.tensor_shares or (1,) * options.tensor
     groups = grouped(cluster, options.tensor)
     tensor = TensorParallel(groups, shares, wanted_axes(graph, options))
-    return by_partitioner(GroupMaker(graph, cluster, source, options, tensor))
+    return GroupMaker(graph, cluster, source, options, tensor)
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,36 @@ class GroupMaker:
 
     @cached_property
     def sharded(self) -> Sharded:
-        """What all members run."""
-        return sharded(self.whole, self.tensor.axes, self.tensor.shares)
+        """What all members run.
+
+        Raises:
+            InputError: micro-batches may have fewer rows, and an exchange does not say of how many.
+        """
+        found = sharded(self.whole, self.tensor.axes, self.tensor.shares)
+        if self.source.drop_last is False and self.whole.training:
+            require_growing(found.members[0])
+        return found
 
     @cached_property
     def _used(self) -> Cluster:
         """The devices that are in a group: others stand still, and slow nobody."""
         return only(self.all_devices, [name for group in self.tensor.groups for name in group])
+
+    def homes_of(self, homes: Mapping[str, str]) -> dict[str, str]:
+        """Return where members run what was placed of the whole graph: a group by its first device.
+
+        What is written around an op, its exchanges and its parts, comes before it and goes along.
+        """
+        first_of = {name: group[0] for group in self.tensor.groups for name in group}
+        found: dict[str, str] = {}
+        around: list[str] = []
+        for op in self.graph.ops:
+            around.append(op.name)
+            if op.name in self.whole.op:
+                if op.name in homes:
+                    found |= dict.fromkeys(around, first_of[homes[op.name]])
+                around = []
+        return found
 
     def estimated(self, rows: int) -> Costs:
         """Estimate the first member's graph at so many rows."""

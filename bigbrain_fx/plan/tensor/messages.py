@@ -8,10 +8,12 @@ wire.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from bigbrain_fx.core import DTYPE_BYTES, Graph, Op, Stage
+from bigbrain_fx.core import DTYPE_BYTES, Dim, Graph, Op, ParamRef, Stage, TensorSpec
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, pieces
 
@@ -77,14 +79,82 @@ def _sent(plan: Plan, device: str, member: int, to: int) -> Counter[tuple[int, s
     )
 
 
+def sent_bytes(members: Sequence[Graph], runs: Iterable[tuple[int, Collection[str]]]) -> int:
+    """Return the most bytes of a step that a member sends the next one, over all groups.
+
+    Args:
+        members: their graphs at the rows of a micro-batch.
+        runs: of each replica, how many micro-batches it has, and the ops that it runs twice.
+    """
+    count, runs = len(members), [*runs]
+    return max(
+        sum(micros * _once(graph, m, (m + 1) % count, count, again) for micros, again in runs)
+        for m, graph in enumerate(members)
+    )
+
+
+def _once(graph: Graph, member: int, to: int, members: int, again: Collection[str]) -> int:
+    return sum(
+        _how_often(op, op.name in again) * numel * DTYPE_BYTES[op.outputs[0].dtype]
+        for op in graph.ops
+        if op.target.startswith(SPACE) and is_sent(graph, op)
+        for numel in _numels(op, member, to, members)
+    )
+
+
 def times(op: Op, stage: Stage) -> int:
     """Return how often an exchange is made for a micro-batch: again where a forward runs again."""
-    return 2 if stage.runs_again and op.target not in BACKWARD else 1
+    return _how_often(op, stage.runs_again)
+
+
+def _how_often(op: Op, runs_again: bool) -> int:
+    return 2 if runs_again and op.target not in BACKWARD else 1
 
 
 def is_sent(graph: Graph, op: Op) -> bool:
     """Whether an exchange sends anything: those of the backward pass where a gradient comes."""
     return op.target not in BACKWARD or (op.requires_grad and op.name in graph.graded)
+
+
+def require_growing(graph: Graph) -> None:
+    """Refuse, of micro-batches of unequal rows, exchanges by whose size nobody knows a channel.
+
+    A message of few rows goes where those of a full micro-batch go, filled up to as many numbers.
+    So what is exchanged has as many numbers for each row, is a single one, or a parameter.
+
+    Raises:
+        InputError: something else is exchanged; names its op.
+    """
+    known: dict[tuple[Dim, ...], bool] = {(): True}
+    for op in graph.ops:
+        if not op.target.startswith(SPACE) or not is_sent(graph, op) or _is_weight(graph, op):
+            continue
+        spec = op.outputs[0]
+        if spec.shape not in known:
+            known[spec.shape] = _grows(spec, graph.batch)
+        if not known[spec.shape]:
+            raise _does_not_grow(graph, op)
+
+
+def _is_weight(graph: Graph, op: Op) -> bool:
+    """Whether a trained parameter is exchanged: `runtime.group` knows it when it sees it."""
+    arg = op.args[0]
+    return isinstance(arg, ParamRef) and graph.param[arg.param].spec.requires_grad
+
+
+def _grows(spec: TensorSpec, most: int) -> bool:
+    one = spec.at(1).numel
+    return all(spec.at(rows).numel == rows * one for rows in range(2, most + 1))
+
+
+def _does_not_grow(graph: Graph, op: Op) -> InputError:
+    made = next(iter(op.refs), op.name)
+    return InputError(
+        f"members of a group exchange '{made}', {op.outputs[0]}, whose size does not grow with the "
+        "rows of a micro-batch, and drop_last = False lets those be fewer",
+        at=(graph.op[made].source if made in graph.op else "") or "drop_last",
+        help="say drop_last = True in the model file, or name other axes by --tensor-axes",
+    )
 
 
 def _numels(op: Op, member: int, to: int, members: int) -> tuple[int, ...]:

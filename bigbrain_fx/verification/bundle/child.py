@@ -57,7 +57,7 @@ from bigbrain_fx.verification.bundle.members import (
 )
 from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.plain import STEPS
-from bigbrain_fx.verification.bundle.reference import Reference, Trace
+from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
 from bigbrain_fx.verification.bundle.roundly import same_to_rounding
 from bigbrain_fx.verification.bundle.stale import trained_once
 from bigbrain_fx.weights import source_of_weights
@@ -202,18 +202,28 @@ def _chain_of_members(
     """Compare as `chain` does, with one link more: the graph, and what members run of it."""
     whole, functions = whole_plan(plan), captured.functions
     stream = batches_of(bundle, plan)
+    few = _fewest_rows(bundle, plan, steps)
     limit = allowed(unit_of(plan.graph, weights))
     checks = [
         same_loop(plain, file, captured, whole, folder, min(steps, STEPS)),
         same_module(file, captured, whole),
         same_weights(captured, weights, whole, folder),
         same_graph(captured, plan),
+        *([same_graph(captured, plan, few)] if few < plan.rows else []),
         same_leaves(plan, weights, functions, stream(0), limit),
     ]
     reference = MembersReference(plan, weights, functions)
     expected = train_members(reference, stream, bundle.BUNDLE.training, steps, plan.seed)
     actual = trained or run_bundle(bundle, plan, steps, plan.seed)
     return [*checks, *same_training(plan, expected, actual)]
+
+
+def _fewest_rows(bundle: ModuleType, plan: Plan, steps: int) -> int:
+    """Return the rows of the smallest micro-batch of these steps."""
+    if plan.source.drop_last is not False:
+        return plan.rows
+    stream = batches_of(bundle, plan)
+    return min(rows for step in range(steps) for rows in rows_of(plan.graph, stream(step)))
 
 
 def _processes(found: Mapping[str, Any]) -> Trace:

@@ -10,7 +10,7 @@ Each member has an optimizer of its own, for the parts that it holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Op, Placement, Stage, Stages
 from bigbrain_fx.frontend import Captured, draw_places, place_name, run_members, taken
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import OwnWeights, joined, reseed
+from bigbrain_fx.runtime import OwnWeights, joined, mean_loss, reseed, share_of
 from bigbrain_fx.verification.bundle.module import link
 from bigbrain_fx.verification.bundle.reference import (
     Gradients,
@@ -32,7 +32,9 @@ from bigbrain_fx.verification.bundle.reference import (
     ReplicaOrder,
     ascending,
     by_place,
+    rows_of,
     summed,
+    with_known_sizes,
 )
 from bigbrain_fx.verification.sharding import (
     agree,
@@ -102,6 +104,7 @@ class MembersReference:
         self.plan, self.graphs = plan, plan.sharded.members
         self.functions, self.leaves_per_stage = functions, leaves_per_stage
         self.places = draw_places(self.graphs[0])
+        self.runs = [with_known_sizes(graph) for graph in self.graphs]
         self.shards = {(s.param, s.member): s for s in plan.sharded.shards}
         own = replace(plan.stages, stages=plan.stages.of_member(0))
         self.replicas = [ReplicaOrder.of(own, number) for number in range(own.replicas)]
@@ -138,13 +141,14 @@ class MembersReference:
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Return the mean loss of a step's micro-batches, and each member's gradients.
 
-        Gradients are those of the loss times `scale`.
+        Gradients are those of the loss times `scale`. Each micro-batch weighs its rows.
         """
         losses: dict[int, Tensor] = {}
+        sizes = rows_of(self.graphs[0], batches)
 
         def made(micro: int) -> Gradients:
-            key = seed, step, micro
-            losses[micro], found = self._micro_batch(batches[micro], key, scale / len(batches))
+            key, share = (seed, step, micro), partial(share_of, sizes=sizes, micro=micro)
+            losses[micro], found = self._micro_batch(batches[micro], key, share, scale)
             return {
                 (part_name(name, member), place): gradient
                 for member, own in enumerate(found)
@@ -153,7 +157,7 @@ class MembersReference:
 
         sum_all = partial(summed, self.plan.stages) if self.leaves_per_stage else ascending
         sums = sum_all(len(batches), made)
-        loss = torch.stack([losses[micro] for micro in sorted(losses)]).mean()
+        loss = mean_loss([losses[micro] for micro in sorted(losses)], sizes)
         return loss, [self._totals(member, sums) for member in range(len(self.graphs))]
 
     def _totals(self, member: int, sums: Gradients) -> dict[str, Tensor]:
@@ -166,7 +170,11 @@ class MembersReference:
         return {name: totals[part] for name, part in named.items() if part in totals}
 
     def _micro_batch(
-        self, inputs: Mapping[str, Tensor], key: Key, share: float
+        self,
+        inputs: Mapping[str, Tensor],
+        key: Key,
+        share: Callable[[Tensor], Tensor],
+        scale: float,
     ) -> tuple[Tensor, list[Gradients]]:
         leaves: list[dict[Leaf, Tensor]] = [{} for _ in self.graphs]
         own = next((each for each in self.replicas if key[2] in each.micros), self.replicas[0])
@@ -174,7 +182,7 @@ class MembersReference:
         loss_name = self.graphs[0].loss
         assert loss_name is not None
         values = run_members(
-            self.graphs,
+            self.runs,
             self.buffers,
             [inputs for _ in self.graphs],
             key=lambda op: self._keyed(op, key),
@@ -185,7 +193,7 @@ class MembersReference:
         )
         losses = [cast("Tensor", value[loss_name]) for value in values]
         flat = [leaf for own in leaves for leaf in own.values()]
-        seeds = [torch.full_like(loss, share) for loss in losses]
+        seeds = [share(torch.full_like(loss, scale)) for loss in losses]
         made = torch.autograd.grad(losses, flat, seeds, allow_unused=True)
         found: Iterator[Tensor | None] = iter(made)
         each = [{leaf: g for leaf in part if (g := next(found)) is not None} for part in leaves]
@@ -208,15 +216,17 @@ class MembersReference:
         yield
 
 
-def same_graph(captured: Captured, plan: Plan) -> dict[str, object]:
+def same_graph(captured: Captured, plan: Plan, few: int | None = None) -> dict[str, object]:
     """Compare the graph with the members' graphs: a step's gradients, as they are and in float64.
+
+    Where micro-batches have `few` rows, too, with so many.
 
     Where the graph's own rounding is larger than what is allowed (16 bits, a norm over two rows), a
     few times that is: whether a rule is wrong, float64 says.
     """
     tensor = plan.placement.tensor
     assert tensor is not None
-    rows = None if captured.graph.static_batch is not None else plan.rows
+    rows = None if captured.graph.static_batch is not None else few or plan.rows
     lines, said = [], []
     for exact, close in CLOSE:
         limit = close
@@ -229,7 +239,8 @@ def same_graph(captured: Captured, plan: Plan) -> dict[str, object]:
         if not most <= limit:
             lines.append(f"a loss, gradient or buffer differs by {most:.1e} in {kind}")
     what = f"{found.compared} gradients, buffers and losses of {len(tensor.shares)} members: "
-    return link("captured graph ≈ members' graphs", lines, what + ", ".join(said))
+    of_few = f", micro-batches of {few} rows" if few else ""
+    return link(f"captured graph ≈ members' graphs{of_few}", lines, what + ", ".join(said))
 
 
 def same_outputs(captured: Captured, plan: Plan) -> dict[str, object]:

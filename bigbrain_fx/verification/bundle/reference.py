@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Graph, Op, Stages
+from bigbrain_fx.core import Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
 from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
 from bigbrain_fx.verification.bundle.stepping import Updates
@@ -26,6 +26,37 @@ from bigbrain_fx.verification.bundle.stepping import Updates
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
 Gradients = dict[Leaf, Tensor]
+SIZE = "aten.sym_size.int"
+
+
+def rows_of(graph: Graph, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[int]:
+    """Return the rows of each micro-batch; where nothing has rows, all weigh the same."""
+    named = next((e.name for e in graph.inputs if e.batched), None)
+    named = named if named in micro_inputs[0] else None
+    return [1 if named is None else made[named].shape[0] for made in micro_inputs]
+
+
+def with_known_sizes(graph: Graph) -> Graph:
+    """Return a graph that reads sizes of the inputs that have them.
+
+    A stage reads them of any tensor that it has: it may run before the one that the op names.
+    """
+    places = {
+        size: (entry.name, dim)
+        for entry in reversed(graph.inputs)
+        for dim, size in reversed([*enumerate(entry.spec.shape)])
+        if isinstance(size, str)
+    }
+
+    def known(op: Op) -> Op:
+        if op.target != SIZE or not isinstance(op.args[1], int):
+            return op
+        name = op.refs[0]
+        spec = graph.input[name].spec if name in graph.input else graph.op[name].outputs[0]
+        place = places.get(spec.shape[op.args[1]])  # type: ignore[call-overload]
+        return op if place is None else replace(op, args=(Ref(place[0]), place[1]))
+
+    return replace(graph, ops=tuple(map(known, graph.ops)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +181,7 @@ class Reference:
 
     def __post_init__(self) -> None:
         self.places = draw_places(self.graph)
+        self.runs = with_known_sizes(self.graph)
         self.cuts = [ReplicaOrder.of(self.stages, number) for number in range(self.stages.replicas)]
         wants = {p.canonical for p in self.graph.params if p.spec.requires_grad}
         used = {
@@ -176,7 +208,7 @@ class Reference:
         Gradients are those of the loss times `scale`. Each micro-batch weighs its rows.
         """
         losses: dict[int, Tensor] = {}
-        sizes = self._sizes(micro_inputs)
+        sizes = rows_of(self.graph, micro_inputs)
 
         def made(micro: int) -> Gradients:
             key, share = (seed, step, micro), partial(share_of, sizes=sizes, micro=micro)
@@ -195,12 +227,6 @@ class Reference:
     def weight(self, name: str, stage: int) -> Tensor:
         """Return the numbers of a parameter that a stage computes with."""
         return self.parameters[name]
-
-    def _sizes(self, micro_inputs: Sequence[Mapping[str, Tensor]]) -> list[int]:
-        """Return the rows of each micro-batch; where nothing has rows, all weigh the same."""
-        named = next((e.name for e in self.graph.inputs if e.batched), None)
-        named = named if named in micro_inputs[0] else None
-        return [1 if named is None else made[named].shape[0] for made in micro_inputs]
 
     def _micro_batch(
         self,
@@ -223,7 +249,7 @@ class Reference:
 
         assert self.graph.loss is not None
         found = run_graph(
-            self.graph,
+            self.runs,
             self.buffers,
             inputs,
             order=cut.order,

@@ -132,11 +132,6 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
         InputError: the plan has replicas, the file is there, or it cannot be written.
     """
     path = Path(path)
-    if plan.placement.tensor is not None:
-        raise InputError(
-            "the plan's devices compute in groups, and a placement is of single devices",
-            help="split without --tensor to place by hand",
-        )
     if plan.stages.replicas > 1:
         raise InputError(
             f"the plan has {plan.stages.replicas} replicas, and a placement is of one",
@@ -151,11 +146,12 @@ def write_placement(plan: Plan, path: str | Path, force: bool = False) -> None:
 
 def placement_json(plan: Plan) -> dict[str, Any]:
     """Return what the file holds: whole modules where they are on one device, else single ops."""
+    own_stages = plan.stages.of_member(0)  # a group is where its first device is
     device_of: dict[str, str] = {}
-    for stage in plan.stages.stages:
+    for stage in own_stages:
         own = set(stage.ops) - set(stage.recomputed)  # what it only computes again is another's
         device_of |= dict.fromkeys(own, stage.device)
-    for stage in plan.stages.stages:  # what every reader makes for itself has no owner
+    for stage in own_stages:  # what every reader makes for itself has no owner
         for name in stage.recomputed:
             device_of.setdefault(name, stage.device)
     held: dict[str, set[str]] = {}

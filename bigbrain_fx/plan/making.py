@@ -47,6 +47,7 @@ from bigbrain_fx.plan.schedule import SPLIT, TOGETHER, stage_costs
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
+    group_maker,
     plan_tensor,
     require_grid,
     tensor_costs,
@@ -93,10 +94,10 @@ def make_plan(
         return plan_mirrored(PipelineMaker(graph, cluster, source, options), source)
     if is_open(cluster, options):
         return plan_together(graph, cluster, source, options, partial(make_plan, known=known))
-    if wants_tensor(options):
-        return _grouped(graph, cluster, source, options)
     if options.pins or options.place:
         return _by_hand(graph, cluster, source, options)
+    if wants_tensor(options):
+        return _grouped(graph, cluster, source, options)
     if wants_replicas(graph, cluster, options):
         join = partial(_joined, graph, cluster, source, options)
         return plan_replicas(graph, cluster, source, options, make_plan, join)
@@ -131,7 +132,7 @@ def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
     if not wants_replicas(graph, cluster, options):
         return plan_tensor(graph, cluster, source, options)
-    require_grid(graph, cluster, source, options)
+    require_grid(graph, cluster, options)
     join = partial(_joined, graph, cluster, source, options)
     return plan_replicas(graph, cluster, source, options, make_plan, join)
 
@@ -171,6 +172,8 @@ def _searched(
 def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan with modules where the user wants them; of the rest, the partitioner decides.
 
+    What is on one device of a tensor group is on all of it.
+
     Raises:
         NoPlanError: a device has no room for what is pinned to it; the arithmetic per device.
         InputError: a name is not there, or replicas or "auto" were asked for as well.
@@ -182,16 +185,18 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
             at="--place" if options.place else "--pin",
             help="leave --replicas (or what the cluster file says of them) out",
         )
+    maker = _maker_by_hand(graph, cluster, source, options)
     homes = homes_of(graph, cluster, options.pins)
     if options.place:
         fixed = with_homes(read_placement(options.place, graph, cluster), homes)
     else:
         fixed = filled(graph, homes, "placed around what is pinned by hand")
-    case = graph, cluster, source, options
-    wanted = counts(graph, cluster, options)
-    tries = [partial(_pinned, *case, count, {}, fixed) for count in wanted]
+    if isinstance(maker, GroupMaker):
+        homes, fixed = maker.homes_of(homes), _of_members(maker, fixed)
+    wanted = counts(maker.graph, maker.cluster, options)
+    tries = [partial(_pinned, maker, count, {}, fixed) for count in wanted]
     if not options.place:
-        tries += [partial(_pinned, *case, count, homes) for count in wanted]
+        tries += [partial(_pinned, maker, count, homes) for count in wanted]
     try:
         return fastest(tries, but=(NoPlanError,))
     except NoPlanError as error:
@@ -201,19 +206,25 @@ def _by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -
         raise NoPlanError(error.what, at=error.at, notes=notes, help=error.help) from None
 
 
+def _maker_by_hand(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Maker:
+    if wants_tensor(options):
+        return group_maker(graph, cluster, source, options)
+    return PipelineMaker(graph, cluster, source, options)
+
+
+def _of_members(maker: GroupMaker, placement: Placement) -> Placement:
+    return replace(placement, device_of=maker.homes_of(placement.device_of))
+
+
 def _pinned(
-    graph: Graph,
-    cluster: Cluster,
-    source: Source,
-    options: Options,
-    count: int,
-    homes: Mapping[str, str],
-    fixed: Placement | None = None,
+    maker: Maker, count: int, homes: Mapping[str, str], fixed: Placement | None = None
 ) -> Plan:
     """Plan for so many micro-batches, as fixed, or as the partitioner says but for the homes."""
-    costs = estimated(graph.at(graph.batch // count), cluster, source, options.estimator)
-    found = fixed or with_homes(placement_of(graph, cluster, options, count, costs), homes)
-    return placed(graph, cluster, source, options, count, found, costs)
+    options, costs = maker.options, maker.estimated(maker.graph.batch // count)
+    found = fixed or with_homes(
+        placement_of(maker.graph, maker.cluster, options, count, costs), homes
+    )
+    return maker.placed(options, count, found, costs)
 
 
 def plan_placed(

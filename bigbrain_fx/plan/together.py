@@ -119,9 +119,11 @@ def _groups(
 ) -> None:
     """Plan the most promising groups, and replicas of some."""
     one = _for_groups(options)
-    refused = [what for what, _ in not_yet(graph, cluster, source, one)]
+    refused = [what for what, _ in not_yet(graph, cluster, one)]
     if options.tensor is None and not graph.training:
         refused.append("inference but by --tensor auto: they would give outputs to rounding")
+    if options.pins or options.place:
+        refused.append("--pin and --place but by --tensor N")
     if options.objective == "memory":
         refused.append("the objective memory")
     counts = () if refused else _replica_counts(cluster, options)

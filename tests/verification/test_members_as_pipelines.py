@@ -5,12 +5,15 @@ In-process bundles have the bits of members in lockstep.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbrain_fx.core import BackwardWeight
+from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan import write_placement
 from tests.verification.test_members import HEADS, planned, trained
 from tests.verification.test_replicas import bench_of
 from tests.verification.test_scaling import SCALED
@@ -82,3 +85,46 @@ def test_scaled_training_has_the_bits_of_members_in_lockstep(
     made, different = trained(bench, replace(plan, source=source), tmp_path / "bundle")
     assert different == ""
     assert len(made.losses) == 6
+
+
+def test_what_is_pinned_to_a_member_is_on_its_group(bench: Bench, tmp_path: Path) -> None:
+    """d1 is of d0's group, d3 of d2's; what is divided is exchanged where it was placed."""
+    pins = (("embed", "d1"), ("blocks.0-2", "d3"), ("norm", "d0"), ("head", "d2"))
+    plan = planned(bench, 4, pins=pins, tensor_shares=(3, 1))
+    homes = {name: stage.device for stage in plan.stages.of_member(0) for name in stage.ops}
+    found = {(op.module_path.split(".")[0], homes[op.name]) for op in plan.graph.ops}
+    assert {("embed", "d0"), ("norm", "d0"), ("head", "d2")} <= found
+    assert {homes[op.name] for op in plan.graph.ops if op.module_path.startswith("blocks.1")} == {
+        "d2"
+    }
+    assert trained(bench, plan, tmp_path / "bundle")[1] == ""
+
+
+def test_a_placement_of_groups_goes_out_and_comes_back(bench: Bench, tmp_path: Path) -> None:
+    plan, file = planned(bench, 4), tmp_path / "placement.json"
+    write_placement(plan, file)
+    again = planned(bench, 4, place=str(file))
+    assert (again.stages, again.forecast) == (plan.stages, plan.forecast)
+    told = json.loads(file.read_text())
+    assert set(told["modules"].values()) == {"d0", "d2"}
+    told["modules"]["blocks.0"] = "d3"
+    file.write_text(json.dumps(told))
+    moved = planned(bench, 4, place=str(file))
+    assert moved.stages != plan.stages
+    assert trained(bench, moved, tmp_path / "bundle")[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"pins": (("embed", "d0"), ("embed", "d2"))}, "embed is to be on d0 and on d2"),
+        ({"pins": (("embed", "d9"),)}, "there is no device 'd9'"),
+        ({"pins": (("embed", "d0"),), "replicas": 2}, "is a plan of one replica"),
+        ({"pins": (("embed", "d0"),), "partitioner": "auto"}, "auto chooses devices itself"),
+    ],
+)
+def test_pins_of_groups_that_are_refused(
+    bench: Bench, choices: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        planned(bench, 4, **choices)

@@ -19,6 +19,7 @@ from bigbrain_fx.plan.tensor.asked import (
 from bigbrain_fx.plan.tensor.choices import AxisChoice as AxisChoice, axis_choices as axis_choices
 from bigbrain_fx.plan.tensor.make import (
     GroupMaker as GroupMaker,
+    group_maker as group_maker,
     plan_tensor as plan_tensor,
     tensor_costs as tensor_costs,
     tensor_forecast as tensor_forecast,

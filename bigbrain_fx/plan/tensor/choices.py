@@ -6,15 +6,17 @@ divided changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Axis, Exchange, Graph, Placement, TensorParallel
+from bigbrain_fx.core import Axis, Graph, Placement, TensorParallel
 from bigbrain_fx.errors import InputError, NoPlanError
+from bigbrain_fx.plan.deferring import defer_of
 from bigbrain_fx.plan.nouns import Options, Plan
-from bigbrain_fx.plan.shard import lengths, of_layers
-from bigbrain_fx.plan.tensor.costs import sent_share
+from bigbrain_fx.plan.recompute import wanted_by
+from bigbrain_fx.plan.shard import lengths, of_layers, sharded
 from bigbrain_fx.plan.tensor.make import GroupMaker
+from bigbrain_fx.plan.tensor.messages import sent_bytes
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class AxisChoice:
         axes: with their numbers.
         size: of each, in parts.
         parts: of it, by member.
-        sent_bytes: that each member sends each other one in a step, for these axes alone.
+        sent_bytes: the most that a member sends each other one in a step, for these axes alone; of
+            all groups together.
         whole_s: forecast step with them whole; None where that does not fit.
         reason: why not.
     """
@@ -58,7 +61,7 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
     for (name, size), axes in alike(tensor.axes).items():
         rest = tuple(axis for axis in tensor.axes if axis not in axes)
         parts = lengths(size, tensor.shares)
-        sent = sum(_sent(each, tensor.members) for axis in axes for each in axis.exchanges)
+        sent = _sent(plan, tensor, axes)
         about = name, tuple(axis.name for axis in axes), size, parts, sent
         try:
             yield AxisChoice(*about, step_with(plan, rest))
@@ -66,9 +69,18 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
             yield AxisChoice(*about, None, error.what)
 
 
-def _sent(exchange: Exchange, members: int) -> int:
-    """Return the bytes that a member sends each other one for the example batch."""
-    return round(exchange.nbytes * sent_share(exchange.kind, exchange.nbytes // 4, members))
+def _sent(plan: Plan, tensor: TensorParallel, axes: Sequence[Axis]) -> int:
+    """Return the bytes that a member sends the next one for these axes alone, in all groups."""
+    members = sharded(plan.graph, axes, tensor.shares).members
+    return sent_bytes([graph.at(plan.rows) for graph in members], _runs(plan))
+
+
+def _runs(plan: Plan) -> Iterator[tuple[int, frozenset[str]]]:
+    """Yield how many micro-batches each replica has, and which ops it runs twice."""
+    for replica in range(plan.stages.replicas):
+        own = [s for s in plan.stages.of_replica(replica) if not s.member]
+        again = frozenset(name for s in own if s.runs_again for name in s.ops)
+        yield len(plan.stages.micros_of(own[0].index, plan.micro_batches)), again
 
 
 def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
@@ -80,14 +92,16 @@ def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
     """
     assert plan.placement.tensor is not None
     tensor = replace(plan.placement.tensor, axes=axes)
-    again = tuple(n for n in plan.stages.recompute if not plan.stages.stages[n].member)
+    own = replace(plan.stages, stages=plan.stages.of_member(0))
+    trained = [number for number in plan.trained if number < len(own.stages)]
     options = Options(
         plan.partitioner,
         plan.estimator,
         plan.schedule,
         plan.micro_batches,
         plan.seed,
-        recompute=again or None,
+        recompute=wanted_by(own, trained),
+        defer=defer_of(own, trained),
     )
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
     placement = _of_graph(maker.graph, plan.placement)

@@ -1,0 +1,89 @@
+"""What explain says of each axis: what it sends, and the step without it, of that very plan."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bigbrain_fx.core import Cluster, Graph, Link
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import Options, Plan, Source, make_plan, part_channels
+from bigbrain_fx.plan.tensor import axis_choices
+from bigbrain_fx.plan.tensor.choices import step_with
+from tests.support.synthetic import device
+
+WIDTH = 256
+
+
+class Layers(nn.Module):
+    """Hidden layers in a row; the first is wider than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = (6 * WIDTH, WIDTH, WIDTH)
+        self.up = nn.ModuleList(nn.Linear(WIDTH, each) for each in hidden)
+        self.down = nn.ModuleList(nn.Linear(each, WIDTH) for each in hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = torch.relu(x + down(F.gelu(up(x))))
+        return x.pow(2).mean()
+
+
+@cache
+def graph() -> Graph:
+    return capture(Layers(), {"x": torch.randn(48, WIDTH)}).graph
+
+
+def planned(devices: int, **choices: object) -> Plan:
+    given = {"partitioner": "naive", "micro_batches": 4, "tensor": 2, **choices}
+    where = Cluster(tuple(device(f"d{i}") for i in range(devices)), Link(1e-5, 1e9))
+    return make_plan(graph(), where, Source("model.py"), Options(**given))  # type: ignore[arg-type]
+
+
+WAYS = [
+    (2, {}),
+    (2, {"tensor_shares": (3, 1), "recompute": "all"}),
+    (3, {"tensor": 3}),
+    (4, {"schedule": "1f1b", "defer": (0,)}),
+    (4, {"schedule": "interleaved"}),
+    (4, {"schedule": "gpipe", "recompute": "ops"}),
+    (4, {"schedule": "zb-h1"}),
+    (8, {"replicas": 2, "recompute": (0,), "zero_stage": 1}),
+]
+
+
+@pytest.mark.parametrize(("devices", "choices"), WAYS, ids=str)
+def test_the_same_axes_give_the_plans_own_step(devices: int, choices: dict[str, object]) -> None:
+    plan = planned(devices, **choices)
+    assert plan.placement.tensor is not None
+    assert step_with(plan, plan.placement.tensor.axes) == plan.forecast.step_s
+
+
+@pytest.mark.parametrize(("devices", "choices"), WAYS, ids=str)
+def test_axes_send_what_the_members_channels_carry(
+    devices: int, choices: dict[str, object]
+) -> None:
+    plan = planned(devices, **choices)
+    member = {stage.device: stage.member for stage in plan.stages.stages}
+    sent = dict.fromkeys(range(plan.stages.members), 0)
+    for part in part_channels(plan):
+        if member[part.receiver] == (member[part.sender] + 1) % plan.stages.members:
+            sent[member[part.sender]] += part.nbytes
+    assert sum(choice.sent_bytes for choice in axis_choices(plan)) == max(sent.values())
+
+
+def test_a_step_with_an_axis_whole_is_that_of_a_plan_without_it() -> None:
+    plan = planned(2)
+    assert plan.placement.tensor is not None
+    assert [choice.name for choice in axis_choices(plan)] == ["hidden", "hidden.*"]
+    for choice in axis_choices(plan):
+        rest = tuple(a for a in plan.placement.tensor.axes if a.name not in choice.axes)
+        other = planned(2, tensor_tried=rest)
+        assert other.placement.tensor is not None
+        assert other.placement.tensor.axes == rest
+        assert choice.whole_s == other.forecast.step_s

@@ -385,3 +385,23 @@ def test_one_that_moves_what_gets_no_gradient_is_refused() -> None:
 def test_what_gets_no_gradient_may_be_given_to_torchs_own(kind: Any) -> None:
     held = {device: [n for n in names if n[0] != "1"] for device, names in HELD.items()}
     assert require_parted(net(), lambda named: kind([p for _, p in named], lr=0.1), held) is None
+
+
+def test_one_that_knows_parameters_by_the_objects_they_are_is_refused() -> None:
+    """A file that has made its model, and looks for its head's parameters: a bundle has others."""
+    model = net()
+    head = [*model.get_submodule("2").parameters()]
+
+    def groups(named: Named, *, by_name: bool) -> Any:
+        each = [(p, n[0] == "2" if by_name else any(p is h for h in head)) for n, p in named]
+        rates = {True: 0.1, False: 0.01}
+        return [
+            {"params": [p for p, is_head in each if is_head is of], "lr": lr}
+            for of, lr in rates.items()
+        ]
+
+    with pytest.raises(InputError, match="by the objects that they are") as caught:
+        require_parted(model, lambda named: torch.optim.SGD(groups(named, by_name=False)), HELD)
+    assert "2.weight (and 1 more) has lr 0.1; of others" in caught.value.what
+    assert "if name == '2.weight'" in (caught.value.help or "")
+    require_parted(model, lambda named: torch.optim.SGD(groups(named, by_name=True)), HELD)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.optimizer_counts import require_counts_kept
+from bigbrain_fx.frontend.tracing.optimizer_names import require_named
 from bigbrain_fx.frontend.tracing.trial import (
     Make,
     Numbers,
@@ -76,6 +77,7 @@ def require_parted(
             return f"the optimizer could not be tried on this host's CPU: {error.what}"
         _require_alone(make, shapes)
         require_counts_kept(make, cut_short(shapes))
+        require_named(make, trained)
         _require_rest_left(make, shapes, {n: p for n, p in trained.items() if n not in shapes})
         if by_pieces:
             _require_pieces(make, shapes, whole)

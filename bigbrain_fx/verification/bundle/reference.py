@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bigbrain_fx.core import Graph, Op, Ref, Stages
+from bigbrain_fx.core import Dim, Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
 from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
 from bigbrain_fx.verification.bundle.stepping import Updates
@@ -41,7 +41,7 @@ def with_known_sizes(graph: Graph) -> Graph:
 
     A stage reads them of any tensor that it has: it may run before the one that the op names.
     """
-    places = {
+    places: dict[Dim, tuple[str, int]] = {
         size: (entry.name, dim)
         for entry in reversed(graph.inputs)
         for dim, size in reversed([*enumerate(entry.spec.shape)])
@@ -53,7 +53,7 @@ def with_known_sizes(graph: Graph) -> Graph:
             return op
         name = op.refs[0]
         spec = graph.input[name].spec if name in graph.input else graph.op[name].outputs[0]
-        place = places.get(spec.shape[op.args[1]])  # type: ignore[call-overload]
+        place = places.get(spec.shape[op.args[1]])
         return op if place is None else replace(op, args=(Ref(place[0]), place[1]))
 
     return replace(graph, ops=tuple(map(known, graph.ops)))

@@ -352,11 +352,13 @@ def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
     for unlike in (
         replace(other, host="elsewhere", processor="Xeon 8481C"),
         replace(other, threads=4),
-        replace(other, kind="cuda"),
     ):
         where = replace(cluster(2), devices=(first, unlike))
         with pytest.raises(InputError, match="drift apart"):
             make_plan(bench.captured.graph, where, Source(""), options)
+    where = replace(cluster(2), devices=(first, replace(other, kind="cuda")))
+    with pytest.raises(InputError, match="does not go with GPUs"):
+        make_plan(bench.captured.graph, where, Source(""), options)
 
 
 def test_a_group_over_two_hosts_is_warned_of(bench: Bench) -> None:

@@ -70,8 +70,10 @@ class _Service:
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = _quantised(self.file, wanted.get("quantize"))
         self.captured = _capture(self.file, wanted)
+        self.fixed: tuple[object, ...] = ()
         if wanted["training"] and not self.meta and not blank:
             _require_steady(self.file, seed)
+            self.fixed = _fixed(self.file)
         self.captured = _require_uneven(self.file, self.captured, bool(wanted["training"]))
         _require_read_by_layers(self.captured, self.quantised)
         _write_graph(self.captured, Path(str(wanted["graph"])))
@@ -101,6 +103,7 @@ class _Service:
             "positions": _positions(file),
             "batch_dims": {e.name: e.dim for e in self.captured.batch.entries if e.dim},
             "pad": pads(self.captured.batch, file.pad),
+            "fixed": self.fixed,
             "parameters": sum(p.numel() for p in parameters.values()),
             "functions": sorted(self.captured.functions),
             "optimizer_state": optimizer.state,
@@ -258,12 +261,26 @@ def _require_steady(file: ModelFile, seed: int) -> None:
     from bigbrain_fx.frontend.tracing.values import require_steady
 
     step = file.model, file.example_batch, file.loss, file.autocast
-    require_no_side_effects(*step, batches=file.batches, lr_scale=file.lr_scale)
+    require_no_side_effects(
+        *step,
+        batches=file.batches,
+        lr_scale=file.lr_scale,
+        optimizer=file.optimizer,
+        scheduler=file.scheduler,
+    )
     if file.optimizer is not None:
         require_optimizer_apart(*step, file.optimizer, file.batches)
     if file.batches is not None:
         batches = partial(file.batches, seed)
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)
+
+
+def _fixed(file: ModelFile) -> tuple[object, ...]:
+    from bigbrain_fx.frontend.tracing.fixed import fixed_entries
+
+    if file.batches is None:
+        return ()  # the example again and again
+    return fixed_entries(file.model, file.example_batch, file.loss, file.autocast)
 
 
 def _require_uneven(file: ModelFile, captured: Captured, training: bool) -> Captured:

@@ -30,6 +30,7 @@ class ModelFacts:
         module: the name under which the file is imported (for `opaque.<module>.<class>`).
         functions: targets of its opaque custom functions.
         parameters: number of trainable numbers, each tied one once.
+        fixed: what else than tensors the model goes by in a batch, see `Source` of a plan.
         cache, positions: rows of keys and values that are kept, and tokens of each; 0 for a model
             of whole rows.
         optimizer_state, optimizer_temporaries, optimizer_leftover, optimizer_states: what its
@@ -53,6 +54,7 @@ class ModelFacts:
     batch_dims: dict[str, int]
     pad: dict[str, int | float]
     parameters: int
+    fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     functions: tuple[str, ...] = ()
     optimizer_state: float = 2.0
     optimizer_temporaries: float = 2.0

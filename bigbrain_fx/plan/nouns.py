@@ -149,8 +149,9 @@ class Source:
     keeps `optimizer_state` bytes per byte of parameters (of those that it keeps unlike ones of,
     `optimizer_states` by name), and for a moment `optimizer_temporaries` tensors of a parameter's
     size and `optimizer_leftover` of the one's before it; AdamW's are 2, 2 and 1. `batch_dims` are
-    those other than 0, `pad` what shorter ones are filled up with, by model input. With a `cache`
-    of so many rows, of `positions` each, the graph computes one position and keeps keys and values.
+    those other than 0, `pad` what shorter ones are filled up with, by model input. `fixed` is what
+    else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
+    so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
     where the weights are known. A bundle `ships_file`, the whole model file, where a copy of the
     lines that it needs would have other values.
@@ -172,6 +173,7 @@ class Source:
     drop_last: bool | None = None
     batch_dims: dict[str, int] = field(default_factory=dict)
     pad: dict[str, int | float] = field(default_factory=dict)
+    fixed: tuple[tuple[tuple[str | int, ...], bool | int | float | str | None], ...] = ()
     cache: int = 0
     positions: int = 0
     quantize: Quantize | None = None
@@ -180,8 +182,8 @@ class Source:
 
     @property
     def splits_evenly(self) -> bool:
-        """Whether it says nothing of how a batch is split, padded or left out."""
-        return self.drop_last is None and not self.batch_dims and not self.pad
+        """Whether it says nothing of how a batch is split, padded or left out, or must be."""
+        return self.drop_last is None and not (self.batch_dims or self.pad or self.fixed)
 
 
 @dataclass(frozen=True, repr=False)

@@ -39,11 +39,14 @@ class Splitting:
             refused.
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
+        fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
+            of a list its length; every batch must have the same there.
     """
 
     drop_last: bool | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     pad: Mapping[str, float] = field(default_factory=dict)
+    fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
 
 
 class BatchError(ValueError):
@@ -133,11 +136,21 @@ class Stream:
                     "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
             if not (self.drop_last and self._is_small(batch)):
+                self._require_fixed(batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
             "them out: let batches() give larger ones, or split again with drop_last = False"
         )
+
+    def _require_fixed(self, batch: object, step: int) -> None:
+        for key, want in self.splitting.fixed:
+            found = _pick(batch, key, step)
+            found = len(found) if isinstance(found, list | tuple) else found
+            if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
+                name, shown = ".".join(map(str, key)), _said(found)
+                shown = shown if isinstance(found, Tensor) else repr(found)[:80]
+                raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
 
     def _is_small(self, batch: object) -> bool:
         """Whether an entry has fewer rows than the model was split for."""
@@ -281,6 +294,13 @@ _FEWER_ROWS = (
     ": give all batches as many rows: leave a smaller last one out (DataLoader(..., "
     "drop_last=True), or drop_last = True in the model file); or let the model file say drop_last "
     "= False, so that its rows weigh as much as others, and split again"
+)
+
+
+_OTHERWISE = (
+    "step {step}: batch entry {name!r} is {shown}, and the model was split for {want!r}, which it "
+    "goes by: give what changes as a tensor that the model computes with (torch.where chooses by "
+    "one), in example_batch() as well, or split a model for each value"
 )
 
 

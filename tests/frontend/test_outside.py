@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,3 +68,24 @@ def test_an_optimizer_that_reads_what_they_write(rate: float | None, batches: An
 def test_others_are_let_be(make: Any, rate: float | None, batches: Any) -> None:
     require_optimizer_apart(Net(rate), (torch.zeros(2, 4),), None, None, make, batches)
     assert SEEN == {"rate": 0.1}
+
+
+class Warming(torch.optim.SGD):
+    """Warms up by the wall clock."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.start_s = time.monotonic()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        for group in self.param_groups:
+            group["lr"] = 0.01 if time.monotonic() - self.start_s < 60 else 0.1
+        super().step()
+
+
+def test_an_optimizer_that_goes_by_the_clock() -> None:
+    def warming(named: Any) -> torch.optim.Optimizer:
+        return Warming(named, lr=0.1)
+
+    with pytest.raises(InputError, match="goes by the clock: a day after it was made"):
+        require_optimizer_apart(Net(), (torch.zeros(2, 4),), None, None, warming, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -106,3 +107,53 @@ def test_data_that_fail_here_are_let_be() -> None:
         yield
 
     asked(net, batches=batches)
+
+
+BETA = {"value": 1.0, "calls": 0}
+
+
+class Annealing(torch.optim.SGD):
+    """Moves a number of the file with each step, as its scheduler does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
+        super().step()
+        BETA["calls"] += 1
+        BETA["value"] = 1.0 if BETA["calls"] < 500 else 0.5
+
+
+class Halving(torch.optim.lr_scheduler.LambdaLR):
+    def step(self, epoch: int | None = None) -> None:
+        super().step()
+        BETA["value"] *= 0.5
+
+
+def weighed(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return loss(output, batch) * BETA["value"]
+
+
+def annealing(named: Any) -> torch.optim.Optimizer:
+    return Annealing(named, lr=0.1)
+
+
+def halving(optimizer: torch.optim.Optimizer) -> Halving:
+    return Halving(optimizer, float)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"scheduler": halving}, "scheduler"),
+        ({"optimizer": annealing}, "optimizer"),
+    ],
+)
+def test_steps_that_change_what_the_loss_reads_now_or_much_later(made: Any, said: str) -> None:
+    with pytest.raises(InputError, match=rf"a step of {said}\(\) changes .*BETA"):
+        require_no_side_effects(Net(), example(), weighed, None, **made)
+    assert BETA["value"] == 1.0
+    require_no_side_effects(Net(), example(), loss, None, **made)
+
+
+def test_rates_by_the_clock() -> None:
+    start_s = time.time()
+    with pytest.raises(InputError, match=r"lr_scale\(0\) is 1 first and 0.1 a day later"):
+        asked(Net(), lr_scale=lambda step: 1.0 if time.time() - start_s < 3_600 else 0.1)

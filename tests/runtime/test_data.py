@@ -357,3 +357,25 @@ def test_numpy_draws_apart_too() -> None:
     other.advance(1)
     assert one.digest() == other.digest()
     assert np.random.get_state(legacy=False)["state"]["key"].tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"mask": torch.zeros(4, 2)}, r"'mask' is float32\[4, 2\], and .* split for None"),
+        ({"views": [torch.ones(4)] * 3}, "'views' is 3, and the model was split for 2"),
+        ({"phase": "main"}, "'phase' is 'main', and the model was split for 'warm'"),
+    ],
+)
+def test_what_the_model_goes_by_beside_tensors_must_stay(more: dict[str, Any], said: str) -> None:
+    first = {"views": [torch.ones(4), torch.ones(4)], "phase": "warm", "mask": None}
+    fixed = ((("phase",), "warm"), (("mask",), None), (("views",), 2))
+    read = stream(
+        lambda seed: iter([first, first, {**first, **more}]),
+        inputs={"view": ("views", 0)},
+        whole=(),
+        splitting=Splitting(fixed=fixed),
+    )
+    read.advance(1)
+    with pytest.raises(BatchError, match=f"step 2: batch entry {said}"):
+        read.advance(2)

@@ -110,8 +110,11 @@ def _training_text(plan: Plan, own: UsersCode, constants: Mapping[str, str]) -> 
 def _splitting(source: Source) -> str:
     """Return how batches become micro-batches; the example's file has its rows first."""
     dims = source.batch_dims if source.has_batches else {}
-    said = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
-    return f"Splitting({', '.join(f'{n}={v!r}' for n, v in said.items() if v not in (None, {}))})"
+    said: dict[str, object] = {"drop_last": source.drop_last, "dims": dims, "pad": source.pad}
+    said["fixed"] = source.fixed
+    return (
+        f"Splitting({', '.join(f'{n}={v!r}' for n, v in said.items() if v not in (None, {}, ()))})"
+    )
 
 
 def _train_text(plan: Plan, constants: Mapping[str, str], lean: bool) -> str:

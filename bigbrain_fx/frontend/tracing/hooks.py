@@ -152,9 +152,9 @@ class Suspect:
     """What in forward reaches past its ops.
 
     Attributes:
-        what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
-            gradients itself; "ways": it changes how torch computes for some of its lines; or
-            "threads": it starts some.
+        what: "requires_grad", "data" or "grad" of a parameter, "grad_fn", or "autograd": forward
+            asks for gradients itself; "ways": it changes how torch computes for some of its lines;
+            or "threads": it starts some.
         at: the user's line. module: class of the module that it belongs to.
     """
 
@@ -233,6 +233,8 @@ def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | Non
     accessor = getattr(getattr(func, "__self__", None), "__name__", "")
     if func.__name__ == "__get__" and accessor == "grad_fn":
         return "grad_fn"
+    if func.__name__ == "__get__" and accessor == "grad":
+        return "grad"
     if accessor == "data":
         return "data" if isinstance(args[0], nn.Parameter) else "data of a buffer"
     if not (args and isinstance(args[0], nn.Parameter)):

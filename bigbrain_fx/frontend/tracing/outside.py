@@ -9,14 +9,16 @@ functions of a model file; it knows no graphs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.clock import a_day_later
 from bigbrain_fx.frontend.tracing.dice import random_state_kept
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.side_effects import may_write
@@ -25,6 +27,7 @@ from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.tracing.trial import (
     Make,
     Numbers,
+    Shape,
     apart,
     cut_short,
     dice_kept,
@@ -58,12 +61,21 @@ def require_optimizer_apart(
             first, again = (run_trial(make, few, list(few)) for _ in range(2))
             if unlike(first, again):
                 return  # by itself: `parted` says so
+            tomorrow = _run_tomorrow(make, few)
             _use(model, example, loss, autocast, batches)
             after = run_trial(make, few, list(few))
     except Exception:
         return  # the user's own code; others say what is wrong with it
     finally:
         before.put_back()
+    if unlike(first, tomorrow):
+        raise InputError(
+            "optimizer(named_params) goes by the clock: a day after it was made it updates "
+            "otherwise, and every process of a bundle has made its own at another time",
+            at=place_of(make),
+            help="let rates go by the number of steps: lr_scale(step) or scheduler(optimizer) in "
+            "the model file",
+        )
     if unlike(first, after):
         raise InputError(
             "optimizer(named_params) goes by what forward or batches() leave outside it: after "
@@ -72,6 +84,18 @@ def require_optimizer_apart(
             help="let rates go by the number of steps: lr_scale(step) or scheduler(optimizer) in "
             "the model file; what step() needs of a parameter it keeps in self.state[p]",
         )
+
+
+def _run_tomorrow(make: Make, few: Mapping[str, Shape]) -> Numbers:
+    """Run a trial whose steps come a day after its optimizer was made."""
+    with contextlib.ExitStack() as later:
+
+        def make_today(named: list[tuple[str, nn.Parameter]]) -> object:
+            made = make(named)
+            later.enter_context(a_day_later(make, made))
+            return made
+
+        return run_trial(make_today, few, list(few))
 
 
 def unlike(one: Numbers, other: Numbers) -> bool:

@@ -14,12 +14,14 @@ import inspect
 import itertools
 import numbers
 import os
+import re
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ _FOREIGN = 4  # levels of those that a library's object takes
 _MANY = 50_000  # places
 _LONG = 512  # entries: of a longer container the length alone counts
 _FEW = 16  # elements: a larger tensor is no counter
+_TEXT = 2**14  # bytes: a larger file is no counter
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -50,13 +54,19 @@ def places(roots: Iterable[object], leaving: Iterable[object] = ()) -> Iterator[
 
     What is in `leaving` is not looked into.
     """
-    walk = _Walk({id(value) for value in leaving})
+    yield from holding(roots, is_leaf, leaving)
+    for key in os.environ:
+        yield from _in_text(f"os.environ[{key!r}]", partial(_setting, key), partial(_set, key))
+
+
+def holding(
+    roots: Iterable[object], wanted: Callable[[object], bool], leaving: Iterable[object] = ()
+) -> Iterator[Place]:
+    """Yield the places whose values are wanted, of all that objects reach."""
+    walk = _Walk({id(value) for value in leaving}, wanted)
     for root in roots:
         name = "" if isinstance(root, nn.Module) else _called(root)
         yield from walk.into(name, root, 0)
-    for key, value in os.environ.items():
-        if value.lstrip("-").isdigit():
-            yield Place(f"os.environ[{key!r}]", partial(_number_in, key), partial(_put_in, key))
 
 
 def tensors(roots: Iterable[object]) -> list[Tensor]:
@@ -92,13 +102,51 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]
             yield name, cell
 
 
-def _number_in(key: str) -> int | None:
-    value = os.environ.get(key, "")
-    return int(value) if value.lstrip("-").isdigit() else None
+def _setting(key: str) -> str:
+    return os.environ.get(key, "")
 
 
-def _put_in(key: str, value: int) -> None:
-    os.environ[key] = str(int(value))
+def _set(key: str, text: str) -> None:
+    os.environ[key] = text
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A small file that may hold numbers, for the next call to read."""
+
+    path: str
+
+    def read(self) -> str:
+        """Return its text; none of a large or binary one."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if os.path.getsize(self.path) <= _TEXT:
+                return Path(self.path).read_text(encoding="utf-8")
+        return ""
+
+    def write(self, text: str) -> None:
+        """Let its text be another one."""
+        Path(self.path).write_text(text, encoding="utf-8")
+
+
+def _in_text(name: str, read: Callable[[], str], write: Callable[[str], None]) -> Iterator[Place]:
+    """Yield the places of the numbers in a text."""
+    found = _NUMBER.findall(read())[:_FEW]
+    for index in range(len(found)):
+        said = f"number {index + 1} of {name}" if len(found) > 1 else name
+        yield Place(said, partial(_number_in, read, index), partial(_put_in, read, write, index))
+
+
+def _number_in(read: Callable[[], str], index: int) -> int | float | None:
+    found = _NUMBER.findall(read())[index : index + 1]
+    return float(found[0]) if found and "." in found[0] else int(found[0]) if found else None
+
+
+def _put_in(
+    read: Callable[[], str], write: Callable[[str], None], index: int, value: float
+) -> None:
+    text = read()
+    found = list(_NUMBER.finditer(text))[index]
+    write(f"{text[: found.start()]}{value}{text[found.end() :]}")
 
 
 @dataclass
@@ -106,6 +154,7 @@ class _Walk:
     """A way through objects that meets each once."""
 
     seen: set[int] = field(default_factory=set)
+    wanted: Callable[[object], bool] = lambda _value: False
     kept: list[object] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
 
@@ -116,7 +165,7 @@ class _Walk:
         self.seen.add(id(value))
         self.kept.append(value)  # or its number in memory might be another's
         for place, held in _read_all(name, value):
-            if is_leaf(held):
+            if self.wanted(held):
                 yield place
             if isinstance(held, Tensor):
                 self.tensors.append(held)
@@ -172,6 +221,8 @@ def _inside(name: str, value: Any) -> Iterator[Place]:  # noqa: ANN401  # any ob
             yield from _entries(f"{name}.", vars(value))
     elif isinstance(value, contextvars.ContextVar):
         yield Place(f"{name}.get()", partial(_value_of, value), value.set)
+    elif isinstance(value, TextFile):
+        yield from _in_text(Path(value.path).name, value.read, value.write)
     elif isinstance(value, weakref.ref):
         yield Place(f"{name}()", value, _refuse)
     else:

@@ -1,6 +1,6 @@
-"""Side effects of `batches` and `lr_scale` on what forward computes: refused.
+"""Side effects of `batches`, `lr_scale` and the optimizer on what forward computes: refused.
 
-    forward(example) ─▶ batches() and lr_scale() of some steps ─▶ forward(example): the same?
+    forward(example) ─▶ batches(), lr_scale(), step() some times ─▶ forward(example): the same?
 
 A dropout rate that `batches` lowers, or a number of the file that it writes and forward reads,
 would be a constant of the trace; an `lr_scale` that counts its calls begins again where a device is
@@ -14,6 +14,7 @@ import contextlib
 import dis
 import inspect
 import itertools
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 
@@ -22,14 +23,24 @@ from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.clock import a_day_later
+from bigbrain_fx.frontend.tracing.counters import decision
 from bigbrain_fx.frontend.tracing.dice import random_state_kept
 from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.tracing.reached import codes, known
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
+from bigbrain_fx.frontend.tracing.trial import (
+    Make,
+    cut_short,
+    numbers_of,
+    run_trial,
+    shapes_of,
+)
 from bigbrain_fx.frontend.translation.batch import take_apart
 from bigbrain_fx.frontend.translation.sources import is_users
 
 _STEPS = 4
+_LOOK_S = 0.2  # what takes longer is not tried for what it decides much later
 _MUTABLE = (dict, list, set, bytearray, Tensor, nn.Module)
 _WRITES = ("STORE_GLOBAL", "DELETE_GLOBAL")
 
@@ -45,8 +56,10 @@ def require_no_side_effects(
     *,
     batches: Batches | None = None,
     lr_scale: LrScale | None = None,
+    optimizer: Make | None = None,
+    scheduler: Make | None = None,
 ) -> None:
-    """Refuse `batches` or `lr_scale` that change what forward or loss computes.
+    """Refuse what of a model file changes, beside the weights, what forward or loss computes.
 
     Args:
         model: the user's, in train mode.
@@ -55,6 +68,8 @@ def require_no_side_effects(
         autocast: as in a model file.
         batches: of the model file; what it raises is of no interest here.
         lr_scale: of the model file, likewise.
+        optimizer: likewise; a few steps are tried on made-up gradients.
+        scheduler: likewise.
 
     Raises:
         InputError: names the function and what it changed, or the steps of `lr_scale`.
@@ -64,8 +79,13 @@ def require_no_side_effects(
         _require_by_number(lr_scale)
         before.put_back()
     doings: dict[str, tuple[Callable[..., object] | None, Callable[[], object]]] = {
-        "batches": (batches, lambda: batches and _drawn(batches)),
-        "lr_scale": (lr_scale, lambda: lr_scale and [lr_scale(step) for step in range(_STEPS)]),
+        "batches()": (batches, lambda: batches and _drawn(batches)),
+        "lr_scale()": (lr_scale, lambda: lr_scale and [lr_scale(step) for step in range(_STEPS)]),
+        "a step of optimizer()": (optimizer, lambda: optimizer and _stepped(model, optimizer)),
+        "a step of scheduler()": (
+            scheduler,
+            lambda: scheduler and _scheduled(model, optimizer or torch.optim.AdamW, scheduler),
+        ),
     }
     for name, (function, do) in doings.items():
         if function is not None and may_write(function):
@@ -76,15 +96,33 @@ def _drawn(batches: Batches) -> list[object]:
     return list(itertools.islice(batches(0), _STEPS))
 
 
+def _stepped(model: nn.Module, make: Make) -> object:
+    few = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
+    return run_trial(make, few, list(few))
+
+
+def _scheduled(model: nn.Module, make: Make, scheduler: Make) -> object:
+    few = cut_short(shapes_of({n: p for n, p in model.named_parameters() if p.requires_grad}))
+    made = scheduler(make([(n, nn.Parameter(numbers_of(n, shape))) for n, shape in few.items()]))
+    for _ in range(_STEPS):
+        made.step()
+    return made
+
+
 def _require_by_number(lr_scale: LrScale) -> None:
     """Refuse an `lr_scale` that goes by more than the number of the step."""
-    twice: list[list[float]] = []
+    asked: dict[str, list[float]] = {}
     with contextlib.suppress(Exception), _dice_kept():  # whoever runs the bundle is told
-        twice.extend([float(lr_scale(step)) for step in range(_STEPS)] for _ in range(2))
-    for step, (one, other) in enumerate(zip(*twice, strict=True)):
+        for when in ("first", "when it is asked again"):
+            asked[when] = [float(lr_scale(step)) for step in range(_STEPS)]
+        with a_day_later(lr_scale):
+            asked["a day later"] = [float(lr_scale(step)) for step in range(_STEPS)]
+    first = asked.pop("first", [])
+    for when, step in itertools.product(asked, range(len(first))):
+        one, other = first[step], asked[when][step]
         if one != other:
             raise InputError(
-                f"lr_scale({step}) is {one:.6g} first and {other:.6g} when it is asked again: "
+                f"lr_scale({step}) is {one:.6g} first and {other:.6g} {when}: "
                 "every device asks for itself, and one that replaces a dead one begins anew",
                 at=_place(lr_scale),
                 help="let it go by its argument alone: def lr_scale(step): return min(1.0, (step + "
@@ -108,19 +146,30 @@ def _require_same(
     """
     numbers = _numbers(model, example, loss, autocast)
     before = Attributes.of(model, loss)
+
+    def done() -> None:
+        with contextlib.suppress(Exception), _dice_kept():
+            do()
+
+    def done_first() -> Numbers:
+        done()
+        return numbers()
+
     try:
         first, again = numbers(), numbers()
         before.put_back()
-        with contextlib.suppress(Exception), _dice_kept():
-            do()
+        started_s = time.perf_counter()
+        done()
+        is_quick = time.perf_counter() - started_s < _LOOK_S
         moved = before.moved(Attributes.of(model, loss))
         same = not alike(first, again) or alike(first, numbers())
+        later = decision(done, done_first, (model, loss)) if same and is_quick else None
     except Exception:
         return  # `trace` says what is wrong with the example
     finally:
         before.put_back()
-    if not same:
-        raise _changes(name, function, moved)
+    if not same or later is not None:
+        raise _changes(name, function, moved if later is None else [later.name])
 
 
 def _numbers(
@@ -198,7 +247,7 @@ def _dice_kept() -> Iterator[None]:
 def _changes(name: str, function: Callable[..., object], moved: list[str]) -> InputError:
     what = f"changes {', '.join(moved[:3])}" if moved else "changes something"
     return InputError(
-        f"{name}() {what}, and what forward computes depends on it: a trace would keep what it is "
+        f"{name} {what}, and what forward computes depends on it: a trace would keep what it is "
         "now for ever",
         at=_place(function),
         help="let the batch bring it: an entry of batches() with a number for each row, "

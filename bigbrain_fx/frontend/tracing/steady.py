@@ -24,12 +24,15 @@ from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.attributes import Attributes
 from bigbrain_fx.frontend.tracing.blank import is_blank
 from bigbrain_fx.frontend.tracing.check import CHECK_FLOPS
+from bigbrain_fx.frontend.tracing.clock import decided_by_clock
 from bigbrain_fx.frontend.tracing.counters import Decision, decision, look
 from bigbrain_fx.frontend.tracing.dice import where_changed
+from bigbrain_fx.frontend.tracing.left_gradients import refused_by_gradients
 from bigbrain_fx.frontend.tracing.plain import Plain, alike, same_numbers
-from bigbrain_fx.frontend.tracing.reached import tensors
+from bigbrain_fx.frontend.tracing.reached import TextFile, tensors
 from bigbrain_fx.frontend.tracing.state import other_weights
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step
+from bigbrain_fx.frontend.tracing.world import CLOCK, WORDS, Reads, mentions, watching
 from bigbrain_fx.frontend.translation.batch import Batch
 from bigbrain_fx.frontend.translation.sources import forward_line
 
@@ -39,37 +42,53 @@ _MOST = 2**28  # bytes of weights, which are copied
 
 def require_steady_calls(
     model: nn.Module, loss: Loss | None, batch: Batch, how: Route, autocast: str | None
-) -> None:
-    """Refuse a model whose first calls give unlike numbers for the same batch.
+) -> Reads | None:
+    """Refuse a model whose calls give unlike numbers for the same batch, now or later.
+
+    Returns:
+        What forward and loss read of the world; None where nothing was run.
 
     Raises:
         CaptureError: they do.
     """
     example = list(batch.sized(batch.rows).values())
     if is_costly(model, example):
-        return
+        return None
     step = Step(model, loss, batch, how)
     plain = Plain(step, model, autocast)
     with _weights_kept(model) as moved:
         call = _first_unlike(plain, example)
-        later = _decision(step, plain, example) if call is None else None
+        reads = _reads(step, plain, example) if call is None else Reads()
+        refusal = _goes_on(call, model) if call is not None else _later(step, plain, example, reads)
         if moved():
-            return  # what writes into weights is told so by others
-        at = (
-            forward_line(model)
-            if later is None
-            else _line(step, plain, example, later) or forward_line(model)
-        )
-    if later is not None:
-        raise _counted(later, at)
-    if call is not None:
-        raise CaptureError(
-            f"BX0160: call {call} of forward gives other numbers than the first, with the same "
-            "batch, weights, buffers and seed: something that no attribute of a module holds "
-            "counts calls, or goes on by itself, and a trace would keep what it is now for ever",
-            at=at,
-            help=f"{_IN_BUFFER}; leave out the clock",
-        )
+            return reads  # what writes into weights is told so by others
+    if refusal is not None:
+        raise refusal
+    return reads
+
+
+def _goes_on(call: int, model: nn.Module) -> CaptureError:
+    return CaptureError(
+        f"BX0160: call {call} of forward gives other numbers than the first, with the same batch, "
+        "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
+        "goes on by itself, and a trace would keep what it is now for ever",
+        at=forward_line(model),
+        help=f"{_IN_BUFFER}; leave out the clock",
+    )
+
+
+def _later(
+    step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads
+) -> CaptureError | None:
+    """Return why calls give other numbers once more was counted, or it is later."""
+    found = _decision(step, plain, example, reads)
+    if found is not None:
+        at = _line(step, plain, example, found, reads) or forward_line(step.model)
+        return _counted(found, at)
+    later_s = _clock(step, plain, example, reads)
+    if later_s is not None:
+        return _by_clock(later_s, reads.at(CLOCK))
+    return refused_by_gradients(step, plain, example)
 
 
 _IN_BUFFER = (
@@ -90,11 +109,32 @@ def _counted(found: Decision, at: str | None) -> CaptureError:
     )
 
 
-def _decision(step: Step, plain: Plain, example: Sequence[Tensor]) -> Decision | None:
+def _by_clock(later_s: int, at: str | None) -> CaptureError:
+    return CaptureError(
+        f"BX0160: forward or loss goes by the clock: {later_s:,} s later the same batch, weights, "
+        "buffers and seed give other numbers, and a trace would keep what it is now for ever",
+        at=at,
+        help=f"go by the number of steps: {_IN_BUFFER}",
+    )
+
+
+def _reads(step: Step, plain: Plain, example: Sequence[Tensor]) -> Reads:
+    """Watch one run, where the user's files have a word of the world at all."""
+    if not mentions(step.model, step.own_loss, WORDS):
+        return Reads()
+    with watching() as reads, contextlib.suppress(Exception):  # `trace` says what is wrong
+        plain.run(example, 0)
+    return reads
+
+
+def _decision(step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads) -> Decision | None:
     """Return what forward or loss counts and goes by later, attributes or anything else."""
     if not _are_few(tensors((step.model, step.own_loss))):
         return None  # what calls leave could not be put back
-    with _going_on(step) as roots, other_weights(step.model):  # copied later, they are others
+    with (
+        _going_on(step, reads) as roots,
+        other_weights(step.model),
+    ):  # copied later, they are others
         try:
             started_s = time.perf_counter()
             plain.run(example, 0)
@@ -105,23 +145,35 @@ def _decision(step: Step, plain: Plain, example: Sequence[Tensor]) -> Decision |
             return None  # `trace` says what is wrong with the example
 
 
-def _line(step: Step, plain: Plain, example: Sequence[Tensor], found: Decision) -> str | None:
+def _clock(step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads) -> int | None:
+    """Return after how many seconds forward or loss computes something else."""
+    if reads.at(CLOCK) is None or not _are_few(tensors((step.model, step.own_loss))):
+        return None
+    with _going_on(step, reads) as roots, contextlib.suppress(Exception):
+        return decided_by_clock(partial(plain.left, example, 0), roots)
+    return None
+
+
+def _line(
+    step: Step, plain: Plain, example: Sequence[Tensor], found: Decision, reads: Reads
+) -> str | None:
     """Find the line that moves it."""
-    with _going_on(step) as roots:
+    with _going_on(step, reads) as roots:
         return where_changed(
             lambda: plain.run(example, 0), lambda: look(roots).get(found.name, (None, ()))[1]
         )
 
 
 @contextlib.contextmanager
-def _going_on(step: Step) -> Iterator[tuple[object, ...]]:
+def _going_on(step: Step, reads: Reads) -> Iterator[tuple[object, ...]]:
     """Let attributes stay as calls leave them, until the end; yield where counters may be."""
     roots = step.model, step.own_loss
+    files = map(TextFile, reads.files)
     before, step.watch.keeps = Attributes.of(*roots), True
     held = [t for t in tensors(roots) if type(t) in (Tensor, nn.Parameter) and not t.is_inference()]
     numbers = [(t, t._version, t.detach().clone()) for t in held] if _are_few(held) else []
     try:
-        yield roots
+        yield (*roots, *files)
     finally:
         step.watch.keeps = False
         before.put_back()

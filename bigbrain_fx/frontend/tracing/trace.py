@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -38,6 +39,7 @@ from bigbrain_fx.frontend.tracing.step import (
     settle,
     without_fast_path,
 )
+from bigbrain_fx.frontend.tracing.world import WORDS, Reads, mentions, watching
 from bigbrain_fx.frontend.translation.batch import Batch, BatchDims, take_apart, to_meta
 from bigbrain_fx.frontend.translation.leaf import find_leaves
 from bigbrain_fx.frontend.translation.oracle import Oracle
@@ -91,7 +93,7 @@ def capture(
     example_batch = to_meta(example_batch) if on_meta else example_batch
     how = route(module, example_batch, loss is not None)
     with _in_mode(module, training):
-        require_steady_calls(module, loss, take_apart(example_batch), how, autocast)
+        known = require_steady_calls(module, loss, take_apart(example_batch), how, autocast)
     if loss is not None and training:
         how = settle(module, how, example_batch, partial(_has_loss, module, loss, example_batch))
     names = input_names(module, example_batch, how)
@@ -100,11 +102,21 @@ def capture(
     attempt = partial(
         _attempted, module, loss, batch, how, labels, dict(assume or {}), micro_batch=micro_batch
     )
-    with _in_mode(module, training), torch.device("meta") if on_meta else nullcontext():
+    device = torch.device("meta") if on_meta else nullcontext()
+    with _in_mode(module, training), device, _watched(module, loss, known) as reads:
         captured = enclosing(module, tuple(leaves), attempt)
-        if training and loss_needed:
-            require_loss(captured.graph)
-        return captured
+    if training and loss_needed:
+        require_loss(captured.graph)
+    return replace(captured, warnings=(*captured.warnings, *reads.told()))
+
+
+def _watched(
+    module: nn.Module, loss: Loss | None, known: Reads | None
+) -> AbstractContextManager[Reads]:
+    """Watch the trace where no plain run was watched."""
+    if known is None and mentions(module, loss, WORDS):
+        return watching()
+    return nullcontext(known or Reads())
 
 
 def _require_traceable(module: nn.Module, loss: Loss | None) -> bool:

@@ -2,7 +2,8 @@
 
     {"x": ..., "temperature": 1.0}, then {"x": ..., "temperature": 2.0}
 
-The first batches are read, where the example has such an entry, and the model is run with theirs.
+The first batches are read, and where one has something else beside its tensors (a number, a longer
+list, a mask where the example has None), the model is run with that.
 This file knows batches and runs steps; it knows no graphs.
 """
 
@@ -11,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.plain import Plain, alike
+from bigbrain_fx.frontend.tracing.plain import Numbers, Plain, alike
 from bigbrain_fx.frontend.tracing.step import Loss, Step, route
 from bigbrain_fx.frontend.translation.batch import Key, take_apart
 
@@ -36,18 +38,17 @@ def require_steady(
     Raises:
         InputError: names the entry and both values.
     """
-    known = dict(plain_values(example))
-    if not known:
-        return
+    if not (dict(plain_values(example)) or dict(lengths(example))):
+        return  # data may be far away
     drawn: list[object] = []
     with contextlib.suppress(Exception):  # whoever runs the bundle is told
         drawn.extend(itertools.islice(batches(), _BATCHES))
     tried: set[Key] = set()
-    for key, value in itertools.chain.from_iterable(map(plain_values, drawn)):
-        if key in known and value != known[key] and key not in tried:
+    for batch in drawn:
+        for key, before, value in _unlike(example, batch):
+            if key not in tried and _counts(model, example, loss, autocast, key, value):
+                raise _changes(key, before, value)
             tried.add(key)
-            if _counts(model, example, loss, autocast, key, value):
-                raise _changes(key, known[key], value)
 
 
 def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
@@ -62,6 +63,44 @@ def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
         yield key, batch
 
 
+def lengths(batch: object, key: Key = ()) -> Iterator[tuple[Key, int]]:
+    """Yield the lengths of lists and tuples within a batch that hold tensors."""
+    if isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from lengths(value, (*key, name))
+    elif isinstance(batch, list | tuple):
+        if key and not hasattr(batch, "_fields") and any(isinstance(v, Tensor) for v in batch):
+            yield key, len(batch)
+        for index, value in enumerate(batch):
+            yield from lengths(value, (*key, index))
+
+
+def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
+    """Yield what a batch has otherwise than the example, beside the numbers of its tensors."""
+    if isinstance(example, Mapping) and isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from _unlike(example.get(name, _NOTHING), value, (*key, name))
+    elif isinstance(example, tuple | list) and isinstance(batch, tuple | list):
+        if key and len(example) != len(batch):
+            yield key, example, batch
+        for i, (one, other) in enumerate(zip(example, batch, strict=False)):
+            yield from _unlike(one, other, (*key, i))
+    elif not (isinstance(example, Tensor) and isinstance(batch, Tensor)):
+        plain = isinstance(example, _PLAIN) and isinstance(batch, _PLAIN)
+        if not (plain and (example == batch or example != example)):  # NaN
+            yield key, example, batch
+
+
+_NOTHING = object()
+
+
+def numbers_of(batch: object, model: nn.Module, loss: Loss | None, autocast: str | None) -> Numbers:
+    """Run the model on a batch; return its results and their gradients."""
+    taken, how = take_apart(batch), route(model, batch, loss is not None)
+    plain = Plain(Step(model, loss, taken, how), model, autocast)
+    return plain.gradients(list(taken.sized(taken.rows).values()), 0)
+
+
 def _counts(
     model: nn.Module,
     example: object,
@@ -71,37 +110,57 @@ def _counts(
     value: object,
 ) -> bool:
     """Whether the model computes something else with another value there."""
-    how = route(model, example, loss is not None)
-
-    def numbers(batch: object) -> tuple[Any, ...]:
-        taken = take_apart(batch)
-        plain = Plain(Step(model, loss, taken, how), model, autocast)
-        return plain.gradients(list(taken.sized(taken.rows).values()), 0)
-
+    run = partial(numbers_of, model=model, loss=loss, autocast=autocast)
     try:
-        return not alike(numbers(example), numbers(_with(example, key, value)))
+        return not alike(run(example), run(with_value(example, key, value)))
+    except InputError:  # an entry more, which forward does not take
+        return False
     except Exception:  # the user's own code
         return True
 
 
-def _with(batch: Any, key: Key, value: object) -> Any:  # noqa: ANN401  # a nest of any kind
+def with_value(batch: Any, key: Key, value: object) -> Any:  # noqa: ANN401  # a nest of any kind
+    """Return a batch with another value at a key."""
     if not key:
         return value
     if isinstance(batch, Mapping):
-        return {n: _with(v, key[1:], value) if n == key[0] else v for n, v in batch.items()}
-    parts = [_with(v, key[1:], value) if i == key[0] else v for i, v in enumerate(batch)]
+        return {**batch, key[0]: with_value(batch.get(key[0]), key[1:], value)}
+    parts = [with_value(v, key[1:], value) if i == key[0] else v for i, v in enumerate(batch)]
     return parts if isinstance(batch, list) else getattr(type(batch), "_make", tuple)(parts)
+
+
+def _shown(value: object) -> str:
+    if value is _NOTHING:
+        return "nothing"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, list | tuple | Mapping):
+        return f"{len(value)} entries"
+    return f"an object of {type(value).__name__}"
 
 
 def _changes(key: Key, before: object, value: object) -> InputError:
     name = ".".join(map(str, key))
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     return InputError(
-        f"batches() changes {name} from {before!r} to {value!r}, and the model reads it: a trace "
-        "would keep the first for ever",
+        f"batches() changes {name} from {_shown(before)} to {_shown(value)}, and the model "
+        "reads it: a trace would keep the first for ever",
         at="batches",
-        help=f"give it as a tensor: torch.tensor({value!r})"
-        if number
-        else "let a tensor decide: compute both ways and choose with torch.where(flag, one, two), "
-        "flag being a tensor of the batch (torch.tensor(True)); or split a model for each value",
+        help=_remedy(before, value),
+    )
+
+
+def _remedy(before: object, value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"give it as a tensor: torch.tensor({value!r})"
+    if not isinstance(before, _PLAIN) or not isinstance(value, _PLAIN):
+        return (
+            "give every batch the same entries: a mask of ones, torch.ones(rows, n), where there "
+            "is none, and one tensor with a dimension for what a list has more or less of, filled "
+            "up and with a mask"
+        )
+    return (
+        "let a tensor decide: compute both ways and choose with torch.where(flag, one, two), "
+        "flag being a tensor of the batch (torch.tensor(True)); or split a model for each value"
     )

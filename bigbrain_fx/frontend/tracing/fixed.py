@@ -1,0 +1,130 @@
+"""What is no tensor in a batch, and the model goes by: it must stay as in the example.
+
+    {"x": ..., "phase": "warm", "views": [a, b], "mask": None} ─▶ phase is "warm", 2 views, no mask
+
+Later batches are read by a run alone, which stops where such an entry is another one. The model is
+run with other values to see what it goes by. This file knows batches and runs steps; it knows no
+graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from bigbrain_fx.frontend.tracing.plain import Numbers, alike
+from bigbrain_fx.frontend.tracing.steady import is_costly
+from bigbrain_fx.frontend.tracing.step import Loss, Route, route
+from bigbrain_fx.frontend.tracing.values import lengths, numbers_of, plain_values, with_value
+from bigbrain_fx.frontend.translation.batch import Key, take_apart
+
+PlainValue = None | bool | int | float | str
+Fixed = tuple[Key, PlainValue]
+
+
+def fixed_entries(
+    model: nn.Module, example: object, loss: Loss | None, autocast: str | None
+) -> tuple[Fixed, ...]:
+    """Return the entries that are no tensors and that count, with their values; a list's length.
+
+    Of a model that is costly to run these are all that reach forward, texts left out.
+    """
+    found = [*_plain(example), *lengths(example)]
+    if not found:
+        return ()
+    taken, how = take_apart(example), route(model, example, loss is not None)
+    if is_costly(model, list(taken.sized(taken.rows).values())):
+        return tuple((k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str))
+    run = partial(numbers_of, model=model, loss=loss, autocast=autocast)
+    try:
+        trial = _Trial(example, run, run(example))
+    except Exception:
+        return ()  # `trace` says what is wrong with the example
+    return tuple((key, value) for key, value in found if trial.goes_by(key, value))
+
+
+def _plain(example: object) -> Iterator[Fixed]:
+    for key, value in plain_values(example):
+        if value is None or isinstance(value, bool | int | float | str):
+            yield key, value
+
+
+def _reaches(how: Route, key: Key) -> bool:
+    first = key[0] if key else None
+    placed = isinstance(first, int) and first < how.positions
+    return how.whole or placed or first in how.keys
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The example, what runs a batch, and what it gives for the example."""
+
+    example: object
+    run: Callable[[object], Numbers]
+    first: Numbers
+
+    def goes_by(self, key: Key, value: PlainValue) -> bool:
+        """Whether the model computes something else, or fails, with another value there."""
+        asked: list[str] = []
+        try:
+            for other in self._others(key, value, asked):
+                if not alike(self.first, self.run(with_value(self.example, key, other))):
+                    return True
+        except Exception:  # the user's own code: it fails with a longer list in plain PyTorch, too
+            return not isinstance(_at(self.example, key), list | tuple)
+        return bool(asked)
+
+    def _others(self, key: Key, value: PlainValue, asked: list[str]) -> Iterator[object]:
+        """Yield values to try; a text notes in `asked` when it is compared."""
+        held = _at(self.example, key)
+        if isinstance(held, list | tuple):
+            yield [*held, held[-1]]
+        elif isinstance(value, bool):
+            yield not value
+        elif isinstance(value, int | float):
+            yield from (value + type(value)(more) for more in (1, 10, 1_000, 1_000_000))
+            yield type(value)(0)
+            yield -value - 1
+        elif isinstance(value, str):
+            yield _noting(asked)(value)
+        else:
+            yield object()
+
+
+def _at(batch: object, key: Key) -> object:
+    for part in key:
+        batch = batch[part]  # type: ignore[index]  # a key of this very batch
+    return batch
+
+
+def _noting(asked: list[str]) -> type[str]:
+    """Return texts that note what they are asked, but for how they are shown."""
+
+    class Noting(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            asked.append("==")
+            return str.__eq__(self, other)
+
+        def __ne__(self, other: object) -> bool:
+            asked.append("!=")
+            return str.__ne__(self, other)
+
+        def __hash__(self) -> int:
+            asked.append("hash")
+            return str.__hash__(self)
+
+        def __contains__(self, part: object) -> bool:
+            asked.append("in")
+            return isinstance(part, str) and str.__contains__(self, part)
+
+        def __getattribute__(self, name: str) -> object:
+            if not name.startswith("__"):
+                asked.append(name)
+            return str.__getattribute__(self, name)
+
+    return Noting

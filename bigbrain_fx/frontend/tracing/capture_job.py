@@ -31,6 +31,8 @@ from bigbrain_fx.frontend.tracing.ladder import Ladder
 from bigbrain_fx.frontend.tracing.micro import remarks
 from bigbrain_fx.frontend.tracing.objective import (
     is_one_value,
+    made_of_weights,
+    require_constants_unwritten,
     require_dense,
     require_memory_apart,
     require_numbers,
@@ -190,6 +192,10 @@ class CaptureJob:
         """Say what in forward no graph holds, where that is the cause of a refusal."""
         if self.on_meta or not error.what.startswith(_MAY_REACH_PAST):
             return error
+        made = made_of_weights(self.step.model, " ".join(error.notes))
+        if made is not None:
+            made.at = error.at
+            return made
         rows = list(self.batch.sized(self.batch.rows).values())
         cause = suspect(lambda: self.ladder.plain.run(rows, 0))
         if cause is None:
@@ -238,6 +244,7 @@ class CaptureJob:
         if self.labels.training:
             require_dense(graph)
             require_parameters_unwritten(graph)
+            require_constants_unwritten(graph)
             require_memory_apart(graph, store.tensors)
         graph = with_hints(graph, given, program.graph.nodes)
         graph = without_settled(graph)

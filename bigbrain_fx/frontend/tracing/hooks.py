@@ -152,9 +152,9 @@ class Suspect:
     """What in forward reaches past its ops.
 
     Attributes:
-        what: "requires_grad", "data" or "grad" of a parameter, "grad_fn", or "autograd": forward
-            asks for gradients itself; "ways": it changes how torch computes for some of its lines;
-            or "threads": it starts some.
+        what: "requires_grad" or "data" of a parameter, "grad_fn", or "autograd": forward asks for
+            gradients itself; "ways": it changes how torch computes for some of its lines; or
+            "threads": it starts some; or "grad" of a tensor, where that alone is looked for.
         at: the user's line. module: class of the module that it belongs to.
     """
 
@@ -163,9 +163,14 @@ class Suspect:
     module: str | None
 
 
-def suspect(run: Callable[[], object]) -> Suspect | None:
-    """Run forward once more and return the first thing in it that no graph holds."""
-    watch = _Suspects()
+def suspect(run: Callable[[], object], *, of_grad: bool = False) -> Suspect | None:
+    """Run forward once more and return the first thing in it that no graph holds.
+
+    Args:
+        run: forward.
+        of_grad: look for what reads p.grad, and for nothing else.
+    """
+    watch = _Suspects(_reads_grad if of_grad else _reaches)
     with contextlib.suppress(Exception), watch, _threads_seen(watch):
         run()
     return watch.found
@@ -190,10 +195,10 @@ def _threads_seen(watch: _Suspects) -> Iterator[None]:
 class _Suspects(TorchFunctionMode):
     """Notes the first line of the user's that reaches for autograd, or past it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reaches: Callable[..., str | None]) -> None:
         super().__init__()
         self.found: Suspect | None = None
-        self._ways = _ways()
+        self._ways, self._reaches = _ways(), reaches
 
     def __torch_function__(
         self,
@@ -208,7 +213,7 @@ class _Suspects(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _what(self, func: Callable[..., object], args: tuple[object, ...]) -> str | None:
-        return _reaches(func, args) or (None if _ways() == self._ways else "ways")
+        return self._reaches(func, args) or (None if _ways() == self._ways else "ways")
 
 
 def _ways() -> tuple[object, ...]:
@@ -227,14 +232,17 @@ def _ways() -> tuple[object, ...]:
     )
 
 
+def _reads_grad(func: Callable[..., object], _args: tuple[object, ...]) -> str | None:
+    accessor = getattr(getattr(func, "__self__", None), "__name__", "")
+    return "grad" if (func.__name__, accessor) == ("__get__", "grad") else None
+
+
 def _reaches(func: Callable[..., object], args: tuple[object, ...]) -> str | None:
     if func in _AUTOGRAD:
         return "autograd"
     accessor = getattr(getattr(func, "__self__", None), "__name__", "")
     if func.__name__ == "__get__" and accessor == "grad_fn":
         return "grad_fn"
-    if func.__name__ == "__get__" and accessor == "grad":
-        return "grad"
     if accessor == "data":
         return "data" if isinstance(args[0], nn.Parameter) else "data of a buffer"
     if not (args and isinstance(args[0], nn.Parameter)):

@@ -150,7 +150,7 @@ class Interpreter:
         own = self.functions.get(op.target)
         given = decode(op.args[0], lambda arg: self.value(arg, env, reader))
         tensors = [self.value(arg, env, reader) for arg in op.args[1:]]
-        if isinstance(own, nn.Module):
+        if isinstance(own, nn.Module) and op.target != LOSS:  # a loss has its tensors itself
             return run_leaf(own, tensors, given)
         if not callable(own):
             raise InputError(f"op {op.name} needs the user's own {op.target}, found none")

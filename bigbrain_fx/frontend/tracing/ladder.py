@@ -135,7 +135,8 @@ class Ladder:
         own, part = self.step.own_loss, self.step.seen.part
         if own is None or self.loss is not None or part == "model" or is_about_size(error):
             return False
-        self.loss, self.why = KeptLoss(own), place(error)
+        self.loss, (at, code) = KeptLoss(own), place(error)
+        self.why = at, code if at else str(getattr(error, "what", "")).partition(" (")[0]
         if self.has_numbers:
             rows = max(2, self.batch.rows)
             watch = self.step.watch
@@ -206,9 +207,9 @@ class Ladder:
             for name in names:
                 yield f"BX0110: custom backward in {name} is kept: the stage calls the class itself"
         if self.loss is not None:
-            at, code = self.why
+            why = ": ".join(filter(None, self.why))
             yield (
-                f"BX0150: the loss cannot be traced ({at}: {code}): it is kept whole, and the "
+                f"BX0150: the loss cannot be traced ({why}): it is kept whole, and the "
                 "device that has the output calls loss(output, batch) of the model file"
             )
         for given in self.oracle.unused():

@@ -36,7 +36,7 @@ def refused_by_gradients(
         with _gradients_left(step.model):
             if alike(first, plain.run(example, 0)):
                 return None
-            cause = suspect(lambda: plain.run(example, 0))
+            cause = suspect(lambda: plain.run(example, 0), of_grad=True)
     except Exception:
         return None  # `trace` says what is wrong with the example
     return CaptureError(

@@ -6,6 +6,7 @@ This file knows graphs and the three ways to give a loss; it knows nothing of tr
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.translation.refusals import written_by_data
+from bigbrain_fx.frontend.translation.sources import forward_line
 
 _SPARSE = {
     "aten.embedding.default": 4,
@@ -120,10 +122,26 @@ def _require_dense(path: str, part: nn.Module) -> None:
             raise InputError(
                 f"{path}{'.' if path else ''}{name} is a sparse tensor ({tensor.layout}), and a "
                 "bundle's weights are dense",
-                help="hold it dense, adj.to_dense(); or hold adj.indices().clone() and "
-                "adj.values().clone() as buffers, and compute torch.zeros_like(h).index_add(1, "
-                "index[0], h[:, index[1]] * value)",
+                at=forward_line(part),
+                help="hold it dense, adj.to_dense(); or, of coo = adj.to_sparse_coo().coalesce(), "
+                "hold coo.indices() and coo.values() as buffers, and compute "
+                "torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * value)",
             )
+
+
+def made_of_weights(model: nn.Module, code: str) -> InputError | None:
+    """Say that a line reads what __init__ has computed from weights, if it does."""
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            made = isinstance(value, Tensor) and not value.is_leaf
+            if made and re.search(rf"\b{re.escape(name)}\b", code):
+                return InputError(
+                    f"{path}{'.' if path else ''}{name} was computed from weights when the model "
+                    "was made, and is in no state dict: a trace does not see whose it is",
+                    help=f"keep the weight alone in __init__, and compute {name} in forward: w = "
+                    "self.flat[:48].view(6, 8); or make it a property of the class",
+                )
+    return None
 
 
 def require_loss(graph: Graph) -> None:
@@ -215,6 +233,29 @@ def require_parameters_unwritten(graph: Graph) -> None:
                 "step: in the optimizer, a class whose step() calls super().step() and then "
                 "writes; what the first batch sets is set in model(): made = Net(); "
                 "made(example_batch()['x']); return made",
+            )
+
+
+def require_constants_unwritten(graph: Graph) -> None:
+    """Refuse a forward or loss that writes into a tensor that no module of the model holds.
+
+    Raises:
+        CaptureError: names the line.
+    """
+    constants = {param.name for param in graph.params if param.kind == "constant"}
+    for name, op in _written(graph).items():
+        if name in constants:
+            said = "x".join(map(str, graph.param[name].spec.shape)) or "one number"
+            raise CaptureError(
+                "BX0160: forward or loss writes into a tensor that is no buffer of the model "
+                f"({name}, {said}): no state dict has it, "
+                "and no bundle would keep it",
+                at=op.source or None,
+                notes=(op.code,) if op.code else (),
+                help="make it a buffer: self.register_buffer('seen', torch.zeros(8)) in __init__; "
+                "a teacher or criterion that stands outside is held by the model (self.teacher = "
+                "TEACHER in __init__, called in forward), or put into eval() so that its norms "
+                "count nothing",
             )
 
 

@@ -59,7 +59,11 @@ def require_steady_calls(
     with _weights_kept(model) as moved:
         call = _first_unlike(plain, example)
         reads = _reads(step, plain, example) if call is None else Reads()
-        refusal = _goes_on(call, model) if call is not None else _later(step, plain, example, reads)
+        refusal = (
+            _later(step, plain, example, reads)
+            if call is None
+            else _goes_on(call, _written_line(step, plain, example) or forward_line(model))
+        )
         if moved():
             return reads  # what writes into weights is told so by others
     if refusal is not None:
@@ -67,14 +71,26 @@ def require_steady_calls(
     return reads
 
 
-def _goes_on(call: int, model: nn.Module) -> CaptureError:
+def _goes_on(call: int, at: str | None) -> CaptureError:
     return CaptureError(
         f"BX0160: call {call} of forward gives other numbers than the first, with the same batch, "
         "weights, buffers and seed: something that no attribute of a module holds counts calls, or "
         "goes on by itself, and a trace would keep what it is now for ever",
-        at=forward_line(model),
-        help=f"{_IN_BUFFER}; leave out the clock",
+        at=at,
+        help=f"{_IN_BUFFER}; leave out the clock; a loss that is a module with buffers is held "
+        "by the model, whose forward returns the loss",
     )
+
+
+def _written_line(step: Step, plain: Plain, example: Sequence[Tensor]) -> str | None:
+    """Find the line that writes into a tensor which calls share, if one does."""
+    held, loss = tensors((step.model, step.own_loss)), step.own_loss
+
+    def look() -> list[int]:
+        own = loss.buffers() if isinstance(loss, nn.Module) else ()
+        return [*(t._version for t in held if not t.is_inference()), *map(id, own)]
+
+    return where_changed(lambda: plain.run(example, 0), look)
 
 
 def _later(

@@ -245,7 +245,7 @@ class Step(nn.Module):
         self.seen = Seen()
         self.watch = Listeners()
         self._trains = training
-        self._loss = loss
+        self._given = (loss,)  # no part of ours: its buffers are numbers that a trace reads
         self._names = [entry.name for entry in batch.entries]
         self._template = batch.template
         self._how = how
@@ -253,7 +253,7 @@ class Step(nn.Module):
     @property
     def own_loss(self) -> Loss | None:
         """The user's loss function."""
-        return self._loss if self._trains else None
+        return self._given[0] if self._trains else None
 
     @property
     def trains(self) -> bool:
@@ -265,11 +265,11 @@ class Step(nn.Module):
         if self.watch.keeps or torch.compiler.is_dynamo_compiling():
             return self._call(*tensors)
         (model,) = self._itself
-        before = Attributes.of(model, self._loss, numbers=not self.watch.tracing)
+        before = Attributes.of(model, self._given[0], numbers=not self.watch.tracing)
         try:
             return self._call(*tensors)
         finally:
-            moved = before.moved(Attributes.of(model, self._loss, numbers=False))
+            moved = before.moved(Attributes.of(model, self._given[0], numbers=False))
             self.seen.moved = tuple(dict.fromkeys((*self.seen.moved, *moved)))
             before.put_back()
 
@@ -298,7 +298,7 @@ class Step(nn.Module):
         if not self._trains:
             return self._outputs(found, _own_loss(output) if len(found) > 1 else None)
         self.seen.part = "loss"
-        compute = self.watch.loss or self._loss
+        compute = self.watch.loss or self._given[0]
         loss = compute(output, batch) if compute else _own_loss(output)
         if compute:
             _check_loss(loss)

@@ -363,12 +363,23 @@ def _name(batch: Batch) -> str | int:
 
 def transformed(at: str, code: str) -> CaptureError:
     """Refuse torch.vmap and the gradients of torch.func where a trace meets them."""
+    if "sparse" in code:
+        return _sparse(at, code)
     return CaptureError(
         "BX0199: forward computes inside torch.vmap or torch.func, whose tensors no graph holds: "
         f"{code}",
         at=at or None,
         help="put that call, with the parameters that it uses, into a module of its own "
         "(self.part = Part() in __init__): a module inside the model is kept whole",
+    )
+
+
+def _sparse(at: str, code: str) -> CaptureError:
+    return CaptureError(
+        f"BX0199: forward makes a sparse tensor, and a graph's are dense: {code}",
+        at=at or None,
+        help="multiply by its entries: torch.zeros_like(h).index_add(1, index[0], h[:, index[1]] * "
+        "value); or put it into a module of its own: one inside the model is kept whole",
     )
 
 

@@ -50,7 +50,7 @@ class Timer:
 
 
 def by_minutes() -> float:
-    return 1.0 if time.time() - START_S < 300 else 2.0
+    return 1.0 if time.time() - START_S < 36_000 else 2.0
 
 
 def by_hour() -> float:

@@ -161,16 +161,20 @@ def _verify(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 
 def _train(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     """Train with the bundle's own programs; compare with the loop, which draws otherwise."""
+    from bigbrain_fx.verification.bundle.failures import error_of
     from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
 
     if form.dice:
         return {"said": ""}
-    done = run_bundle(import_bundle(folder / "bundle"), read_plan(folder / "bundle"), STEPS, seed=0)
+    bundle, made = folder / "bundle", read_plan(folder / "bundle")
+    try:
+        done = run_bundle(import_bundle(bundle), made, STEPS, seed=0)
+    except Exception as error:  # later data than `verify` has seen
+        raise error_of(error, bundle, path) or error from error
     losses, tensors = torch.load(folder / "loop.pt")
     ours = [float(loss) for loss in done.losses]
     off = max(abs(a - b) / (abs(b) or 1.0) for a, b in zip(ours, losses, strict=True))
-    plan = read_plan(folder / "bundle")
-    coarse = bool(half_sums(plan.graph, plan.stages))  # split has said so
+    coarse = bool(half_sums(made.graph, made.stages))  # split has said so
     names = list(_apart_from(tensors, done.tensors, coarse))
     if not off <= (HALF_LOSS if coarse else LOSS) or names:
         said = f"losses {off:.1e} off; {', '.join(names[:4])}"

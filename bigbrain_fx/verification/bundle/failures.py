@@ -26,6 +26,11 @@ _REMEDIES = (
         "make that line run in the bundle's folder, where every process calls batches(seed): name "
         "files of data by their full path, and split again when the model file has changed",
     ),
+    (
+        "which it goes by",
+        "let a tensor of the batch say it, in example_batch() as well: compute both ways, and "
+        "choose with torch.where(flag, one, two); or split a model for each value",
+    ),
     ("give it the type", "give every batch the types of example_batch()"),
     (
         OTHER,

@@ -244,7 +244,7 @@ class CaptureJob:
         if self.labels.training:
             require_dense(graph)
             require_parameters_unwritten(graph)
-            require_constants_unwritten(graph)
+            require_constants_unwritten(graph, store.tensors, self.step.model, self.step.own_loss)
             require_memory_apart(graph, store.tensors)
         graph = with_hints(graph, given, program.graph.nodes)
         graph = without_settled(graph)

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import CaptureError, InputError
+from bigbrain_fx.frontend.tracing.reached import tensors as reached_tensors
 from bigbrain_fx.frontend.translation.refusals import written_by_data
 from bigbrain_fx.frontend.translation.sources import forward_line
 
@@ -236,15 +237,22 @@ def require_parameters_unwritten(graph: Graph) -> None:
             )
 
 
-def require_constants_unwritten(graph: Graph) -> None:
-    """Refuse a forward or loss that writes into a tensor that no module of the model holds.
+def require_constants_unwritten(
+    graph: Graph, tensors: Mapping[str, Tensor], model: nn.Module, loss: object
+) -> None:
+    """Refuse to write into a plain attribute, or into what the loss alone reaches.
+
+    What forward writes beside, a teacher in a list say, is a constant that a bundle keeps.
 
     Raises:
         CaptureError: names the line.
     """
-    constants = {param.name for param in graph.params if param.kind == "constant"}
+    plain = [t for part in model.modules() for t in vars(part).values() if isinstance(t, Tensor)]
+    kept = {0, *map(_address, (*model.parameters(), *model.buffers()))}
+    outside = set(map(_address, (*plain, *reached_tensors((loss,))))) - kept
+    constants = {p.name for p in graph.params if p.kind == "constant"}
     for name, op in _written(graph).items():
-        if name in constants:
+        if name in constants and _address(tensors[name]) in outside:
             said = "x".join(map(str, graph.param[name].spec.shape)) or "one number"
             raise CaptureError(
                 "BX0160: forward or loss writes into a tensor that is no buffer of the model "
@@ -257,6 +265,13 @@ def require_constants_unwritten(graph: Graph) -> None:
                 "TEACHER in __init__, called in forward), or put into eval() so that its norms "
                 "count nothing",
             )
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's numbers are; 0 where it has none of its own."""
+    if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
+        return 0
+    return tensor.data_ptr() if tensor.device.type != "meta" and tensor.numel() else 0
 
 
 def require_memory_apart(graph: Graph, tensors: Mapping[str, Tensor]) -> None:

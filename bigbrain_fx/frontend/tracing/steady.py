@@ -57,8 +57,8 @@ def require_steady_calls(
     step = Step(model, loss, batch, how)
     plain = Plain(step, model, autocast)
     with _weights_kept(model) as moved:
-        call = _first_unlike(plain, example)
-        reads = _reads(step, plain, example) if call is None else Reads()
+        with _watch(step) as reads:
+            call = _first_unlike(plain, example)
         refusal = (
             _later(step, plain, example, reads)
             if call is None
@@ -134,13 +134,10 @@ def _by_clock(later_s: int, at: str | None) -> CaptureError:
     )
 
 
-def _reads(step: Step, plain: Plain, example: Sequence[Tensor]) -> Reads:
-    """Watch one run, where the user's files have a word of the world at all."""
-    if not mentions(step.model, step.own_loss, WORDS):
-        return Reads()
-    with watching() as reads, contextlib.suppress(Exception):  # `trace` says what is wrong
-        plain.run(example, 0)
-    return reads
+def _watch(step: Step) -> contextlib.AbstractContextManager[Reads]:
+    """Watch what is run, where the user's files have a word of the world at all."""
+    named = mentions(step.model, step.own_loss, WORDS)
+    return watching() if named else contextlib.nullcontext(Reads())
 
 
 def _decision(step: Step, plain: Plain, example: Sequence[Tensor], reads: Reads) -> Decision | None:

@@ -1,8 +1,8 @@
 """What forward and loss read of the world: the clock, files, the network, other programs.
 
-    one run, watched ─▶ Reads: "the clock" at model.py:17, the files that it opened
+    a run, watched ─▶ Reads: "the clock" at model.py:17, the files that it opened
 
-A trace keeps what was found there then. A run is watched where the user's files have such words;
+A trace keeps what was found there then. Runs are watched where the user's files have such words;
 whoever logs is let be. This file knows Python's own functions; it knows no graphs.
 """
 
@@ -79,7 +79,7 @@ WORDS = re.compile(
 
 @dataclass
 class Reads:
-    """What a run has read: by kind the user's lines, and the files that were opened."""
+    """What runs have read: by kind the user's lines, and the files that were opened."""
 
     lines: dict[str, list[str]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)

@@ -19,8 +19,8 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from .image import Buffer
 from .malloc import apart, give_freed_memory_back
 from .optimizer_state import StateError
+from .update_pieces import OncePerStep, only, pieces
 
 if TYPE_CHECKING:  # only bundles that offload weights have it
     from .stored_weights import StoredWeights
@@ -236,17 +237,22 @@ class StoredState:
         self.homes: dict[tuple[int, str], torch.device] = {}  # where the optimizer made it
 
     def step(self) -> None:
-        """Update all parameters, the state of a piece of them at a time."""
-        with nullcontext() if self.weights is None else apart():
-            for piece in pieces(self.optimizer):
-                self._step_piece(self.optimizer, piece)
+        """Update all parameters, the state of a piece of them at a time.
 
-    def _step_piece(self, optimizer: torch.optim.Optimizer, piece: Sequence[nn.Parameter]) -> None:
+        Raises:
+            StateError: the optimizer's groups depend on which parameters a piece is of.
+        """
+        with nullcontext() if self.weights is None else apart():
+            once = OncePerStep(self.optimizer.param_groups)
+            for piece in pieces(self.optimizer):
+                self._step_piece(piece, once)
+
+    def _step_piece(self, piece: Sequence[nn.Parameter], once: OncePerStep) -> None:
         known = len(self.rooms)
         for parameter in piece:
             self._fetch(parameter)
-        with self._here(piece), only(optimizer, piece):
-            optimizer.step()
+        with self._here(piece), only(self.optimizer, piece) as groups, once.piece(groups):
+            self.optimizer.step()
         for parameter in piece:
             self._put(parameter)
         if self.weights is not None and len(self.rooms) > known:
@@ -294,37 +300,6 @@ class StoredState:
         for key, value in state.items():
             if isinstance(value, Tensor):
                 state[key] = self.keep(parameter, key, value)
-
-
-def pieces(optimizer: torch.optim.Optimizer) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters in groups of at most the largest one's bytes, so that one is the most."""
-    params: Sequence[nn.Parameter] = [p for g in optimizer.param_groups for p in g["params"]]
-    most = max((parameter.nbytes for parameter in params), default=0)
-    piece: list[nn.Parameter] = []
-    for parameter in params:
-        if piece and sum(p.nbytes for p in piece) + parameter.nbytes > most:
-            yield piece
-            piece = []
-        piece.append(parameter)
-    if piece:
-        yield piece
-
-
-@contextmanager
-def only(optimizer: torch.optim.Optimizer, piece: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let an optimizer know some of its parameters, and their groups, for a while."""
-    wanted = {id(parameter) for parameter in piece}
-    groups = optimizer.param_groups
-    before = [group["params"] for group in groups]
-    for group in groups:
-        group["params"] = [p for p in group["params"] if id(p) in wanted]
-    optimizer.param_groups = [group for group in groups if group["params"]]
-    try:
-        yield
-    finally:
-        optimizer.param_groups = groups
-        for group, params in zip(groups, before, strict=True):
-            group["params"] = params
 
 
 def is_dense(value: Tensor) -> bool:

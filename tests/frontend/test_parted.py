@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -339,8 +340,8 @@ def test_a_loss_scale_wants_all_trained_parameters_stepped() -> None:
         require_all_stepped(net(), lambda named: torch.optim.SGD(list(named)[:1], lr=0.1), HELD)
 
 
-class CountingOnce(torch.optim.SGD):
-    """Counts its steps for all parameters of a group, and not for each."""
+class OfGroup(torch.optim.SGD):
+    """Keeps something in its group, and updates each parameter by it."""
 
     @classmethod
     def of(cls, named: Named) -> Any:
@@ -349,17 +350,64 @@ class CountingOnce(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            group["count"] = group.get("count", 0) + 1
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(0.1 / group["count"] * p.grad)
+            given = [p for p in group["params"] if p.grad is not None]
+            rate = self.rate(group, given)
+            for p in given:
+                p.sub_(rate * p.grad)
+
+    def rate(self, group: dict[str, Any], given: list[nn.Parameter]) -> float:
+        group["count"] = group.get("count", 0) + 1  # long after the trial's steps, too
+        return 0.1 if group["count"] > 12 else 0.01
 
 
-def test_one_that_does_something_once_a_step_is_refused_where_it_is_stepped_by_pieces() -> None:
-    assert require_parted(net(), CountingOnce.of, HELD) is None
-    with pytest.raises(InputError, match="something once a step for all parameters"):
-        require_parted(net(), CountingOnce.of, HELD, by_pieces=True)
-    assert require_parted(net(), torch.optim.AdamW, HELD, by_pieces=True) is None
+class ByNorm(OfGroup):
+    def rate(self, group: dict[str, Any], given: list[nn.Parameter]) -> float:
+        group["norm"] = sum(float(p.grad.norm()) for p in given if p.grad is not None)
+        return 0.1
+
+
+class Together(OfGroup):
+    limit = math.inf
+
+    def rate(self, group: dict[str, Any], given: list[nn.Parameter]) -> float:
+        norms = [float(p.grad.norm()) for p in given if p.grad is not None]
+        return 0.1 * all(norm < self.limit for norm in norms)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if all(self.rate(g, g["params"]) for g in self.param_groups):
+            super().step()
+
+
+class TogetherHuge(Together):
+    limit = 1e4
+
+
+class TogetherMost(Together):
+    limit = 0.1  # of what is made up all are larger
+
+
+@pytest.mark.parametrize(
+    ("kind", "does"),
+    [
+        (ByNorm, "it fails: StateError: the optimizer's step leaves 'norm' of a group"),
+        (Together, r"updates [\w.]+ otherwise where gradients of the others are not finite"),
+        (TogetherMost, r"updates [\w.]+ otherwise where gradients of the others are huge"),
+        (TogetherHuge, r"updates [\w.]+ otherwise where gradients of the others are huge"),
+    ],
+)
+def test_one_that_does_something_once_a_step_is_refused_where_it_is_stepped_by_pieces(
+    kind: type[OfGroup], does: str
+) -> None:
+    held = {"d0": [name for names in HELD.values() for name in names]}
+    assert require_parted(net(), kind.of, held) is None
+    with pytest.raises(InputError, match=f"once a step for all parameters: .* {does}"):
+        require_parted(net(), kind.of, held, by_pieces=True)
+
+
+@pytest.mark.parametrize("make", [OfGroup.of, torch.optim.AdamW])
+def test_one_that_counts_in_its_groups_is_stepped_by_pieces(make: Any) -> None:
+    assert require_parted(net(), make, HELD, by_pieces=True) is None
 
 
 class Decays(torch.optim.SGD):

@@ -15,7 +15,8 @@ from bigbrain_fx.runtime import StoredState, StoreError, stores
 from bigbrain_fx.runtime.commits import read_records
 from bigbrain_fx.runtime.committing import begin_together
 from bigbrain_fx.runtime.state import restore, state_of
-from bigbrain_fx.runtime.stores import DiskRoom, HostRoom, pieces
+from bigbrain_fx.runtime.stores import DiskRoom, HostRoom
+from bigbrain_fx.runtime.update_pieces import pieces
 from tests.runtime.test_committing import NAMES, committers, train
 from tests.runtime.test_state import OPTIMIZERS, Make, One, device, everything, run
 
@@ -148,6 +149,39 @@ def test_no_piece_is_larger_than_the_largest_parameter() -> None:
     assert len(list(pieces(torch.optim.SGD(params)))) == 5
     StoredState(optimizer, HostRoom()).step()
     assert [p.numel() for g in optimizer.param_groups for p in g["params"]] == sizes
+
+
+class Counting(torch.optim.SGD):
+    """A warm-up of seven steps, counted in each group; a rate that is a tensor."""
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            group["calls"] = group.get("calls", 0) + 1
+            group["rate"] = group.get("rate", torch.ones(())).mul_(0.9)
+            for p in group["params"]:
+                assert p.grad is not None
+                p.sub_(group["rate"] * (0.1 if group["calls"] > 7 else 0.01) * p.grad)
+
+
+def test_what_is_counted_in_groups_is_counted_once_a_step() -> None:
+    """However many pieces there are: the 8th step is the first with the larger rate."""
+
+    def trained(*, by_pieces: bool) -> tuple[list[Tensor], list[object]]:
+        params = [nn.Parameter(torch.ones(size)) for size in (3, 100, 60, 30, 20)]
+        made = Counting([{"params": params[:2]}, {"params": params[2:], "calls": 2}])
+        step = StoredState(made, HostRoom()).step if by_pieces else made.step
+        for _ in range(9):
+            for p in params:
+                p.grad = torch.full_like(p, 0.5)
+            step()
+        found = [(group["calls"], float(group["rate"])) for group in made.param_groups]
+        return [p.detach() for p in params], list(found)
+
+    (one, numbers), (other, same) = trained(by_pieces=False), trained(by_pieces=True)
+    assert numbers == same
+    assert [calls for calls, _ in same] == [9, 11]
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_plan_and_runtime_agree_on_what_is_too_small_to_move() -> None:

@@ -10,7 +10,7 @@ This file knows the contract for `optimizer` and names of parameters; it knows n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ from bigbrain_fx.frontend.tracing.trial import (
     Shape,
     Stir,
     apart,
+    as_it_is,
     cut_short,
     dice_kept,
     numbers_of,
@@ -112,21 +113,45 @@ def require_all_stepped(model: nn.Module, make: Make, held: Mapping[str, Sequenc
 
 
 def _require_pieces(make: Make, shapes: Mapping[str, Shape], whole: Numbers) -> None:
-    """Refuse one that does something once a step, such as to count steps for all parameters.
+    """Refuse one that does something once a step, such as to divide by the norm of all gradients.
 
     Raises:
-        InputError: stepped over a piece of the parameters at a time, it updates otherwise.
+        InputError: stepped over a piece of them at a time, it updates otherwise, or it fails.
     """
-    found = run_trial(make, shapes, list(shapes), by_pieces=True)
+    found = _by_pieces(make, shapes)
     unlike = [name for name in shapes if apart(found[name], whole[name]).any()]
     if unlike:
-        raise InputError(
-            "optimizer(named_params) does something once a step for all parameters: stepped over a "
-            f"few at a time, as --offload state needs it, it updates {unlike[0]} otherwise",
-            at=place_of(make),
-            help="keep it for each parameter: self.state[p]['count'] for a counter; or leave "
-            "--offload out",
-        )
+        raise _once_a_step(make, f"it updates {unlike[0]} otherwise")
+    few = cut_short(shapes)
+    largest = max(few, key=lambda name: math.prod(few[name].size))  # a piece of its own
+    for when, stir in _odd({name for name in few if name != largest}).items():
+        try:
+            want = run_trial(make, few, list(few), stir=stir)
+        except Exception:
+            continue  # it wants the shapes that it is made for
+        found = _by_pieces(make, few, stir)
+        unlike = [name for name in few if apart(found[name], want[name]).any()]
+        if unlike:
+            does = f"it updates {unlike[0]} otherwise where gradients {when}"
+            raise _once_a_step(make, does)
+
+
+def _by_pieces(make: Make, shapes: Mapping[str, Shape], stir: Stir = as_it_is) -> Numbers:
+    try:
+        return run_trial(make, shapes, list(shapes), by_pieces=True, stir=stir)
+    except Exception as error:  # the user's own code, or groups that depend on the piece
+        first = (str(error).splitlines() or [""])[0]
+        raise _once_a_step(make, f"it fails: {type(error).__name__}: {first}") from error
+
+
+def _once_a_step(make: Make, does: str) -> InputError:
+    return InputError(
+        "optimizer(named_params) does something once a step for all parameters: stepped over a "
+        f"few at a time, as --offload state needs it, {does}",
+        at=place_of(make),
+        help="keep it for each parameter (self.state[p]); clip_norm and grad_scaler in the model "
+        "file are for all of them; or leave --offload out",
+    )
 
 
 def _require_alone(make: Make, shapes: Mapping[str, Shape]) -> None:
@@ -233,13 +258,7 @@ def _require_alike_when_odd(
     Raises:
         InputError: it leaves a step out, say, and on the other devices it would not.
     """
-    own = frozenset(names)
-    odd: dict[str, Stir] = {
-        "are huge": lambda _, gradient: gradient * 1e6,
-        "are tiny": lambda _, gradient: gradient * 1e-9,
-        "of the others are not finite": lambda name, g: g if name in own else g * math.inf,
-    }
-    for when, stir in odd.items():
+    for when, stir in _odd(frozenset(names)).items():
         try:
             whole = run_trial(make, few, list(few), stir=stir)
             found = run_trial(make, few, names, stir=stir)
@@ -259,12 +278,26 @@ def _require_alike_when_odd(
             )
 
 
+def _odd(own: Collection[str]) -> dict[str, Stir]:
+    """Return gradients for which an optimizer may leave a step out, and of whose: some are ours.
+
+    Ours are tiny beside large ones of others: whatever a limit is, it lies between.
+    """
+    return {
+        "are huge": lambda _, gradient: gradient * 1e6,
+        "are tiny": lambda _, gradient: gradient * 1e-9,
+        "of the others are huge": lambda name, g: g * (1e-6 if name in own else 1e6),
+        "of the others are tiny": lambda name, g: g * (1e6 if name in own else 1e-9),
+        "of the others are not finite": lambda name, g: g * (1e-6 if name in own else math.inf),
+    }
+
+
 def _largest(
     make: Make,
     shapes: Mapping[str, Shape],
     names: Sequence[str],
     unlike: Sequence[str],
-    stir: Stir = lambda _name, gradient: gradient,
+    stir: Stir = as_it_is,
 ) -> tuple[str, float] | None:
     """Let float64 decide whether it was rounding; return what differs most."""
     wide = {name: Shape(shape.size, wide_type(shape.dtype)) for name, shape in shapes.items()}

@@ -93,7 +93,7 @@ def folded(
     """
     fold = FOLDS[schedule]
     rows = graph.batch // micro_batches
-    names = _line_of(graph, placement, rows, schedule)
+    names = _line_of(graph, placement, rows, schedule, len(costs.cluster.devices))
     from bigbrain_fx.planning import StageCutter, work  # numpy: not with every import of a plan
 
     known = work(graph.at(rows), costs)
@@ -146,14 +146,18 @@ def require_free(schedule: str, is_given: bool) -> None:
         )
 
 
-def _line_of(graph: Graph, placement: Placement, rows: int, schedule: str) -> tuple[str, ...]:
-    """Return the devices of a line, in order."""
+def _line_of(
+    graph: Graph, placement: Placement, rows: int, schedule: str, devices: int
+) -> tuple[str, ...]:
+    """Return the devices of a line, in order; there are so many in all."""
     stages = cut(graph, placement, rows)
     if len(stages.devices) < 2:
         raise InputError(
             f"schedule '{schedule}' goes over several devices, and all of the model is on "
             f"{stages.devices[0]}",
-            help="use --partitioner naive, which uses all devices, or --schedule 1f1b",
+            help="use --partitioner naive, which uses all devices, or --schedule 1f1b"
+            if devices > 1
+            else "use more devices, or --schedule 1f1b",
         )
     if not stages.is_chain:
         twice = next(device for device in stages.devices if len(stages.of(device)) > 1)

@@ -38,6 +38,8 @@ def layer_by_layer(options: Options, cluster: Cluster, source: Source) -> Option
 
 def _unfit(options: Options, cluster: Cluster, source: Source) -> tuple[tuple[bool, str, str], ...]:
     cuda = [device.name for device in cluster.devices if device.kind != "cpu"]
+    again = options.recompute
+    asked = again if isinstance(again, str) else ",".join(map(str, again or ()))
     named = options.replicas is None and (cluster.replicas or options.replica_shares)
     sums = named or options.zero_stage or options.sum_order != "replica"
     return (
@@ -53,7 +55,7 @@ def _unfit(options: Options, cluster: Cluster, source: Source) -> tuple[tuple[bo
         ),
         (
             options.recompute not in (None, "all"),
-            f"--recompute {options.recompute} keeps what other stages save",
+            f"--recompute {asked} keeps what other stages save",
             "leave --recompute out: every stage runs its forward again",
         ),
         (

@@ -93,7 +93,7 @@ def test_a_program_is_loops_or_a_table_that_a_reader_is_told_of(schedule: str) -
 @pytest.mark.parametrize(
     ("more", "what", "remedy"),
     [
-        ({"devices": 1}, "goes over several devices, and all", "--partitioner naive"),
+        ({"devices": 1}, "goes over several devices, and all", "use more devices"),
         ({"partitioner": "scattered"}, "folds a line of one piece a device", "chain-dp or naive"),
         ({"pieces": 40}, "needs 80 pieces, and the model has", "fewer devices"),
         ({"in_flight": (1, 1)}, "says itself how many", "--schedule list"),

@@ -210,9 +210,9 @@ def _line_of(graph: Graph, placement: Placement, rows: int) -> tuple[str, ...]:
     stages = cut_replicas(graph, placement, rows)
     if not stages.is_chain or len(stages.devices) % 2:
         what = (
-            f"{len(stages.devices)} devices: one would hold the same weights twice"
+            f"{_devices_text(len(stages.devices))}: one would hold the same weights twice"
             if stages.is_chain
-            else f"{len(stages.stages)} stages on {len(stages.devices)} devices"
+            else f"{len(stages.stages)} stages on {_devices_text(len(stages.devices))}"
         )
         raise InputError(
             f"{FLAG} needs a line of an even number of devices, one stage each, and the "
@@ -221,6 +221,10 @@ def _line_of(graph: Graph, placement: Placement, rows: int) -> tuple[str, ...]:
             help="use an even number of devices and --partitioner analytical, or --schedule 1f1b",
         )
     return stages.devices
+
+
+def _devices_text(count: int) -> str:
+    return f"{count} device{'s' * (count != 1)}"
 
 
 def _both_ways(line: Sequence[str], first: Cluster, group: Cluster) -> Iterator[Mapping[str, str]]:

@@ -450,3 +450,32 @@ class Nested(nn.Module):
 def test_a_checkpoint_within_a_checkpoint_keeps_its_gradients() -> None:
     graph = capture(Nested(), {"x": torch.randn(4, 4)}).graph  # which compares them
     assert not [op for op in graph.ops if op.target.startswith("region.")]
+
+
+class WrittenAfter(nn.Module):
+    """Writes into what a layer has read: autograd says so in the backward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(3, 3), nn.Linear(3, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        y = cast(Tensor, self.b(h))
+        if self.how == "no_grad":
+            with torch.no_grad():
+                h.mul_(0.5)
+        else:
+            (h.detach() if self.how == "detach" else h).mul_(0.5)
+        return y + h
+
+
+@pytest.mark.parametrize("how", ["plain", "no_grad", "detach"])
+def test_what_plain_pytorch_cannot_train_is_refused(how: str) -> None:
+    batch = {"x": torch.randn(4, 3)}
+    loss = WrittenAfter(how)(**batch).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with pytest.raises(InputError, match="the model's backward fails on its example") as caught:
+        capture(WrittenAfter(how), batch, lambda output, _: output.sum())
+    assert "write into a copy" in (caught.value.help or "")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigbrain_fx.core import Graph, Op, size_of
-from bigbrain_fx.errors import CaptureError
+from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend.tracing.export import ambient, quiet
 from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
@@ -25,6 +25,7 @@ from bigbrain_fx.frontend.translation.params import dtype_name
 
 CHECK_FLOPS = 3e10  # above this a check would take seconds; `verify` compares the real thing anyway
 BACKWARD = 3.0  # what a forward and a backward pass cost, in forward passes
+_WRITTEN = "modified by an inplace operation"  # as autograd says it
 _REFUSALS = (RuntimeError, ValueError, IndexError)
 
 
@@ -111,8 +112,10 @@ class CheckRun:
         buffers |= {n: self.tensors[n].detach().clone() for n in self._written()}
         gradients = None
         if asked:
-            with contextlib.suppress(RuntimeError):  # backward itself may refuse
+            try:
                 gradients = self._backward(values[0])
+            except RuntimeError as error:  # a kernel that this processor lacks, say
+                _require_unwritten(error)
         held = dict(self.step.model.named_buffers()) if gradients else {}
         late = [n for n, b in held.items() if not same_numbers(b, buffers[n])]
         found = tuple(value.detach() for value in values)
@@ -194,6 +197,18 @@ class CheckRun:
             torch.default_generator.manual_seed(seed)
             seed_python(seed)  # a trace that kept one draw differs under another seed
             yield
+
+
+def _require_unwritten(error: RuntimeError) -> None:
+    """Refuse a model that plain PyTorch cannot train either; a bundle might, by other lines."""
+    if _WRITTEN not in str(error):
+        return
+    raise InputError(
+        f"the model's backward fails on its example batch: {str(error).partition(' Hint:')[0]}",
+        help="make loss(...).backward() run in plain PyTorch first: write into a copy, as "
+        "h = h * 0.5 for h.mul_(0.5), where a layer before has read h "
+        "(torch.autograd.set_detect_anomaly(True) there names the layer)",
+    )
 
 
 def _mutated(op: Op) -> Iterator[str]:

@@ -479,3 +479,21 @@ def test_what_plain_pytorch_cannot_train_is_refused(how: str) -> None:
     with pytest.raises(InputError, match="the model's backward fails on its example") as caught:
         capture(WrittenAfter(how), batch, lambda output, _: output.sum())
     assert "write into a copy" in (caught.value.help or "")
+
+
+def _rounding(module: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
+    """Compile as a backend whose kernels round otherwise."""
+    return lambda *values: tuple(found * (1 + 1e-5) for found in module(*values))
+
+
+def test_where_compiled_code_rounds_otherwise_the_remedy_is_to_leave_it_out() -> None:
+    def net() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    compiled, batch = net(), torch.randn(4, 3)
+    compiled[1] = torch.compile(compiled[1], backend=_rounding)
+    with pytest.raises(CaptureError, match="BX0201") as caught:
+        capture(compiled, (batch,), lambda output, _: output.sum())
+    assert "take torch.compile out" in (caught.value.help or "")
+    assert capture(net(), (batch,), lambda output, _: output.sum()).graph.loss is not None

@@ -45,6 +45,7 @@ from bigbrain_fx.frontend.tracing.shares import Shares, is_guess, remark, shares
 from bigbrain_fx.frontend.tracing.state import State, refuse_state, unsure
 from bigbrain_fx.frontend.tracing.step import (
     Step,
+    is_compiled,
 )
 from bigbrain_fx.frontend.translation.arguments import noting_arguments, with_hints
 from bigbrain_fx.frontend.translation.batch import Batch
@@ -184,7 +185,7 @@ class CaptureJob:
         error = CaptureError(
             f"BX0201: the captured graph does not compute what the model computes: {wrong}",
             at=_where(found.graph, wrong),
-            help=_advice(wrong, found.graph),
+            help=_COMPILED if is_compiled(self.step.model) else _advice(wrong, found.graph),
         )
         return self.diagnosed(error)
 
@@ -390,6 +391,10 @@ _OF_CRITERION = (
     "criterion(output, batch[1])"
 )
 _REFUSED = {"autograd": asks_autograd, "ways": other_ways, "threads": in_threads}
+_COMPILED = (
+    "take torch.compile out of the model file: what it compiles rounds otherwise than the calls "
+    "that a trace holds; split --compile compiles each stage"
+)
 _MAY_REACH_PAST = ("BX0181", "BX0199", "BX0201")
 
 

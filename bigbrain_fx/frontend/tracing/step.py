@@ -83,6 +83,11 @@ def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
     return parameters_of(inner) if open_ended and inner is not None else found
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of it is wrapped by torch.compile."""
+    return any("_orig_mod" in part._modules for part in model.modules())
+
+
 def settle(model: nn.Module, how: Route, batch: object, tries: Callable[[Route], bool]) -> Route:
     """Pass a tuple's last entries to forward, too, where the loss function needs that.
 

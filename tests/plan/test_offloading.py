@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from bigbrain_fx.core import Cluster, DeviceStore, Graph, ParamRef, Ref, Saves
 from bigbrain_fx.errors import InputError, NoPlanError
@@ -136,9 +138,24 @@ def test_where_the_store_is_slower_than_computing_they_stay_and_that_is_said() -
     assert f"stage 0 keeps its activations: moving them {said}" in explain(stored).offload
 
 
-def test_code_of_the_users_own_may_write_into_what_it_has_saved_and_is_refused() -> None:
+@pytest.mark.parametrize("target", ["opaque.own", "leaf.part", "aten.rrelu.default"])
+def test_what_may_write_into_what_is_saved_is_refused(target: str) -> None:
     with pytest.raises(InputError, match="no stage's activations can lie in a store"):
-        kept(with_stores(PAIR), "opaque.own", offload=SAVING)
+        kept(with_stores(PAIR), target, offload=SAVING)
+
+
+def test_autograd_saves_the_noise_of_rrelu_before_it_is_drawn() -> None:
+    """So a store has other numbers; where torch saves it later, this ends, and rrelu may go."""
+    x = torch.full((64, 64), -1.0, requires_grad=True)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pack(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found.append((saved, saved.clone()))
+        return found[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda pair: pair[0]):
+        F.rrelu(x, training=True)
+    assert any(not torch.equal(now, then) for now, then in found)
 
 
 def test_of_stages_that_run_again_what_they_received_lies_there() -> None:

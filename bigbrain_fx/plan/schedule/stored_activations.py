@@ -4,7 +4,7 @@ A stage's activations leave it where moving them takes no longer than computing 
 and backward; of one that runs again that is what it received. Stages that keep something else for
 their backward (what waits for weights' gradients, ops that are made again) keep all here, and so do
 those that run code of the user's own, which may write into what it has saved without telling
-autograd.
+autograd. `rrelu` does: autograd saves its noise, and then it is drawn.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from bigbrain_fx.core import Costs, Edge, Graph, SavedInStore, Stage, Stages
+from bigbrain_fx.core import Costs, Edge, Graph, Op, SavedInStore, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.schedule.stage_part import STORED_FROM_BYTES, Part
 
-_USERS_OWN = ("leaf.", "opaque.")
+_MAY_WRITE = ("leaf.", "opaque.", "aten.rrelu")
+"""Ops that may write into what autograd has saved: what lies in a store is of before."""
 
 
 def with_saved_in_stores(
@@ -39,7 +40,8 @@ def with_saved_in_stores(
     if not able:
         raise InputError(
             "no stage's activations can lie in a store: all stages split their backward, make "
-            "ops again for it, or run code of your own",
+            "ops again for it, or run code of your own, or rrelu, which may write into what is "
+            "saved",
             at="--offload",
             help="leave activations out of --offload, or --defer (zb-h1, zb-v, --recompute ops) "
             "out",
@@ -51,8 +53,13 @@ def with_saved_in_stores(
 def _is_able(graph: Graph, stage: Stage) -> bool:
     if stage.runs_again:
         return not stage.deferred
-    own = any(graph.op[name].target.startswith(_USERS_OWN) for name in stage.ops)
-    return not (own or stage.deferred or stage.again)
+    writes = any(_may_write(graph.op[name]) for name in stage.ops)
+    return not (writes or stage.deferred or stage.again)
+
+
+def _may_write(op: Op) -> bool:
+    inner = op.body.ops if op.body else ()
+    return op.target.startswith(_MAY_WRITE) or any(map(_may_write, inner))
 
 
 def _saved(part: Part) -> SavedInStore:

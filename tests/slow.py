@@ -6,6 +6,10 @@ By file, what their names begin with. Each has a smaller sibling in the same fil
 from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
+    "tests/supervisor/test_stores.py": (
+        "test_a_process_that_dies_in_a_write_is_replaced[gems",
+        "test_a_process_that_dies_in_a_write_is_replaced[1f1b-22",
+    ),
     "tests/measure/ops/test_profiler.py": ("test_without_a_model_it_measures_twenty_dear_ops",),
     "tests/plan/tensor/test_together.py": tuple(
         f"test_nothing_is_faster_than_what_is_planned_together[{seed}]"

@@ -492,7 +492,7 @@ def test_where_compiled_code_rounds_otherwise_the_remedy_is_to_leave_it_out() ->
         return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
     compiled, batch = net(), torch.randn(4, 3)
-    compiled[1] = torch.compile(compiled[1], backend=_rounding)
+    compiled[1] = cast(nn.Module, torch.compile(compiled[1], backend=_rounding))
     with pytest.raises(CaptureError, match="BX0201") as caught:
         capture(compiled, (batch,), lambda output, _: output.sum())
     assert "take torch.compile out" in (caught.value.help or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ class Counting(torch.optim.SGD):
     """A warm-up of seven steps, counted in each group; a rate that is a tensor."""
 
     @torch.no_grad()
-    def step(self, closure: object = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["calls"] = group.get("calls", 0) + 1
             group["rate"] = group.get("rate", torch.ones(())).mul_(0.9)
@@ -167,16 +168,17 @@ class Counting(torch.optim.SGD):
 def test_what_is_counted_in_groups_is_counted_once_a_step() -> None:
     """However many pieces there are: the 8th step is the first with the larger rate."""
 
-    def trained(*, by_pieces: bool) -> tuple[list[Tensor], list[object]]:
+    def trained(*, by_pieces: bool) -> tuple[list[Tensor], list[tuple[int, float]]]:
         params = [nn.Parameter(torch.ones(size)) for size in (3, 100, 60, 30, 20)]
-        made = Counting([{"params": params[:2]}, {"params": params[2:], "calls": 2}])
+        groups: list[dict[str, Any]] = [{"params": params[:2]}]
+        made = Counting([*groups, {"params": params[2:], "calls": 2}])
         step = StoredState(made, HostRoom()).step if by_pieces else made.step
         for _ in range(9):
             for p in params:
                 p.grad = torch.full_like(p, 0.5)
             step()
         found = [(group["calls"], float(group["rate"])) for group in made.param_groups]
-        return [p.detach() for p in params], list(found)
+        return [p.detach() for p in params], found
 
     (one, numbers), (other, same) = trained(by_pieces=False), trained(by_pieces=True)
     assert numbers == same

@@ -36,8 +36,7 @@ def storing(folder: Path, schedule: str) -> Path:
     made = cluster(len(NAMES))
     stores = (DeviceStore(f"s{name}", name, 1 << 30, 1e12, str(folder)) for name in NAMES)
     where = Cluster(made.devices, made.default_link, stores=tuple(stores))
-    offload = ("activations", "state")
-    options = Options("naive", schedule=schedule, micro_batches=4, offload=offload)
+    options = Options("naive", schedule=schedule, micro_batches=4, offload=("activations", "state"))
     return bigbrain_fx.split(folder / "letters.py", where, folder / "bundle", options).bundle
 
 

@@ -2,9 +2,8 @@
 
 A profile holds for the machine it was taken on. A device of other rates gets the op's time scaled:
 what starting costs by the devices' launch times, the rest by their products' rates or by their
-memory's, whichever bounds the op (the roofline of `analytical`). On a CPU what is absent takes what
-the most alike measured op took, for as much work (`nearest`); where none is alike, and on a GPU, it
-is `analytical`'s, and so is memory. `Costs.measured` says what was there.
+memory's, whichever bounds the op (the roofline of `analytical`). What is absent is `analytical`'s,
+and so is memory; `Costs.measured` says what was there.
 
 On the very processor that was profiled (a cluster file that `doctor` wrote names it) nothing is
 scaled, but by what its host's devices share: rates of one machine differ between two processes, a
@@ -38,7 +37,6 @@ from bigbrain_fx.costs import (
 )
 from bigbrain_fx.errors import InputError
 from estimators.analytical import Analytical
-from estimators.nearest import Nearest
 from estimators.op_rules import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 
 VARIABLE = "BIGBRAIN_PROFILES"
@@ -84,16 +82,12 @@ class Measured:
         base, known = self.known(), Analytical().estimate(graph, cluster)
         keys = _keys(graph)
         found = {d.name: _found(graph, keys, base.tables, d) for d in cluster.devices}
-        near = {d.name: _near(graph, keys, base.tables, d) for d in cluster.devices}
         every = frozenset(key for several in keys.values() for key in several)
         rates = {d.name: _optimizer(base, every, d) for d in cluster.devices}
         return replace(
             known,
             ops={
-                name: {
-                    op: _timed(cost, found[name].get(op) or near[name].get(op))
-                    for op, cost in of_device.items()
-                }
+                name: {op: _timed(cost, found[name].get(op)) for op, cost in of_device.items()}
                 for name, of_device in known.ops.items()
             },
             optimizer_s_per_tensor={
@@ -185,24 +179,6 @@ def _found(
         for op in graph.ops
         if all(key in table for key in keys[op.name])
     }
-
-
-def _near(
-    graph: Graph,
-    keys: Mapping[str, tuple[str, ...]],
-    tables: Mapping[Machine, Mapping[str, OpProfile]],
-    device: Device,
-) -> Mapping[str, _Seconds]:
-    """Return what ops take of which only others like them are measured."""
-    machine = _nearest(tables, device)
-    if machine is None or machine.kind != "cpu":
-        return {}
-    table, scale = tables[machine], _Scale(machine, _as_measured(machine, device))
-    absent = [op for op in graph.ops if op.body is None and keys[op.name][0] not in table]
-    alike = Nearest.of(machine, table.values() if absent else ())
-    launches = FORWARD_LAUNCHES, BACKWARD_LAUNCHES / 2
-    found = {op.name: alike.like(op, signature(graph, op), launches) for op in absent}
-    return {name: scale.of(profile) for name, profile in found.items() if profile is not None}
 
 
 def _nearest(tables: Mapping[Machine, Mapping[str, OpProfile]], device: Device) -> Machine | None:

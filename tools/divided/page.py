@@ -21,10 +21,11 @@ def _head() -> Iterator[str]:
         "# Replicas and tensor groups: forecast against measured",
         "",
         f"Written by `{COMMAND}` on emulated clusters of CPUs, where each device is a host: 12",
-        f"micro-batches ({FEW} of replicas and pipelines of tensor groups, 1 of a group alone),",
-        "1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole ones of 12",
-        "micro-batches. What a member of a tensor group computes is a part of larger ones, and",
-        "is scaled from them (`estimators/nearest.py`). Each way runs in turn with the others.",
+        f"micro-batches ({FEW} of replicas and pipelines of tensor groups, 1 of a group",
+        "alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
+        "ones of 12 micro-batches. What a member of a tensor group computes was never timed,",
+        "and is forecast from the devices' rates alone. Each way runs in turn with the",
+        "others.",
         "",
     )
 

@@ -52,8 +52,8 @@ def _shared(device: Device) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Yield what others hold as well, and update alike."""
     if device.members:
         yield f"what {', '.join(device.members)} hold whole", _whole(device)
-    for name in device.tied:
-        if name in device.parameters and device.zero_stage < 3:
+    for name in sorted({c.value for c in device.channels if c.kind == "tied"}):
+        if device.zero_stage < 3:
             yield device.held.divided.get(name, name), [device.parameters[name]]
     if device.replicas is not None and not device.zero_stage:
         for bucket in device.replicas.buckets:

@@ -198,7 +198,8 @@ class Device(BackwardDevice):
         if self.weights is not None:
             self.weights.let_go_of_all()  # who copied the state has read them all
         super()._run()
-        if self.members or self.tied or self.replicas is not None:
+        is_tied = any(channel.kind == "tied" for channel in self.channels)
+        if self.members or is_tied or self.replicas is not None:
             from .copies import require_equal_copies  # only bundles with copies of a weight have it
 
             require_equal_copies(self)

@@ -47,7 +47,9 @@ def _imports(bundle: Path, file: Path) -> list[str]:
     """Return the modules that a file imports at its top, by their first names."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
-    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+    except OSError:
+        return []  # who runs it says it, if it comes again
+    except (SyntaxError, ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InputError(
             f"{file.name} cannot be imported: {error}",

@@ -131,9 +131,8 @@ def split(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
-        rounded = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
-        said = (*found.warnings, *kept, *require_optimizer(found, plan), *rounded)
-        said += hosts_text(plan)
+        notes = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
+        said = (*found.warnings, *kept, *hosts_text(plan), *require_optimizer(found, plan), *notes)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)

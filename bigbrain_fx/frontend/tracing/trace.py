@@ -82,8 +82,7 @@ def capture(
             decides; plain runs say so when left out.
         leaves: modules that are kept whole, by path or class name; so are those marked by `leaf`.
         loss_needed: refuse a model that is to be trained and has no loss with a gradient.
-        batch_dims: which dimension is the batch, None for none, by entry; 0 of those that have as
-            many rows there when left out.
+        batch_dims: the batch's dimension by entry, None for none; left out: 0, where rows fit.
 
     Raises:
         InputError: the batch does not fit forward, or the module fails on it.

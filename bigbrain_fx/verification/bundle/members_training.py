@@ -14,7 +14,7 @@ from torch import Tensor
 from bigbrain_fx.runtime import Training, are_finite, clipped, norm
 from bigbrain_fx.verification.bundle.members import MembersReference
 from bigbrain_fx.verification.bundle.reference import Trace
-from bigbrain_fx.verification.bundle.stepping import Updates
+from bigbrain_fx.verification.bundle.stepping import Stepper
 
 
 def train_members(
@@ -36,7 +36,7 @@ class _Loop:
 
     def __init__(self, reference: MembersReference, training: Training) -> None:
         self.reference, self.training, self.trace = reference, training, Trace()
-        self.updates = [Updates(training, own) for own in reference.parameters]
+        self.updates = [Stepper(training, own) for own in reference.parameters]
         self.together = _Together(self.updates)
         scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
         self.scaler = torch.amp.GradScaler("cpu", **scaling)
@@ -101,7 +101,7 @@ def _norms(reference: MembersReference, gradients: Sequence[Mapping[str, Tensor]
 class _Together(torch.optim.Optimizer):
     """All members' optimizers as one: a loss scale looks at all gradients before any steps."""
 
-    def __init__(self, updates: Sequence[Updates]) -> None:
+    def __init__(self, updates: Sequence[Stepper]) -> None:
         super().__init__([p for each in updates for p in each.parameters.values()], {})
         self.optimizers = [each.optimizer for each in updates]
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Dim, Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
 from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
-from bigbrain_fx.verification.bundle.stepping import Updates
+from bigbrain_fx.verification.bundle.stepping import Stepper
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
 Leaf = tuple[str, int]  # a parameter, and which of the stages that give it a gradient
@@ -295,7 +295,7 @@ class _Loop:
 
     def __init__(self, reference: Reference, training: Training) -> None:
         self.reference, self.training, self.trace = reference, training, Trace()
-        self.updates = Updates(training, reference.parameters)
+        self.updates = Stepper(training, reference.parameters)
         scaling: Any = getattr(training, "grad_scaler", None) or {"enabled": False}
         self.scaler = torch.amp.GradScaler("cpu", **scaling)
 

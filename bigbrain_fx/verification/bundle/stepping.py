@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bigbrain_fx.runtime import Training
 
 
-class Updates:
+class Stepper:
     """An optimizer of some parameters, with the rates that the model file asks for."""
 
     def __init__(self, training: Training, parameters: Mapping[str, nn.Parameter]) -> None:

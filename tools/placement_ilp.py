@@ -38,7 +38,7 @@ from bigbrain_fx.plan import (
     part_channels,
     priced_axes,
 )
-from bigbrain_fx.plan.tensor.costs import pieces
+from bigbrain_fx.plan.tensor.exchange import pieces
 from models import gpt, llama, moe
 from tools.load_solvers.programs import Program
 

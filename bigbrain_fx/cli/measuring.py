@@ -19,6 +19,7 @@ from bigbrain_fx.cli.options import (
     json_option,
     located,
     model_options,
+    read_members,
     read_rows,
     require_absent,
 )
@@ -206,6 +207,13 @@ def _print_probe(found: HostProbe | Survey, as_json: bool) -> None:
     help="cpu, cuda, cuda:1, or auto: the first GPU if there is one, else the CPU.",
 )
 @click.option("--rounds", type=COUNT, default=20, help="Runs of the model for each number of rows.")
+@click.option(
+    "--tensor",
+    type=COUNT,
+    help="Measure what each member of a group of so many devices computes, too, as in `split`.",
+)
+@click.option("--tensor-shares", metavar="3:1", help="How they share it [default: alike].")
+@click.option("--tensor-axes", metavar="heads,hidden", help="What they divide [default: all].")
 @capture_options
 @model_options
 @json_option
@@ -217,6 +225,9 @@ def profile(
     threads: int,
     device: str,
     rounds: int,
+    tensor: int | None,
+    tensor_shares: str | None,
+    tensor_axes: str | None,
     time_limit: float,
     mode: str | None,
     seed: int,
@@ -244,6 +255,8 @@ def profile(
         mode != "eval",
         time_limit_s=time_limit,
         device=device,
+        tensor_shares=read_members(tensor, tensor_shares),
+        tensor_axes=tuple(filter(None, (tensor_axes or "").split(","))),
     )
     with working(f"profiling {model}") as show:
         found = measure(located(model, choices), db, options, show)

@@ -369,6 +369,24 @@ def read_number(text: str | None, at: str) -> int | None:
     return int(text)
 
 
+def read_members(count: int | None, text: str | None) -> tuple[int, ...]:
+    """Return the shares of a tensor group's members; empty where there is no group.
+
+    Raises:
+        InputError: there are more or fewer shares than members.
+    """
+    shares = read_shares(text, "--tensor-shares")
+    if count is None or not shares:
+        return shares or (1,) * (count or 0)
+    if len(shares) != count:
+        raise InputError(
+            f"{len(shares)} shares for {count} devices that compute together",
+            at="--tensor-shares",
+            help=f"give one share for each: --tensor {len(shares)}",
+        )
+    return shares
+
+
 def read_shares(text: str | None, at: str = "--replica-shares") -> tuple[int, ...]:
     """Read "3:1"; nothing is an empty tuple.
 

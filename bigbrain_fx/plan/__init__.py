@@ -120,6 +120,7 @@ from bigbrain_fx.plan.schedule import (
 )
 from bigbrain_fx.plan.search import Candidate as Candidate, Compared as Compared, Search as Search
 from bigbrain_fx.plan.shard import (
+    alone as alone,
     axes as axes,
     chosen_axes as chosen_axes,
     exchanges as exchanges,

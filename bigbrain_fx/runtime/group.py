@@ -28,7 +28,7 @@ Shape = Sequence[int]
 Ways = dict[tuple[str, int, torch.dtype], Channel]
 
 
-LARGE = 1 << 14  # numbers; `plan.tensor.costs` has it, too
+LARGE = 1 << 14  # numbers; `plan.tensor.exchange` has it, too
 
 
 def pieces(numel: int, members: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def row_of(found: dict[str, Any]) -> Row:
 @click.command(help=about)
 @click.option("--out", type=PATH, required=True, help="The file of rows; is added to.")
 @click.option("--only", multiple=True, help="Models and clusters with this text: unet/uneven2.")
-@click.option("--way", "names", multiple=True, help="Ways with this text; one device always.")
+@click.option("--way", "names", multiple=True, help="Ways with this text only.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each way, in turn.")
 @click.option("--steps", default=3, show_default=True, help="Of a run, besides its first.")
 @click.option("--write", type=PATH, help="The page.")

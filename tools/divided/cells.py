@@ -35,9 +35,19 @@ class Way:
         """Return the part of a cluster that is used."""
         return replace(cluster, devices=cluster.devices[: self.devices], replicas=self.replicas)
 
+    @property
+    def tensor_shares(self) -> tuple[int, ...]:
+        """What members of a group have of it; empty: no op is divided."""
+        return tuple(self.choices.get("tensor_shares", ()))
+
+    @property
+    def micro_batches(self) -> int:
+        """How many a step has."""
+        return int(self.choices.get("micro_batches", MICRO_BATCHES))
+
     def options(self, estimator: str) -> Options:
         """Return what is planned; pipelines are cut for unlike devices."""
-        about = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, **self.choices}
+        about = {"schedule": "1f1b", **self.choices, "micro_batches": self.micro_batches}
         return Options("chain-dp", estimator, **about)
 
 
@@ -59,17 +69,19 @@ def ways(site: Site) -> tuple[Way, ...]:
         Way("2 replicas of pipelines", {"replicas": 2}),
         Way(
             "2 replicas of tensor groups",
-            {"replicas": 2, "tensor": 2, "micro_batches": FEW},
+            {"replicas": 2, **_groups((2, 1), FEW)},
             replicas=(("d0", "d1"), ("d2", "d3")),
         ),
-        Way("pipeline of tensor groups", {"tensor": 2, "micro_batches": FEW}),
+        Way("pipeline of tensor groups", _groups((1, 1), FEW)),
     )
 
 
 def _tensor(shares: tuple[int, ...]) -> Way:
-    named = ":".join(map(str, shares))
-    choices = {"tensor": len(shares), "tensor_shares": shares, "micro_batches": 1}
-    return Way(f"tensor {named}", choices)
+    return Way(f"tensor {':'.join(map(str, shares))}", _groups(shares, 1))
+
+
+def _groups(shares: tuple[int, ...], micro_batches: int) -> dict[str, Any]:
+    return {"tensor": len(shares), "tensor_shares": shares, "micro_batches": micro_batches}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from bigbrain_fx.plan import Plan, make_plan
 from tools.divided.cells import ONE, Row, Way, rows_of, site_of, ways
 from tools.divided.seated import NAME, seated
 from tools.emulation import Network, emulated
+from tools.emulation.profiling import profile_devices
 from tools.fidelity_bench import ROOT, Bench, Place, Say, Sitting
 from tools.fidelity_drift import slower_cluster
 from tools.fidelity_models import MODELS
 from tools.fidelity_reference import Reference
 
+ROUNDS = 2  # of the slowest device's members of groups, which compute a whole batch's rows
 QUIET = 0.65  # of all processors' time; the devices take half
 
 
@@ -37,7 +39,7 @@ class Repeats:
 
     def wants(self, way: Way) -> bool:
         """Say whether a way is run."""
-        return not self.names or way.name == ONE or any(t in way.name for t in self.names)
+        return not self.names or any(text in way.name for text in self.names)
 
 
 def measured(
@@ -87,14 +89,15 @@ def _of_model(
     place: Place, bench: Bench, model: str, site: str, repeats: Repeats, say: Say
 ) -> Iterator[Row]:
     """Profile a model's ops on all devices, then run it in every way."""
-    sitting = place.sit(bench, model)
+    asked = list(filter(repeats.wants, ways(site_of(site))))
+    sitting = _sitting(place, bench, model, asked)
     with (
         tempfile.TemporaryDirectory(prefix="divided-") as folder,
         capture_file(_sized(bench.work, model)) as session,
         seated(sitting),
     ):
         cases = []
-        for way in filter(repeats.wants, ways(site_of(site))):
+        for way in asked:
             try:
                 cases.append(Case.of(way, session, sitting, Path(folder)))
             except BigBrainError as error:
@@ -102,6 +105,24 @@ def _of_model(
         taken = in_turns(place.net, cases, repeats, Path(folder))
         for case, runs in zip(cases, taken, strict=True):
             yield _row(case, runs, model, site)
+
+
+def _sitting(place: Place, bench: Bench, model: str, asked: Sequence[Way]) -> Sitting:
+    """Profile whole ops, and those of members of groups."""
+    sitting = place.sit(bench, model)
+    of_groups = dict.fromkeys(
+        (rows_of(model) // way.micro_batches, way.tensor_shares)
+        for way in asked
+        if way.tensor_shares
+    )
+    file = _sized(bench.work, model)
+    for rows, shares in of_groups:
+        about = place.net, file, rows, place.work / model, ROUNDS
+        profile_devices(*about, tensor_shares=shares, anew=False)
+    if not of_groups:
+        return sitting
+    del place.sittings[model]  # the databases have the rates of the latest session
+    return place.sit(bench, model)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ def _head() -> Iterator[str]:
         f"Written by `{COMMAND}` on emulated clusters of CPUs, where each device is a host: 12",
         f"micro-batches ({FEW} of replicas and pipelines of tensor groups, 1 of a group",
         "alone), 1F1B, plans by `chain-dp` from ops profiled on the emulated devices: whole",
-        "ones of 12 micro-batches. What a member of a tensor group computes was never timed,",
-        "and is forecast from the devices' rates alone. Each way runs in turn with the",
-        "others.",
+        "ones of 12 micro-batches, and the parts of them that members of groups compute",
+        "(`bigbrain-fx profile --tensor`). Each way runs in turn with the others.",
         "",
     )
 

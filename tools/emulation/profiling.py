@@ -24,7 +24,14 @@ _POLL_S = 0.2
 
 
 def profile_devices(
-    net: Network, model: Path, rows: int, folder: Path, rounds: int
+    net: Network,
+    model: Path,
+    rows: int,
+    folder: Path,
+    rounds: int,
+    *,
+    tensor_shares: Sequence[int] = (),
+    anew: bool = True,
 ) -> Mapping[str, Path]:
     """Measure a model's ops on each device; return the database of each.
 
@@ -32,8 +39,10 @@ def profile_devices(
         net: where.
         model: the file.
         rows: of a micro-batch.
-        folder: for databases and logs; what is there is replaced.
+        folder: for databases and logs.
         rounds: of the slowest device.
+        tensor_shares: of a tensor group's members, whose parts are measured, too.
+        anew: whether databases that are there are replaced, and not added to.
 
     Raises:
         RunError: a device's process failed, or none of them ended in time.
@@ -43,8 +52,10 @@ def profile_devices(
     running = []
     for rank, (name, quota) in enumerate(net.quotas.items()):
         store, log = folder / f"{name}.sqlite", folder / f"{name}.log"
-        store.unlink(missing_ok=True)
+        if anew:
+            store.unlink(missing_ok=True)
         wanted = _wanted(model, store, rows, round(rounds * quota.cores / slowest))
+        wanted = {**wanted, "tensor_shares": list(tensor_shares)}
         running.append((name, log, net.spawn(_command(net, name, rank, wanted, log))))
     try:
         _wait(running)
@@ -67,6 +78,7 @@ def _wanted(model: Path, store: Path, rows: int, rounds: int) -> Mapping[str, ob
         "assume": {},
         "leaves": [],
         "device": "cpu",
+        "tensor_axes": [],
     }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from bigbrain_fx.costs import Machine, ProfileStore
     from bigbrain_fx.frontend import Captured
+    from bigbrain_fx.measure.ops.parts import Part
     from bigbrain_fx.measure.ops.stopwatch import Stopwatch
     from bigbrain_fx.measure.ops.subject import Subject
 
@@ -117,10 +118,11 @@ class _Profiler:
             self.session += " (inference)"  # it must not replace one that knows the optimizer
         self.replies.say(machine=self.machine.key, name=captured.graph.name)
         rows = self._rows(captured)
+        measured = self._parts(captured)
         with fitting(captured.graph.name, self.device):
-            fresh = [self._measure(captured, count) for count in rows]
+            fresh = [self._measure(captured, part, n) for part in measured for n in rows]
             if any(fresh) or not self._knows_optimizer():
-                self._optimizer(self._subject(captured, rows[0]))
+                self._optimizer(self._subject(captured, measured[0], rows[0]))
 
     def _knows_optimizer(self) -> bool:
         """Whether the last session of this model came to its end."""
@@ -156,28 +158,35 @@ class _Profiler:
             )
         return [fixed] if fixed is not None else asked or [graph.batch]
 
-    def _subject(self, captured: Captured, rows: int) -> Subject:
+    def _parts(self, captured: Captured) -> Sequence[Part]:
+        """Return what is measured, the whole model first."""
+        from bigbrain_fx.measure.ops.parts import parts
+
+        shares = cast("Sequence[int]", self.wanted["tensor_shares"])
+        return tuple(parts(captured, shares, cast("Sequence[str]", self.wanted["tensor_axes"])))
+
+    def _subject(self, captured: Captured, part: Part, rows: int) -> Subject:
         from bigbrain_fx.measure.ops.subject import Subject
 
-        graph = captured.graph.at(rows)
         inputs = captured.inputs(rows)
-        return Subject(graph, captured.tensors, inputs, captured.functions, self.device)
+        return Subject(part.at(rows), part.tensors, inputs, captured.functions, self.device)
 
-    def _measure(self, captured: Captured, rows: int) -> bool:
+    def _measure(self, captured: Captured, part: Part, rows: int) -> bool:
         """Measure a number of rows; return whether anything was lacking."""
         from bigbrain_fx.costs import signatures
         from bigbrain_fx.measure.ops.rounds import Rounds
 
-        graph = captured.graph.at(rows)
+        graph = part.at(rows)
         keys = {signature.key for _, signature in signatures(graph)}
         found = (self.store.get(self.machine.key, key) for key in keys)
         lacking = sum(profile is None or profile.samples < self.rounds for profile in found)
-        facts = {"rows": rows, "ops": len(graph.ops), "signatures": len(keys), "lacking": lacking}
+        facts = {"rows": rows, "part": part.name, "ops": len(graph.ops), "signatures": len(keys)}
+        facts["lacking"] = lacking
         self.store.credit(self.model, *sorted(keys))
         if not lacking:
             self.replies.say(measured=facts)
             return False
-        rounds = Rounds(self._subject(captured, rows), self.watch)
+        rounds = Rounds(self._subject(captured, part, rows), self.watch)
         rounds.warm_up()
         for number in range(1, self.rounds + 1):
             rounds.again()

@@ -23,6 +23,7 @@ class MeasuredRows:
         rows: of a micro-batch.
         ops: how many the graph has. signatures: how many differ.
         lacking: how many were not in the database; 0: nothing was run.
+        part: of the model that was measured, as a member of a tensor group has it; "": all of it.
         ops_s: seconds of all ops added up. step_s: of a whole step in one process, without the
             optimizer, measured in turn with them.
     """
@@ -33,6 +34,7 @@ class MeasuredRows:
     lacking: int
     ops_s: float = 0.0
     step_s: float = 0.0
+    part: str = ""
 
     @property
     def agreement(self) -> float | None:
@@ -40,7 +42,8 @@ class MeasuredRows:
         return self.ops_s / self.step_s if self.step_s else None
 
     def __str__(self) -> str:
-        known = f"{self.rows} rows: {self.ops} ops, {self.signatures} of them distinct"
+        which = f"{self.part}, " if self.part else ""
+        known = f"{which}{self.rows} rows: {self.ops} ops, {self.signatures} of them distinct"
         if self.agreement is None:
             return f"{known}; all are in the database"
         return (
@@ -67,6 +70,8 @@ class ProfileOptions:
         threads: that the child computes with. rounds: runs of every op, at least.
         training: as in `capture`. time_limit_s: for the whole run.
         device: "cpu", "cuda", "cuda:1", or "auto": the first CUDA device, else the CPU.
+        tensor_shares: of the members of a tensor group, whose parts are measured, too; empty: none.
+        tensor_axes: what the members divide; all that they can when empty.
     """
 
     rows: tuple[int, ...] = ()
@@ -78,6 +83,8 @@ class ProfileOptions:
     leaves: tuple[str, ...] = ()
     time_limit_s: float = 3600.0
     device: str = "auto"
+    tensor_shares: tuple[int, ...] = ()
+    tensor_axes: tuple[str, ...] = ()
 
 
 def profile(
@@ -109,6 +116,8 @@ def profile(
         "assume": dict(options.assume or {}),
         "leaves": list(options.leaves),
         "device": options.device,
+        "tensor_shares": list(options.tensor_shares),
+        "tensor_axes": list(options.tensor_axes),
     }
     task = Task(
         module="bigbrain_fx.measure.ops.child",

@@ -1,12 +1,14 @@
 """Shards inside an op: graph -> axes -> one graph for each member of a tensor group.
 
 `axes` finds what can be split together by following every dimension through every op; `sharded`
-writes the members' graphs, with what they exchange as ops. This room knows ops and shares; it knows
+writes the members' graphs, with what they exchange as ops; `alone` makes one that a member can run
+for itself, to be timed. This room knows ops and shares; it knows
 nothing of devices, schedules or torch: rules are tried by `frontend`, which runs `trials`.
 """
 
 from __future__ import annotations
 
+from bigbrain_fx.plan.shard.alone import alone as alone
 from bigbrain_fx.plan.shard.choose import (
     chosen_axes as chosen_axes,
     of_layers as of_layers,

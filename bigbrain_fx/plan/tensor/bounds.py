@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bigbrain_fx.core import Axis, Cluster, Costs, Exchange
-from bigbrain_fx.plan.tensor.costs import sent_share
+from bigbrain_fx.plan.tensor.exchange import sent_share
 from bigbrain_fx.plan.tensor.groupings import Grouping
 from bigbrain_fx.planning import bytes_per_s
 

@@ -1,26 +1,24 @@
-"""Costs of a group: each op takes what its slowest member takes, an exchange what its links take.
+"""Costs of a group: what each op adds to the time of the member that is last.
 
-Members wait for each other at every exchange; to count each op at its slowest member is that, or a
-little more. This file knows ops and links; it knows no stages.
+Members have a clock each, and go on from an exchange when what the others sent is there: who is
+behind all the others waits for none. This file knows ops and members; it knows no stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost, TensorParallel
 from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.shard import lengths
+from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, exchanged_s
 from bigbrain_fx.plan.tensor.groups import Groups, column
 from bigbrain_fx.planning import crowded
 
-SPACE = "shard."
-BACKWARD = ("shard.copy_to_group", "shard.split")
-"""Exchanges that send in the backward pass, and nothing forward."""
-LARGE = 1 << 14  # numbers; `runtime.group` has it, too
-_TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
+Seconds = Callable[[OpCost], float]
 
 
 def column_costs(
@@ -102,66 +100,45 @@ def _group(
     graph: Graph, each: Sequence[Costs], cluster: Cluster, group: Sequence[str], member: int
 ) -> dict[str, OpCost]:
     """Return the costs of one member's ops in a group."""
-    found = {}
-    for op in graph.ops:
-        costs = [own.op_cost(op.name, device) for own, device in zip(each, group, strict=True)]
-        own = replace(
-            costs[member],
-            forward_s=max(cost.forward_s for cost in costs),
-            backward_s=max(cost.backward_s for cost in costs),
-            backward_input_s=max(cost.backward_input_s for cost in costs),
+    about = each, cluster, group
+    forward_s = _added_s(graph.ops, attrgetter("forward_s"), _sends_forward, *about)
+    back = tuple(reversed(graph.ops))
+    backward_s = _added_s(back, attrgetter("backward_s"), _sends_backward, *about)
+    input_s = _added_s(back, attrgetter("backward_input_s"), _sends_backward, *about)
+    return {
+        op.name: replace(
+            each[member].op_cost(op.name, group[member]),
+            forward_s=forward_s[op.name],
+            backward_s=backward_s[op.name],
+            backward_input_s=min(input_s[op.name], backward_s[op.name]),
         )
-        found[op.name] = _exchanged(op, own, cluster, group) if op.target.startswith(SPACE) else own
+        for op in graph.ops
+    }
+
+
+def _sends_forward(op: Op) -> bool:
+    return op.target not in BACKWARD
+
+
+def _sends_backward(op: Op) -> bool:
+    return op.target in BACKWARD and op.requires_grad
+
+
+def _added_s(
+    ops: Iterable[Op],
+    seconds: Seconds,
+    sends: Callable[[Op], bool],
+    each: Sequence[Costs],
+    cluster: Cluster,
+    group: Sequence[str],
+) -> dict[str, float]:
+    """Return by how much each op puts off the last member, in a pass that all begin at once."""
+    clocks_s, last_s, found = [0.0] * len(group), 0.0, {}
+    for op in ops:
+        if not op.target.startswith(SPACE):
+            pairs = zip(clocks_s, each, group, strict=True)
+            clocks_s = [s + seconds(own.op_cost(op.name, name)) for s, own, name in pairs]
+        elif sends(op):
+            clocks_s = exchanged_s(op, cluster, group, clocks_s)
+        found[op.name], last_s = max(clocks_s) - last_s, max(clocks_s)
     return found
-
-
-def _exchanged(op: Op, cost: OpCost, cluster: Cluster, group: Sequence[str]) -> OpCost:
-    """Return what an exchange takes: its messages, and adding up what they bring."""
-    taken_s = exchange_s(op, cluster, group)
-    if op.target not in BACKWARD:
-        return replace(cost, forward_s=taken_s, backward_s=0.0, backward_input_s=0.0)
-    backward_s = taken_s if op.requires_grad else 0.0
-    return replace(cost, forward_s=0.0, backward_s=backward_s, backward_input_s=backward_s)
-
-
-def pieces(numel: int, members: int) -> tuple[int, ...]:
-    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
-    if members == 2 or numel < LARGE:
-        return (numel,)
-    return tuple(numel // members + (member < numel % members) for member in range(members))
-
-
-def sent_share(kind: str, numel: int, members: int) -> float:
-    """Return the share of a whole tensor that a member sends each other one in an exchange."""
-    if kind in ("all_gather", "split"):
-        return 1 / members
-    return 2 / members if len(pieces(numel, members)) > 1 else 1.0
-
-
-def exchange_s(op: Op, cluster: Cluster, group: Sequence[str]) -> float:
-    """Return the seconds of one exchange: every member sends to every other."""
-    spec, members = op.outputs[0], len(group)
-    if op.target == "shard.all_gather":
-        return _slowest_s(cluster, group, spec.nbytes // members)
-    if op.target == "shard.split" or len(pieces(spec.numel, members)) == 1:
-        return _slowest_s(cluster, group, spec.nbytes)
-    piece = -(-spec.nbytes // members)
-    return _slowest_s(cluster, group, piece) + _slowest_s(cluster, group, piece, adds=False)
-
-
-def _slowest_s(cluster: Cluster, group: Sequence[str], nbytes: int, *, adds: bool = True) -> float:
-    """Return the seconds in which each member sends each other one so many bytes."""
-    return max(_member_s(cluster, group, name, nbytes, adds=adds) for name in group)
-
-
-def _member_s(
-    cluster: Cluster, group: Sequence[str], name: str, nbytes: int, *, adds: bool
-) -> float:
-    others = len(group) - 1
-    links = [cluster.link(other, name) for other in group if other != name]
-    device = cluster.device[name]
-    wire_s = sum(nbytes / link.bytes_per_s for link in links)
-    latency_s = max(link.latency_s for link in links)
-    handling_s = 2 * others * device.overheads.handling_s(nbytes)
-    adding_s = adds * others * _TOUCHES * nbytes / device.memory_bytes_per_s
-    return latency_s + wire_s + handling_s + adding_s

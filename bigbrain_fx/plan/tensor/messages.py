@@ -15,7 +15,7 @@ from typing import cast
 from bigbrain_fx.core import DTYPE_BYTES, Dim, Graph, Op, ParamRef, Stage, TensorSpec
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, pieces
+from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, pieces
 
 
 @dataclass(frozen=True)

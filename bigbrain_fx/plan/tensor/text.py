@@ -9,7 +9,7 @@ from bigbrain_fx.core import TensorParallel
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.shard import lengths
 from bigbrain_fx.plan.tensor.choices import alike
-from bigbrain_fx.plan.tensor.costs import BACKWARD, SPACE, exchange_s
+from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, exchange_s
 from bigbrain_fx.plan.tensor.messages import is_sent, part_channels, times
 
 # A plan of `auto` may have groups that nobody asked for.
@@ -48,9 +48,9 @@ def hosts_text(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"{'+'.join(group)} are one tensor group on the hosts "
         f"{', '.join(dict.fromkeys(host[name] for name in group))}: of a step's "
-        f"{plan.forecast.step_s:.3g} s, {exchanges_s(plan, group[0]):.3g} s are exchanges between "
-        "its members, over the network. A run compares what each of them computes for itself, and "
-        "ends where their processors round otherwise"
+        f"{plan.forecast.step_s:.3g} s, up to {exchanges_s(plan, group[0]):.3g} s are exchanges "
+        "between its members, over the network. A run compares what each of them computes for "
+        "itself, and ends where their processors round otherwise"
         for group in wide
     )
 
@@ -81,12 +81,12 @@ def _sent(plan: Plan) -> str:
         return "Nothing is sent for it."
     return (
         f"In a step {sender} sends the others {most / 2**20:.2f} MiB, "
-        f"{1e3 * exchanges_s(plan, sender):.1f} ms of the forecast."
+        f"{1e3 * exchanges_s(plan, sender):.1f} ms where none comes late."
     )
 
 
 def exchanges_s(plan: Plan, device: str) -> float:
-    """Return the seconds of a step that a device exchanges parts with its group."""
+    """Return the seconds of a step that a device exchanges parts with a group that is on time."""
     tensor = plan.placement.tensor
     assert tensor is not None
     group = next(group for group in tensor.groups if device in group)

@@ -344,7 +344,12 @@ def test_a_run_that_is_killed_keeps_what_it_wrote(
     wanted |= {"rounds": 100_000, "seed": 0, "training": True, "device": "cpu"}
     words = [sys.executable, "-m", "bigbrain_fx.measure.ops.child"]
     with subprocess.Popen(
-        [*words, json.dumps({**wanted, "assume": {}, "leaves": []})],
+        [
+            *words,
+            json.dumps(
+                {**wanted, "assume": {}, "leaves": [], "tensor_shares": [], "tensor_axes": []}
+            ),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as child:

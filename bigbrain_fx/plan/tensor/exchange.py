@@ -1,0 +1,94 @@
+"""One exchange of a tensor group: what it sends, and when each member goes on from it.
+
+    member 0  ██████ sends ────▶            █████    the faster one waits for what is sent to it
+    member 1  ██████████████████ sends ────▶█████    the slower one finds it there, and waits not
+
+This file knows one op, links and members' clocks; it knows no graph and no stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bigbrain_fx.core import Cluster, Op
+
+SPACE = "shard."
+BACKWARD = ("shard.copy_to_group", "shard.split")
+"""Exchanges that send in the backward pass, and nothing forward."""
+LARGE = 1 << 14  # numbers; `runtime.group` has it, too
+_TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
+
+
+def pieces(numel: int, members: int) -> tuple[int, ...]:
+    """Return how many numbers of a sum each member adds; one entry where each adds all of it."""
+    if members == 2 or numel < LARGE:
+        return (numel,)
+    return tuple(numel // members + (member < numel % members) for member in range(members))
+
+
+def sent_share(kind: str, numel: int, members: int) -> float:
+    """Return the share of a whole tensor that a member sends each other one in an exchange."""
+    if kind in ("all_gather", "split"):
+        return 1 / members
+    return 2 / members if len(pieces(numel, members)) > 1 else 1.0
+
+
+def exchange_s(op: Op, cluster: Cluster, group: Sequence[str]) -> float:
+    """Return the seconds of an exchange to which all members come at once."""
+    return max(exchanged_s(op, cluster, group, [0.0] * len(group)))
+
+
+def exchanged_s(
+    op: Op, cluster: Cluster, group: Sequence[str], ready_s: Sequence[float]
+) -> list[float]:
+    """Return when each member goes on: every one sends to every other.
+
+    Args:
+        op: concrete.
+        cluster: with the links.
+        group: the members' devices.
+        ready_s: when each of them comes to it.
+    """
+    clocks_s = list(ready_s)
+    for nbytes, adds in _rounds(op, len(group)):
+        clocks_s = _round(cluster, group, nbytes, clocks_s, adds=adds)
+    return clocks_s
+
+
+def _rounds(op: Op, members: int) -> Iterator[tuple[int, bool]]:
+    """Yield what each member sends each other one, and whether what comes is added up."""
+    spec = op.outputs[0]
+    if op.target == "shard.all_gather":
+        yield spec.nbytes // members, True
+    elif op.target == "shard.split" or len(pieces(spec.numel, members)) == 1:
+        yield spec.nbytes, True
+    else:
+        piece = -(-spec.nbytes // members)
+        yield from ((piece, True), (piece, False))
+
+
+def _round(
+    cluster: Cluster, group: Sequence[str], nbytes: int, ready_s: Sequence[float], *, adds: bool
+) -> list[float]:
+    others = len(group) - 1
+    devices = [cluster.device[name] for name in group]
+    each_s = [others * device.overheads.handling_s(nbytes) for device in devices]
+    sent_s = [ready + own for ready, own in zip(ready_s, each_s, strict=True)]
+    return [
+        max(sent_s[i], _arrived_s(cluster, group, nbytes, sent_s, i))
+        + each_s[i]
+        + adds * others * _TOUCHES * nbytes / device.memory_bytes_per_s
+        for i, device in enumerate(devices)
+    ]
+
+
+def _arrived_s(
+    cluster: Cluster, group: Sequence[str], nbytes: int, sent_s: Sequence[float], member: int
+) -> float:
+    """Return when the last of the others' messages is there: one after another as they are sent."""
+    arrived_s = 0.0
+    for begun_s, other in sorted(zip(sent_s, group, strict=True)):
+        if other != group[member]:
+            link = cluster.link(other, group[member])
+            arrived_s = max(arrived_s, begun_s + link.latency_s) + nbytes / link.bytes_per_s
+    return arrived_s

@@ -1,0 +1,110 @@
+"""What a group's ops take: members' clocks, against a closed form and a walk written here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bigbrain_fx.core import Cluster, Device, Graph, Link, Op, Overheads, TensorParallel, TensorSpec
+from bigbrain_fx.frontend import capture
+from bigbrain_fx.plan import Options, Source, sharded, wanted_axes
+from bigbrain_fx.plan.one import estimated
+from bigbrain_fx.plan.tensor.costs import column_costs
+from bigbrain_fx.plan.tensor.exchange import exchange_s, exchanged_s
+
+NBYTES = 4_000_000
+HANDLED = Overheads(message_s=1e-3, message_bytes_per_s=1e9)
+
+
+def cluster_of(*speeds: float, latency_s: float = 0.01) -> Cluster:
+    devices = tuple(
+        Device(f"d{i}", f"h{i}", "cpu", 2**34, 1e9 * speed, 1e12, overheads=HANDLED)
+        for i, speed in enumerate(speeds)
+    )
+    return Cluster(devices, Link(latency_s, 1e8))
+
+
+def summed(numel: int) -> Op:
+    spec = TensorSpec((numel,), "float32", (1,), requires_grad=True)
+    return Op("sum", "shard.all_reduce", (), outputs=(spec,))
+
+
+def test_members_that_come_at_once_wait_for_one_message() -> None:
+    cluster = cluster_of(1, 1)
+    handled_s = 1e-3 + NBYTES / 1e9
+    closed_s = 2 * handled_s + 0.01 + NBYTES / 1e8 + 3 * NBYTES / 1e12
+    assert exchange_s(summed(NBYTES // 4), cluster, ("d0", "d1")) == pytest.approx(closed_s)
+
+
+def test_who_comes_last_finds_what_was_sent() -> None:
+    cluster = cluster_of(1, 1)
+    on_s = exchanged_s(summed(NBYTES // 4), cluster, ("d0", "d1"), [0.0, 1.0])
+    handled_s = 1e-3 + NBYTES / 1e9
+    assert on_s[1] == pytest.approx(1.0 + 2 * handled_s + 3 * NBYTES / 1e12)
+    assert on_s[0] == pytest.approx(1.0 + 2 * handled_s + 0.01 + NBYTES / 1e8 + 3 * NBYTES / 1e12)
+
+
+def test_messages_to_one_member_follow_each_other() -> None:
+    cluster = cluster_of(1, 1, 1)
+    op = summed(1000)  # too small for pieces: each sends it whole to both others
+    handled_s, wire_s = 2 * (1e-3 + 4000 / 1e9), 4000 / 1e8
+    on_s = exchanged_s(op, cluster, ("d0", "d1", "d2"), [0.0] * 3)
+    closed_s = 2 * handled_s + 0.01 + 2 * wire_s + 2 * 3 * 4000 / 1e12
+    assert on_s == pytest.approx([closed_s] * 3)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 192), nn.ReLU(), nn.Linear(192, 64)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "shares"), [((1, 1), (1, 1)), ((4, 1), (1, 1)), ((2, 1), (2, 1))]
+)
+def test_ops_add_up_to_the_last_members_time(
+    speeds: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    graph = capture(Net(), {"x": torch.randn(512, 64)}).graph
+    cluster, group = cluster_of(*speeds, latency_s=1e-4), ("d0", "d1")
+    tensor = TensorParallel((group,), shares, wanted_axes(graph, Options(tensor=2)))
+    members = [m.at(512) for m in sharded(graph, tensor.axes, shares).members]
+    source = Source("net.py")
+    columns = column_costs(members, tensor, cluster, source, "analytical")
+    for place, costs in enumerate(columns):
+        name = group[place]
+        ops = costs.ops[name].values()
+        found = sum(c.forward_s for c in ops), sum(c.backward_s for c in ops)
+        assert found == pytest.approx(walked(members, cluster, source), rel=1e-9)
+        assert all(c.forward_s >= 0 and c.backward_s >= c.backward_input_s >= 0 for c in ops)
+
+
+def walked(members: list[Graph], cluster: Cluster, source: Source) -> tuple[float, float]:
+    """Follow both members by hand: forward, then backward from zero."""
+    own = [estimated(m, cluster, source, "analytical").ops[f"d{i}"] for i, m in enumerate(members)]
+    passes = []
+    for back in (False, True):
+        ready = [0.0, 0.0]
+        ops = list(members[0].ops)
+        for op in reversed(ops) if back else ops:
+            kind = op.target.removeprefix("shard.")
+            if kind == op.target:
+                for i in (0, 1):
+                    cost = own[i][op.name]
+                    ready[i] += cost.backward_s if back else cost.forward_s
+            elif (kind == "copy_to_group") == back and (not back or op.requires_grad):
+                nbytes = op.outputs[0].nbytes
+                each = 1e-3 + nbytes / 1e9
+                sent = [r + each for r in ready]
+                there = [sent[1 - i] + 1e-4 + nbytes / 1e8 for i in (0, 1)]
+                ready = [max(sent[i], there[i]) + each + 3 * nbytes / 1e12 for i in (0, 1)]
+        passes.append(max(ready))
+    return passes[0], passes[1]

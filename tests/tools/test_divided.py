@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bigbrain_fx.core import Device, Link
 from bigbrain_fx.core.cluster import Cluster
 from tools.divided.__main__ import main, row_of
-from tools.divided.cells import EQUAL, ONE, PLANNED, Row, rows_of, site_of, wanted, ways
+from tools.divided.cells import ALONE, EQUAL, ONE, PLANNED, Row, rows_of, site_of, wanted, ways
 from tools.divided.page import page
 from tools.fidelity_models import MODELS
 
@@ -27,6 +27,8 @@ def test_unlike_devices_divide_equally_and_by_speed_and_alike_ones_once() -> Non
     unlike, alike = ([way.name for way in ways(site_of(s))] for s in ("uneven2-1000", "equal2-100"))
     assert {EQUAL, PLANNED, "tensor 1:1", "tensor 2:1"} <= set(unlike)
     assert EQUAL not in alike
+    assert [name for name in unlike if name.startswith(ALONE)] == [f"{ALONE}1"]
+    assert not [name for name in alike if name.startswith(ALONE)]
     assert [name for name in alike if "tensor" in name] == ["tensor 1:1"]
 
 
@@ -57,6 +59,8 @@ def test_ratios_are_of_each_round_and_the_fluid_limit_of_the_speeds() -> None:
     rows = [row(ONE, 2.0, 4.0), row(EQUAL, 1.8, 4.2), row(PLANNED, 1.5, 3.0, forecast_s=2.0)]
     text = page(rows)
     assert "| unet | uneven2-1000 | 1.30 | 1.33 | 0.89 |" in text
+    slower = row(f"{ALONE}1", 6.0, 8.0)  # 1 / (1/2 + 1/6) = 1.5 s and 1 / (1/4 + 1/8) = 2.667 s
+    assert "| unet | uneven2-1000 | 1.30 | 1.33 | 0.94 |" in page([*rows, slower])
     assert "| unet | uneven2-1000 | replicas | 8:4 | 2.000 | 2.250 | -11.1 % | 50 % |" in text
 
 

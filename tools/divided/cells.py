@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ MICRO_BATCHES = (
 # large micro-batches, whose ops take far longer.
 FEW = 3
 ONE, EQUAL, PLANNED = "one device", "replicas, equal shares", "replicas"
+ALONE = "one device of speed "  # of a slower one
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ class Way:
 
     name: str
     choices: Mapping[str, Any] = field(default_factory=dict)
-    devices: int | None = None
+    places: tuple[int, ...] = ()
     replicas: tuple[tuple[str, ...], ...] = ()
 
     def of(self, cluster: Cluster) -> Cluster:
-        """Return the part of a cluster that is used."""
-        return replace(cluster, devices=cluster.devices[: self.devices], replicas=self.replicas)
+        """Return the part of a cluster that is used: the devices of its places, or all."""
+        devices = tuple(cluster.devices[place] for place in self.places) or cluster.devices
+        return replace(cluster, devices=devices, replicas=self.replicas)
 
     @property
     def tensor_shares(self) -> tuple[int, ...]:
@@ -56,7 +58,8 @@ def ways(site: Site) -> tuple[Way, ...]:
     count = len(site.speeds)
     equal = Way(EQUAL, {"replicas": count, "replica_shares": (1,) * count})
     found = (
-        Way(ONE, devices=1),
+        Way(ONE, places=(0,)),
+        *_slower(site.speeds),
         *((equal,) if len(set(site.speeds)) > 1 else ()),
         Way(PLANNED, {"replicas": count}),
         Way("replicas, ZeRO 1", {"replicas": count, "zero_stage": 1}),
@@ -74,6 +77,13 @@ def ways(site: Site) -> tuple[Way, ...]:
         ),
         Way("pipeline of tensor groups", _groups((1, 1), FEW)),
     )
+
+
+def _slower(speeds: Sequence[float]) -> Iterator[Way]:
+    """Yield a device of each speed but the first's: what a step takes there says how fast it is."""
+    for place, speed in enumerate(speeds):
+        if speed not in speeds[: max(1, place)]:
+            yield Way(f"{ALONE}{speed:g}", places=(place,))
 
 
 def _tensor(shares: tuple[int, ...]) -> Way:
@@ -119,6 +129,11 @@ class Row:
     def error(self) -> float:
         """Forecast over measured, less one."""
         return self.forecast_s / self.measured_s - 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is divided."""
+        return self.way == ONE or self.way.startswith(ALONE)
 
     @property
     def is_tensor(self) -> bool:

@@ -16,7 +16,7 @@ from bigbrain_fx.emit import write_bundle
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import CaptureSession, capture_file
 from bigbrain_fx.plan import Plan, make_plan
-from tools.divided.cells import ONE, Row, Way, rows_of, site_of, ways
+from tools.divided.cells import Row, Way, rows_of, site_of, ways
 from tools.divided.seated import NAME, seated
 from tools.emulation import Network, emulated
 from tools.emulation.profiling import profile_devices
@@ -192,7 +192,7 @@ def _row(case: Case, runs: Sequence[Taken], model: str, site: str) -> Row:
         reference_s,
         forecast_s(case.way, case.session, case.sitting, reference_s),
         tuple(run.busy for run in runs),
-        () if case.way.name == ONE else shares(case.plan),
+        () if case.way.places else shares(case.plan),
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from tools.divided.cells import EQUAL, FEW, ONE, PLANNED, Row, site_of
+from tools.divided.cells import ALONE, EQUAL, FEW, ONE, PLANNED, Row, site_of
 from tools.published_gpus.table import spearman
 
 COMMAND = "python -m tools.divided --out rows.jsonl --write docs/divided.md"
@@ -32,13 +32,13 @@ def _head() -> Iterator[str]:
 def _forecasts(rows: Sequence[Row]) -> Iterator[str]:
     yield from ("## Forecasts", "", "| what | rows | mean error | median | worst | Spearman |")
     yield "|---|---|---|---|---|---|"
-    divided = [row for row in rows if row.way != ONE]
+    divided = [row for row in rows if not row.is_alone]
     kinds = {
         "replicas and ZeRO": [row for row in divided if not row.is_tensor],
         "tensor groups, with and without replicas and pipelines": [
             row for row in divided if row.is_tensor
         ],
-        "one device": [row for row in rows if row.way == ONE],
+        "one device": [row for row in rows if row.is_alone],
     }
     for name, own in kinds.items():
         if own:
@@ -64,8 +64,9 @@ def _worth(rows: Sequence[Row]) -> Iterator[str]:
     yield from (
         "## What dividing is worth",
         "",
-        "Measured, round by round: medians, quartiles in brackets. *Fluid* is one device's step",
-        "over the sum of speeds: work that divides freely and is sent for nothing.",
+        "Measured, round by round: medians, quartiles in brackets. *Fluid* is work that divides",
+        "freely and is sent for nothing: all devices together at the speeds that each has alone,",
+        "or, where only the first one was run alone, at the speeds that were ordered.",
         "",
         "| model | cluster | planned over equal shares | replicas over one device | of fluid |",
         "|---|---|---|---|---|",
@@ -76,13 +77,29 @@ def _worth(rows: Sequence[Row]) -> Iterator[str]:
         one, equal, planned = found
         if one is None or planned is None:
             continue
-        fluid = sum(site_of(site).speeds) / site_of(site).speeds[0]
-        share = statistics.median(_ratios(one, planned)) / fluid
+        fluid = _quartiles(_of_fluid(planned, by_key, site_of(site).speeds))
         shared = _quartiles(_ratios(equal, planned)) if equal is not None else "-"
-        yield (
-            f"| {model} | {site} | {shared} | {_quartiles(_ratios(one, planned))} | {share:.2f} |"
-        )
+        yield f"| {model} | {site} | {shared} | {_quartiles(_ratios(one, planned))} | {fluid} |"
     yield ""
+
+
+def _of_fluid(
+    planned: Row, by_key: Mapping[tuple[str, str, str], Row], speeds: Sequence[float]
+) -> list[float]:
+    """Return, round by round, the fluid step over the one that was measured."""
+    one = by_key[planned.model, planned.site, ONE]
+    alone = {s: by_key.get((planned.model, planned.site, f"{ALONE}{s:g}")) for s in speeds[1:]}
+
+    def steps_a_s(turn: int, speed: float) -> float:
+        own = one if speed == speeds[0] else alone[speed]
+        if own is None or len(own.step_s) != len(one.step_s):
+            return speed / speeds[0] / one.step_s[turn]
+        return 1 / own.step_s[turn]
+
+    return [
+        1 / sum(steps_a_s(turn, speed) for speed in speeds) / taken_s
+        for turn, taken_s in enumerate(planned.step_s)
+    ]
 
 
 def _ratios(slow: Row, fast: Row) -> list[float]:

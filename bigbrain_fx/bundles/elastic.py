@@ -90,7 +90,7 @@ def run_elastic(
         NoPlanError: the model does not fit on the devices that are left.
     """
     plan = read_plan(bundle)
-    require_not_nccl(plan)
+    require_not_nccl(plan, options.backend)
     require_no_overlap(plan, "--elastic", "leave it out: a process that dies is replaced")
     require_not_lean(Path(bundle))
     if options.spares is None:
@@ -187,7 +187,8 @@ def _options(left: RunOptions, moved: Resplit, first: RunOptions) -> RunOptions:
     """Go on from the moved commit; it is written to only if the user wanted commits."""
     logs = None if first.logs is None else first.logs / moved.bundle.name
     every = left.commit_every if first.commits is not None else 0
-    spares = left.spares if can_supervise(moved.plan) else None  # only GPUs may be left
+    can_replace = can_supervise(moved.plan, left.backend)  # only GPUs may be left
+    spares = left.spares if can_replace else None
     return replace(
         left, commits=moved.commits, commit_every=every, resume=True, logs=logs, spares=spares
     )

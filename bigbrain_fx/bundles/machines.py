@@ -69,7 +69,7 @@ class Machine(Shown):
             BigBrainError: the model cannot be captured or placed, or what it is trained with has
                 no source; nothing runs then.
         """
-        require_session(self.cluster.devices, options)
+        require_session(self.cluster.devices, options, run.backend if run else None)
         made = split(
             model,
             self.cluster,

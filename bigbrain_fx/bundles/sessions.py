@@ -24,7 +24,7 @@ from bigbrain_fx.bundles.compile import Split
 from bigbrain_fx.bundles.entries import entries, entry_tensor, has_fewer, require_one_number
 from bigbrain_fx.bundles.found_model import Loss
 from bigbrain_fx.bundles.going_on import commit_held, export_commit, export_training
-from bigbrain_fx.bundles.launch import Run, RunOptions, StepLine, run
+from bigbrain_fx.bundles.launch import Backend, Run, RunOptions, StepLine, run
 from bigbrain_fx.core import Device, Shown
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Explanation, Options, Plan, explain, wants_tensor
@@ -106,7 +106,8 @@ class Session(Shown):
         self, made: Split, module: nn.Module, options: RunOptions, constants: Constants
     ) -> None:
         plan = made.plan
-        require_session([plan.cluster.device[name] for name in plan.stages.devices])
+        devices = [plan.cluster.device[name] for name in plan.stages.devices]
+        require_session(devices, backend=options.backend)
         self._constants = constants
         self.made = made
         self.module = module
@@ -316,7 +317,9 @@ class Session(Shown):
             raise InputError("this session has ended", help="make another: machine(model, ...)")
 
 
-def require_session(devices: Sequence[Device], options: Options | None = None) -> None:
+def require_session(
+    devices: Sequence[Device], options: Options | None = None, backend: Backend | None = None
+) -> None:
     """Refuse what a session cannot start and replace from this process, before any capture."""
     if options is not None and wants_tensor(options):
         raise InputError(
@@ -328,12 +331,13 @@ def require_session(devices: Sequence[Device], options: Options | None = None) -
             "a session replaces processes, which torch's collectives do not allow",
             help="use another sum_order, or split a model file, and run the bundle",
         )
-    if all(device.kind == "cuda" for device in devices):
+    if backend != "gloo" and all(device.kind == "cuda" for device in devices):
         raise InputError(
             "all its devices are GPUs, whose messages go over nccl, and a session "
-            "replaces processes, which is not there yet over nccl",
-            help="split a model file, and `bigbrain-fx run` the bundle: it trains there, without "
-            "replacement; or give a cluster with a CPU device in it",
+            "replaces processes, which nccl does not allow",
+            help='give run=RunOptions(backend="gloo"): messages go through host memory then; or '
+            "split a model file, and `bigbrain-fx run` the bundle: it trains there over nccl, "
+            "without replacement",
         )
     used = tuple(dict.fromkeys(device.host for device in devices))
     if len(used) > 1:

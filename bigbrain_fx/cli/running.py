@@ -104,6 +104,12 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "ignore it [default: stop].",
 )
 @click.option(
+    "--backend",
+    type=click.Choice(["gloo", "nccl"]),
+    help="What carries messages between GPUs. gloo: through host memory, and a process that dies "
+    "is replaced. nccl: directly, and none is  [default: nccl where all devices are GPUs].",
+)
+@click.option(
     "--store",
     type=PATH,
     help="A folder for what the bundle offloads [default: those of the cluster file's stores].",
@@ -196,7 +202,7 @@ def run(
     _require_together(choices, elastic)
     if choices["spares"] is not None:
         require_not_lean(bundle)
-    if not no_replay and can_supervise(plan) and not is_lean(bundle):
+    if not no_replay and can_supervise(plan, choices["backend"]) and not is_lean(bundle):
         choices["spares"] = 1 if choices["spares"] is None else choices["spares"]
     if mtbf is not None:
         choices |= intervals(plan, mtbf, {**choices, "elastic": elastic})

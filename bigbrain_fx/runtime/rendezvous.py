@@ -101,7 +101,9 @@ def require_address(folder: Path) -> None:
         )
 
 
-def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnyStore:
+def join(
+    plan: str, kinds: Sequence[str], rank: int, deadline_s: float, backend: str = ""
+) -> AnyStore:
     """Join the group; refuse a process that runs another plan. Return the store that all share.
 
     Args:
@@ -109,13 +111,14 @@ def join(plan: str, kinds: Sequence[str], rank: int, deadline_s: float) -> AnySt
         kinds: of each device, by rank: "cpu" or "cuda".
         rank: of this process.
         deadline_s: longest wait for the others.
+        backend: "gloo" or "nccl"; "": nccl where all devices are GPUs, else gloo.
     """
     world = len(kinds)
     if (started := environment_number("WORLD_SIZE", world)) != world:
         raise SystemExit(f"this bundle needs {world} processes, one per device; found {started}")
     _prepare_cuda(kinds)
     timeout = timedelta(seconds=deadline_s)
-    backend = "nccl" if _all_cuda(kinds) else "gloo"
+    backend = backend or ("nccl" if _all_cuda(kinds) else "gloo")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE"):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         base = TCPStore(host, port, world, is_master=False, timeout=timeout)

@@ -88,7 +88,8 @@ def main(bundle: Bundle) -> None:
         require_gpu(bundle.kinds, rank)
         require_address(bundle.folder)
     with blaming_peers():
-        store = join(bundle.plan, bundle.kinds, rank, options.deadline)
+        backend = options.transport if options.transport in ("gloo", "nccl") else ""
+        store = join(bundle.plan, bundle.kinds, rank, options.deadline, backend)
         try:
             with _stopping_on_bad_input():
                 _run(bundle, rank, seed, store, options, commits)
@@ -296,10 +297,10 @@ def _parser(bundle: Bundle) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--transport",
-        choices=("torch", "mpi"),
+        choices=("torch", "gloo", "nccl", "mpi"),
         default="torch",
-        help="what carries messages: torch's gloo or nccl, or MPI where mpirun has started this "
-        "(default torch)",
+        help="what carries messages: gloo, through host memory; nccl, where all devices are GPUs; "
+        "or MPI, where mpirun has started this (default torch: nccl where it can be, else gloo)",
     )
     add_options(parser)
     parser.set_defaults(store=None)

@@ -245,6 +245,7 @@ def test_a_session_is_refused_before_a_model_is_captured() -> None:
     for devices, words in (((gpu,), "go over nccl"), ((near, far), "devices of 2 hosts")):
         with pytest.raises(InputError, match=words):
             require_session(devices)
+    require_session((gpu,), backend="gloo")
     with pytest.raises(InputError, match="not in groups"):
         require_session((near,), Options(tensor=2))
 

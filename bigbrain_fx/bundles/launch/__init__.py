@@ -19,6 +19,7 @@ from bigbrain_fx.bundles.launch.hosts import (
 )
 from bigbrain_fx.bundles.launch.options import (
     DEFAULT_STEPS as DEFAULT_STEPS,
+    Backend as Backend,
     BatchLine as BatchLine,
     Line as Line,
     Run as Run,

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 
 from bigbrain_fx.bundles.launch.options import DEFAULT_STEPS, RunOptions
-from bigbrain_fx.bundles.launch.program import entry
+from bigbrain_fx.bundles.launch.program import entry, transport_of
 from bigbrain_fx.bundles.launch.supervised import require_not_nccl
 from bigbrain_fx.core import words
 from bigbrain_fx.errors import InputError
@@ -38,11 +38,12 @@ def commands(plan: Plan, options: RunOptions) -> list[tuple[str, str]]:
             help="leave it out, or add --local to run all of it here",
         )
     if options.spares is not None:
-        require_not_nccl(plan)
+        require_not_nccl(plan, options.backend)
         return _launches(plan, options)
     names = [plan.cluster.device[name].host for name in plan.stages.devices]
     total = options.steps or (None if options.inputs else DEFAULT_STEPS)
     given = replace(options, steps=total).flags(*words("steps seed deadline_s save inputs outputs"))
+    given += transport_of(options)
     common = (
         f"WORLD_SIZE={len(names)} MASTER_ADDR={shlex.quote(names[0])} "
         f"MASTER_PORT={options.port or 29500} python {entry(plan)} {shlex.join(given)}"

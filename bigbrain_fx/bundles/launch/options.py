@@ -8,9 +8,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bigbrain_fx.core import Shown
 
+Backend = Literal["gloo", "nccl"]
 DEFAULT_STEPS = 10  # train.py's and infer.py's own
 
 
@@ -95,6 +97,9 @@ class RunOptions:
     `on_nan`: at a loss or gradient that is not finite "stop" (the default), "skip" the update on
     all devices, or "ignore" it.
 
+    `backend` carries the messages of a training between GPUs: "gloo" through host memory, where a
+    process that dies is replaced, or "nccl"; None: nccl where all devices are GPUs, else gloo.
+
     A message is waited for `deadline_s`; None: 300 s, 1800 where stages are compiled meanwhile.
 
     `store` is a folder for what the plan offloads, in place of the folders that it names.
@@ -129,6 +134,7 @@ class RunOptions:
     rescue: Path | None = None
     log_mib: int | None = None
     on_nan: str | None = None
+    backend: Backend | None = None
     store: Path | None = None
     log_to: tuple[Path, ...] = ()
     metrics: int | None = None

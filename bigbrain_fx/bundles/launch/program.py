@@ -100,7 +100,13 @@ def arguments(options: RunOptions, logs: Path) -> Sequence[str]:
     paths = {name: getattr(options, name) for name in _PATHS}
     here = replace(options, **{name: path and path.resolve() for name, path in paths.items()})
     given = here.flags("steps", "seed", "deadline_s", "threads", *_PATHS, *_PLAIN)
+    given += transport_of(options)
     return [*given, "--report", str(logs.resolve()), *(["--resume"] if options.resume else [])]
+
+
+def transport_of(options: RunOptions) -> list[str]:
+    """Return what tells a bundle's program over what messages go."""
+    return [] if options.backend is None else ["--transport", options.backend]
 
 
 def peaks(plan: Plan, logs: Path) -> dict[str, int]:

@@ -27,6 +27,7 @@ from bigbrain_fx.bundles.launch.status import Status, StatusKeeper, metrics_at
 from bigbrain_fx.bundles.launch.step_files import StepFiles, step_files
 from bigbrain_fx.bundles.launch.supervised import (
     event_log,
+    require_backend,
     require_checkable,
     require_not_lean,
     require_supervised,
@@ -127,7 +128,7 @@ def _run(
     require_checkable(options, is_fed=feed is not None)
     if options.spares is None:
         return _run_plain(plan, bundle, options, logs, spawn, told)
-    require_supervised(plan, spawn)
+    require_supervised(plan, spawn, options.backend)
     require_not_lean(bundle)
     options = replace(options, steps=ENDLESS) if feed else options
     return run_supervised(plan, bundle, options, logs, told.step, told.event, rescue, feed)
@@ -228,6 +229,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
         "first_gradients": options.first_gradients,
         "--commits": options.commits,
         "--on-nan": options.on_nan,
+        "--backend": options.backend,
         "--store": options.store,
         "--log-to": options.log_to or None,
     }
@@ -248,6 +250,7 @@ def _require_fitting(plan: Plan, options: RunOptions) -> None:
             at="--on-nan",
             help="use --on-nan stop, or split the model without --asynchronous",
         )
+    require_backend(plan, options.backend)
     if options.store is not None and not plan.stages.offload:
         raise InputError(
             "--store cannot be given: this bundle offloads nothing",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bigbrain_fx.bundles.launch.compilers import patience_s
 from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
-from bigbrain_fx.bundles.launch.options import Run, RunOptions, StepLine
+from bigbrain_fx.bundles.launch.options import Backend, Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import (
     allocated,
@@ -40,9 +40,9 @@ MIB = 2**20
 SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 
 
-def can_supervise(plan: Plan) -> bool:
+def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
     """Whether dead processes of a bundle can be replaced: it trains, on Linux, not over nccl."""
-    return plan.mode == "train" and sys.platform == "linux" and not _is_over_nccl(plan)
+    return plan.mode == "train" and sys.platform == "linux" and not _is_over_nccl(plan, backend)
 
 
 def is_lean(bundle: Path) -> bool:
@@ -65,14 +65,14 @@ def require_not_lean(bundle: Path) -> None:
         )
 
 
-def require_supervised(plan: Plan, spawn: Spawn | None) -> None:
+def require_supervised(plan: Plan, spawn: Spawn | None, backend: Backend | None = None) -> None:
     """Refuse a run of which no process could be replaced.
 
     Raises:
         InputError: it infers, this is not Linux, `spawn` starts the processes elsewhere, or the
             messages go over nccl.
     """
-    require_not_nccl(plan)
+    require_not_nccl(plan, backend)
     if plan.mode != "train" or sys.platform != "linux" or spawn is not None:
         raise InputError(
             "processes are replaced in training only, on Linux, and as plain children",
@@ -90,23 +90,37 @@ def require_checkable(options: RunOptions, *, is_fed: bool) -> None:
         )
 
 
-def require_not_nccl(plan: Plan) -> None:
-    """Refuse to replace processes of a plan whose devices are all GPUs.
+def require_not_nccl(plan: Plan, backend: Backend | None = None) -> None:
+    """Refuse to replace processes whose messages go over nccl.
 
     A supervised run connects its devices anew over gloo, through host memory: another run than the
-    plan foretells.
+    plan of GPUs alone foretells, so it has to be asked for.
     """
-    if _is_over_nccl(plan):
+    if _is_over_nccl(plan, backend):
         raise InputError(
             "no process of this plan can be replaced: all its devices are GPUs, and their messages "
             "go over nccl",
-            help="leave --spares and --elastic out; --commits FOLDER keeps the training's state, "
-            "and --resume goes on from there",
+            help="add --backend gloo: they go through host memory then, which is slower than was "
+            "forecast; or leave --spares and --elastic out: --commits FOLDER keeps the training's "
+            "state, and --resume goes on from there",
         )
 
 
-def _is_over_nccl(plan: Plan) -> bool:
-    return {plan.cluster.device[name].kind for name in plan.stages.devices} == {"cuda"}
+def require_backend(plan: Plan, backend: Backend | None) -> None:
+    """Refuse nccl for a plan with other devices than GPUs."""
+    others = [n for n in plan.stages.devices if plan.cluster.device[n].kind != "cuda"]
+    if backend == "nccl" and others:
+        raise InputError(
+            f"nccl goes between GPUs, and {', '.join(others)} of this plan "
+            f"{'is none' if len(others) == 1 else 'are none'}",
+            at="--backend",
+            help="use --backend gloo, or leave it out",
+        )
+
+
+def _is_over_nccl(plan: Plan, backend: Backend | None) -> bool:
+    kinds = {plan.cluster.device[name].kind for name in plan.stages.devices}
+    return kinds == {"cuda"} and backend != "gloo"
 
 
 def run_supervised(

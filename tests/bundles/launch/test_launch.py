@@ -349,6 +349,30 @@ def test_no_process_is_replaced_over_nccl(
     with pytest.raises(InputError, match=r"all its devices are GPUs.* over nccl") as caught:
         start(of_gpus, RunOptions(steps=1, spares=1))
     assert "leave --spares and --elastic out" in str(caught.value.help)
+    assert "add --backend gloo" in str(caught.value.help)
+    assert can_supervise(read_plan(of_gpus), "gloo")
+
+
+def test_what_carries_messages_is_told_to_the_programs(of_gpus: Path) -> None:
+    plan = read_plan(of_gpus)
+    told = [command for _, command in commands(plan, RunOptions(steps=1, backend="gloo"))]
+    assert told
+    assert all("--transport gloo" in command for command in told)
+    assert not any("--transport" in c for _, c in commands(plan, RunOptions(steps=1)))
+
+
+def test_nccl_is_for_gpus(bundle: Path) -> None:
+    with pytest.raises(
+        InputError, match="nccl goes between GPUs, and d0, d1 of this plan are none"
+    ):
+        run(bundle, RunOptions(steps=1, backend="nccl"))
+    with pytest.raises(InputError, match="expected 'gloo' or 'nccl'"):
+        run(bundle, RunOptions(steps=1, backend="ucx"))  # type: ignore[arg-type]
+
+
+def test_gloo_by_name_trains_as_without(bundle: Path) -> None:
+    plain, named = (run(bundle, RunOptions(steps=2, backend=b)) for b in (None, "gloo"))
+    assert [line.loss for line in plain.steps] == [line.loss for line in named.steps]
 
 
 def test_elastic_over_nccl_is_refused_for_its_own_reason(of_gpus: Path) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from bigbrain_fx.core import Graph, OpCost, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import capture
-from bigbrain_fx.plan import Options, Plan, explain, make_plan, replan, with_placement
+from bigbrain_fx.plan import Options, Plan, Source, explain, make_plan, replan, with_placement
 from bigbrain_fx.plan.deferring import defer_of, deferring, read_defer
 from bigbrain_fx.plan.schedule import StageCosts, build, check, held, stage_costs
 from bigbrain_fx.plan.schedule.table import cell
@@ -292,3 +292,19 @@ def test_what_an_op_leaves_to_later_is_all_but_its_inputs_gradient() -> None:
     assert defer_of(deferred(chain(2)), [0, 1]) == "all"
     assert defer_of(chain(2), [0, 1]) == ()
     assert OpCost(1.0, 3.0, 2.0).backward_input_s == 2.0
+
+
+# --------------------------------------------------------------------------- inference
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"defer": "all"}, {"defer": (0,)}, {"recompute": "all"}, {"recompute": "ops"}],
+)
+def test_inference_has_no_backward_to_do_something_about(asked: dict[str, Any]) -> None:
+    graph = capture(nn.Linear(4, 4), {"input": torch.ones(2, 4)}, training=False).graph
+    (flag,) = asked
+    with pytest.raises(InputError, match=f"nothing is trained in inference: --{flag}") as caught:
+        make_plan(graph, samples.cluster(2), Source("m.py"), Options("naive", **asked))
+    assert f"leave --{flag} out" in str(caught.value.help)
+    make_plan(graph, samples.cluster(2), Source("m.py"), Options("naive", defer=()))

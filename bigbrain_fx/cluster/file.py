@@ -16,7 +16,7 @@ from bigbrain_fx.cluster import quantity
 from bigbrain_fx.cluster.presets import PRESETS
 from bigbrain_fx.cluster.quantity import BadValueError, Quantity, quoted
 
-MAX_DEVICES = 1024  # links between hosts are kept per pair of devices
+MAX_DEVICES = 4096  # links within a host, and of hosts that are named, are kept per pair
 
 # No shell metacharacter, no blank, no slash, and no leading hyphen or dot: a name may become a
 # file name, and a host an argument of ssh or torchrun.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -234,13 +234,31 @@ def _links(
     same_host = _same_host(links)
     said = links.same_host is not None or links.default is not None
     others = []
-    for one, two in itertools.combinations(devices, 2):
+    for one, two in _near_or_named(devices, of_hosts):
         wire = None if said else _wire(one, two)
         fallback = (wire or same_host) if one.host == two.host else None
         link = of_hosts.get(frozenset((one.host, two.host)), fallback)
         if link and frozenset((one.name, two.name)) not in of_devices:
             others.append((one.name, two.name, link))
     return (*of_devices.values(), *others)
+
+
+def _near_or_named(
+    devices: tuple[Device, ...], named: Collection[_Pair]
+) -> list[tuple[Device, Device]]:
+    """Return the pairs of one host, and of hosts that are named together, in the file's order.
+
+    All others have the default link: of thousands of devices there are millions.
+    """
+    on: dict[str, list[int]] = {}
+    for place, device in enumerate(devices):
+        on.setdefault(device.host, []).append(place)
+    places = [pair for own in on.values() for pair in itertools.combinations(own, 2)]
+    for hosts in named:
+        if len(hosts) == 2:
+            a, b = hosts
+            places += [(min(i, j), max(i, j)) for i in on[a] for j in on[b]]
+    return [(devices[i], devices[j]) for i, j in sorted(places)]
 
 
 def _same_host(links: LinksEntry) -> Link | None:

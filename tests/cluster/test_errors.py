@@ -299,10 +299,10 @@ BAD: dict[str, tuple[str, str, str, str]] = {
         'add "latency": "50us"',
     ),
     "too many devices": (
-        json.dumps({"devices": [{"name": f"d{i}", "preset": "t4"} for i in range(1025)]}),
-        "devices: more than 1024 devices",
+        json.dumps({"devices": [{"name": f"d{i}", "preset": "t4"} for i in range(4097)]}),
+        "devices: more than 4096 devices",
         "cluster.json:1: devices",
-        "at most 1024",
+        "at most 4096",
     ),
 }
 

@@ -1,13 +1,15 @@
-"""How long `auto` plans: stacked transformers of 500, 2,000 and 10,000 ops, and a GPT of 175 B.
+"""How long `auto` plans: stacked transformers of 500, 2,000 and 10,000 ops, GPTs of 175 B and 1 T.
 
     python -m tools.bench_auto [--ops 500,2000,10000] [--effort normal] [--json]
     python -m tools.bench_auto --ops 2000 --on unlike:256  or a100s:1024; else 4 equal CPU devices
-    python -m tools.bench_auto --gpt175 [--json]          captures it on meta: minutes
+    python -m tools.bench_auto --gpt 175b [--json]        captures it on meta: minutes
+    python -m tools.bench_auto --gpt 1t --tensor 8        the same, 128 blocks on 3,072 devices
 
-Seconds are of the process's own processor time, estimates and all, without capture; with --gpt175
+Seconds are of the process's own processor time, estimates and all, without capture; with --gpt
 capture is told apart. Gaps are to the two bounds that a search gives. 175 B: 96 blocks, 64 devices
 of the preset a100-80, 8 a host with 300 GB/s between them, 200 Gbit/s between hosts. "unlike":
-hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them.
+hosts of 8 A100s, V100s, T4s and A10Gs in turn, 25 GB/s within one and 10 Gbit/s between them. 1 T
+is Megatron-LM's largest (Narayanan et al., SC'21, table 1), bfloat16, a batch of 3,072.
 """
 
 from __future__ import annotations
@@ -42,18 +44,43 @@ from bigbrain_fx.plan import Options, Source, make_plan
 
 WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32
 OPS_PER_BLOCK = 20
-GPT_175 = {
+GPT = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
-    "n_layer": 96,
-    "n_embd": 12288,
-    "n_head": 96,
     "n_positions": 2048,
-    "vocab_size": 50257,
     "attn_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "resid_pdrop": 0.0,
     "use_cache": False,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A GPT, what it is trained on, and the rows of a batch."""
+
+    layers: int
+    width: int
+    heads: int
+    words: int
+    devices: int
+    batch: int
+    dtype: str | None = None
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The configuration of Hugging Face's GPT-2."""
+        return GPT | {
+            "n_layer": self.layers,
+            "n_embd": self.width,
+            "n_head": self.heads,
+            "vocab_size": self.words,
+        }
+
+
+SIZES = {
+    "175b": Size(96, 12288, 96, 50257, devices=64, batch=256),
+    "1t": Size(128, 25600, 160, 51200, devices=3072, batch=3072, dtype="bfloat16"),
 }
 
 
@@ -81,16 +108,27 @@ class Row:
 @click.option(
     "--on", default="equal:4", show_default=True, help="equal, unlike or a100s: how many."
 )
-@click.option("--gpt175", is_flag=True, help="Plan a GPT of 175 B instead.")
+@click.option("--gpt", type=click.Choice(list(SIZES)), help="Plan a GPT instead.")
+@click.option("--tensor", type=int, help="As in `split`; 0: auto.")
+@click.option("--replicas", type=int, help="As in `split`; 0: auto.")
 @click.option("--json", "as_json", is_flag=True)
-def main(ops: str, effort: str, on: str, gpt175: bool, as_json: bool) -> None:
+def main(
+    ops: str,
+    effort: str,
+    on: str,
+    gpt: str | None,
+    tensor: int | None,
+    replicas: int | None,
+    as_json: bool,
+) -> None:
     """Print planning time and gap."""
-    if gpt175:
-        _show(_gpt(effort), as_json)
+    options = Options("auto", effort=effort, tensor=tensor, replicas=replicas)  # type: ignore[arg-type]
+    if gpt is not None:
+        _show(_gpt(gpt, options), as_json)
         return
     for count in (int(text) for text in ops.split(",")):
         graph = stacked(max(1, count // OPS_PER_BLOCK))
-        _show(_planned("stacked", graph, _cluster(on), Source(""), effort, 0.0), as_json)
+        _show(_planned("stacked", graph, _cluster(on), Source(""), options, 0.0), as_json)
 
 
 def _show(row: Row, as_json: bool) -> None:
@@ -106,9 +144,8 @@ def _show(row: Row, as_json: bool) -> None:
 
 
 def _planned(
-    name: str, graph: Graph, cluster: Cluster, source: Source, effort: str, capture_s: float
+    name: str, graph: Graph, cluster: Cluster, source: Source, options: Options, capture_s: float
 ) -> Row:
-    options = Options("auto", effort=effort)  # type: ignore[arg-type]  # click has checked it
     start_s = time.process_time()
     plan = make_plan(graph, cluster, source, options)
     took_s = time.process_time() - start_s
@@ -117,7 +154,7 @@ def _planned(
     return Row(
         name,
         len(graph.ops),
-        effort,
+        options.effort,
         capture_s,
         took_s,
         1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
@@ -130,14 +167,15 @@ def _planned(
     )
 
 
-def _gpt(effort: str) -> Row:
+def _gpt(name: str, options: Options) -> Row:
+    size = SIZES[name]
     with tempfile.TemporaryDirectory() as scratch:
         config = Path(scratch) / "config.json"
-        config.write_text(json.dumps(GPT_175))
-        model = resolved(f"hf:{config}", batch=256, seq=2048, dtype=None)[1]
+        config.write_text(json.dumps(size.config))
+        model = resolved(f"hf:{config}", batch=size.batch, seq=2048, dtype=size.dtype)[1]
         with capture_file(model, time_limit_s=600, meta=True) as session:
             graph, source, capture_s = session.graph, source_of(session.facts), session.capture_s
-    return _planned("gpt-175b", graph, a100s(64), source, effort, capture_s)
+    return _planned(f"gpt-{name}", graph, a100s(size.devices), source, options, capture_s)
 
 
 def _cluster(on: str) -> Cluster:

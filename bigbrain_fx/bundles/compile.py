@@ -35,8 +35,8 @@ from bigbrain_fx.plan import (
     TOGETHER,
     Options,
     Plan,
+    group_warnings,
     half_sums_text,
-    hosts_text,
     place_like,
     plan_or_remedy,
     plan_placed,
@@ -132,7 +132,13 @@ def split(
     ) as found:
         plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
         notes = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
-        said = (*found.warnings, *kept, *hosts_text(plan), *require_optimizer(found, plan), *notes)
+        said = (
+            *found.warnings,
+            *kept,
+            *group_warnings(plan),
+            *require_optimizer(found, plan),
+            *notes,
+        )
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)

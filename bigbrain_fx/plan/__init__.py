@@ -135,7 +135,7 @@ from bigbrain_fx.plan.spread import Spread as Spread, spread as spread
 from bigbrain_fx.plan.tensor import (
     PartChannel as PartChannel,
     answering as answering,
-    hosts_text as hosts_text,
+    group_warnings as group_warnings,
     norm_specs as norm_specs,
     part_channels as part_channels,
     require_no_groups as require_no_groups,

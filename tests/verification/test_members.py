@@ -22,7 +22,7 @@ from bigbrain_fx.plan import (
     Plan,
     Source,
     chosen_axes,
-    hosts_text,
+    group_warnings,
     make_plan,
     part_channels,
     wanted_axes,
@@ -345,6 +345,9 @@ def test_more_members_than_an_axis_has_parts(bench: Bench) -> None:
         planned(bench, 8, tensor=8, tensor_axes=("heads",))
 
 
+CARDS = "a100-80", "a100-40"
+
+
 def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
     first, other = cluster(2).devices
     options = Options("naive", micro_batches=4, tensor=2)
@@ -356,9 +359,24 @@ def test_members_that_would_round_otherwise_are_refused(bench: Bench) -> None:
         where = replace(cluster(2), devices=(first, unlike))
         with pytest.raises(InputError, match="drift apart"):
             make_plan(bench.captured.graph, where, Source(""), options)
-    where = replace(cluster(2), devices=(first, replace(other, kind="cuda")))
-    with pytest.raises(InputError, match="does not go with GPUs"):
-        make_plan(bench.captured.graph, where, Source(""), options)
+    cards = [
+        replace(device, kind="cuda", processor="", preset=preset)
+        for device, preset in zip((first, other), CARDS, strict=True)
+    ]
+    for devices in ((first, replace(other, kind="cuda")), tuple(cards)):
+        where = replace(cluster(2), devices=devices)
+        with pytest.raises(InputError, match="drift apart"):
+            make_plan(bench.captured.graph, where, Source(""), options)
+
+
+def test_groups_of_gpus_are_planned_and_warned_of(bench: Bench) -> None:
+    cards = [replace(device, kind="cuda", preset=CARDS[0]) for device in cluster(2).devices]
+    where = replace(cluster(2), devices=tuple(cards))
+    about = bench.captured.graph, where, Source("")
+    plan = make_plan(*about, Options("naive", micro_batches=4, tensor=2))
+    (said,) = group_warnings(plan)
+    assert "were run on CPUs only" in said
+    assert make_plan(*about, Options("auto", effort="fast")).placement.tensor is None
 
 
 def test_a_group_over_two_hosts_is_warned_of(bench: Bench) -> None:
@@ -366,10 +384,10 @@ def test_a_group_over_two_hosts_is_warned_of(bench: Bench) -> None:
     where = replace(cluster(2), devices=(first, replace(other, host="elsewhere")))
     options = Options("naive", micro_batches=4, tensor=2)
     plan = make_plan(bench.captured.graph, where, Source(""), options)
-    (said,) = hosts_text(plan)
+    (said,) = group_warnings(plan)
     assert f"d0+d1 are one tensor group on the hosts {first.host}, elsewhere" in said
     assert "are exchanges between its members, over the network" in said
-    assert not hosts_text(planned(bench, 4, tensor=2))
+    assert not group_warnings(planned(bench, 4, tensor=2))
 
 
 def test_an_optimizer_that_looks_across_a_row_is_refused() -> None:

@@ -29,5 +29,8 @@ from bigbrain_fx.plan.tensor.messages import (
     part_channels as part_channels,
 )
 from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
-from bigbrain_fx.plan.tensor.text import hosts_text as hosts_text, tensor_text as tensor_text
+from bigbrain_fx.plan.tensor.text import (
+    group_warnings as group_warnings,
+    tensor_text as tensor_text,
+)
 from bigbrain_fx.plan.tensor.tries import GroupTry as GroupTry, tensor_tries as tensor_tries

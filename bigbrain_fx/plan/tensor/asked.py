@@ -91,8 +91,6 @@ def not_yet(graph: Graph, cluster: Cluster, options: Options) -> Iterator[tuple[
         yield "a model that trains without a loss", "add loss(output, batch), or say --mode eval"
     if options.sum_order == "backend":
         yield "--sum-order backend", "use another, or leave --tensor out"
-    if any(device.kind != "cpu" for device in cluster.devices):
-        yield "GPUs", "use CPU devices, or leave --tensor out"
 
 
 def require_grid(graph: Graph, cluster: Cluster, options: Options) -> None:

@@ -22,8 +22,8 @@ def grouped(cluster: Cluster, members: int) -> Groups:
     """Group a cluster's devices, neighbours of the file together.
 
     Members compute what is not divided for themselves, so they must round alike: with as many
-    threads, on one host, or on hosts that do not name other processors. A run compares what they
-    have then (`runtime.copies`).
+    threads, on one host, or on hosts that do not name other processors; GPUs are not to be cards of
+    other names. A run compares what they have then (`runtime.copies`).
 
     Raises:
         InputError: a group's devices would not.
@@ -54,10 +54,15 @@ def _unlike(first: Device, other: Device) -> Iterator[tuple[str, object, object]
         yield "kinds", first.kind, other.kind
     if first.threads != other.threads:
         yield "threads", first.threads, other.threads
-    if first.host == other.host:
+    if first.host == other.host and first.kind == "cpu":
         return  # an emulated device has a name of its own
-    if first.processor and other.processor and first.processor != other.processor:
-        yield "processors", first.processor, other.processor
+    yield from _other_names("processors", first.processor, other.processor)
+    yield from _other_names("cards", first.preset, other.preset)
+
+
+def _other_names(what: str, first: str, other: str) -> Iterator[tuple[str, object, object]]:
+    if first and other and first != other:
+        yield what, first, other
 
 
 def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cluster:

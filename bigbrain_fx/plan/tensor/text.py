@@ -33,18 +33,29 @@ def tensor_text(plan: Plan) -> str:
     )
 
 
-def hosts_text(plan: Plan) -> tuple[str, ...]:
-    """Warn of groups over several hosts: what their exchanges take of a step, and what they risk.
+def group_warnings(plan: Plan) -> tuple[str, ...]:
+    """Warn of groups of GPUs, which we never ran, and of groups over several hosts."""
+    tensor, used = plan.placement.tensor, set(plan.stages.devices)
+    if tensor is None:
+        return ()
+    groups = [group for group in tensor.groups if used & set(group)]
+    kinds = {plan.cluster.device[name].kind for group in groups for name in group}
+    return (*((_ON_GPUS,) if "cuda" in kinds else ()), *_over_hosts(plan, groups))
+
+
+_ON_GPUS = (
+    "tensor groups were run on CPUs only, no machine with several GPUs was there: what sends and "
+    "adds is the same, by gloo through host memory or by nccl. Compare some steps with --tensor 1"
+)
+
+
+def _over_hosts(plan: Plan, groups: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Say what exchanges over the network take of a step, and what they risk.
 
     Only replicas, stages and messages between them are meant for a network.
     """
-    tensor, host = plan.placement.tensor, {d.name: d.host for d in plan.cluster.devices}
-    if tensor is None:
-        return ()
-    used = set(plan.stages.devices)
-    wide = [
-        group for group in tensor.groups if used & set(group) and len({*map(host.get, group)}) > 1
-    ]
+    host = {device.name: device.host for device in plan.cluster.devices}
+    wide = [group for group in groups if len({*map(host.get, group)}) > 1]
     return tuple(
         f"{'+'.join(group)} are one tensor group on the hosts "
         f"{', '.join(dict.fromkeys(host[name] for name in group))}: of a step's "

@@ -30,6 +30,10 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_gradients_of_weights_wait_as_in_pipelines[8-zb-h1-choices6",
         "test_scaled_training_has_the_bits_of_members_in_lockstep[replicas",
     ),
+    "tests/verification/test_members_sequence.py": (
+        "test_a_bundle_has_the_bits_of_its_members_in_lockstep[3",
+        "test_a_bundle_has_the_bits_of_its_members_in_lockstep[4",
+    ),
     "tests/verification/test_members_uneven.py": (
         "test_a_bundle_has_the_bits_of_its_members_in_lockstep[4",
     ),

@@ -67,6 +67,8 @@ from bigbrain_fx.core.programs import (
 )
 from bigbrain_fx.core.protocols import Estimator as Estimator, Partitioner as Partitioner
 from bigbrain_fx.core.shards import (
+    SENT_BACKWARD as SENT_BACKWARD,
+    SENT_FORWARD as SENT_FORWARD,
     Axis as Axis,
     Exchange as Exchange,
     ExchangeKind as ExchangeKind,

@@ -4,8 +4,9 @@ An axis is a set of pieces of dimensions of values and parameters. A dimension i
 (rest, size, inner), row-major: of a fused qkv's 3 * heads * 32 rows, heads have inner 32. Splitting
 an axis gives each member of a tensor group some of its `size` indices, everywhere.
 
-Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for what is sent; that dimensions are
-followed through the graph instead of named per module is ours.
+Source: Shoeybi et al., "Megatron-LM" (2019), section 3, for what is sent; Korthikanti et al.
+(2022), "Reducing Activation Recomputation", section 4.2.2, for the sequence between the sums. That
+dimensions are followed through the graph instead of named per module is ours.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from typing import Literal
 
 from bigbrain_fx.core.graph import Graph
 
-ExchangeKind = Literal["copy_to_group", "all_reduce", "all_gather", "split"]
+ExchangeKind = Literal[
+    "copy_to_group", "all_reduce", "all_gather", "split", "reduce_scatter", "gather_to_group"
+]
 """What members do at a place: see `Exchange`."""
+
+SENT_FORWARD = ("all_reduce", "all_gather", "reduce_scatter", "gather_to_group")
+SENT_BACKWARD = ("copy_to_group", "split", "reduce_scatter", "gather_to_group")
+"""Kinds that send something in the forward pass, and in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +39,22 @@ class Place:
 class Exchange:
     """What the members of a group send each other at one place.
 
-    copy_to_group   nothing forward; backward the members' gradients are added (Megatron's f)
-    all_reduce      forward the members' parts are added in rank order; nothing backward (its g)
-    all_gather      forward every member gets the others' parts; backward it keeps its own
-    split           forward a member takes its own part; backward the gradients are gathered
+    copy_to_group    nothing forward; backward the members' gradients are added (Megatron's f)
+    all_reduce       forward the members' parts are added in rank order; nothing backward (its g)
+    all_gather       forward every member gets the others' parts; backward it keeps its own
+    split            forward a member takes its own part; backward the gradients are gathered
+    reduce_scatter   forward each gets its own part of the sum; backward gradients are gathered
+    gather_to_group  forward every member gets the others' parts; backward the members' gradients
+                     are added, and each gets its own part of the sum
+
+    The last two stand around what is divided along the sequence: one sends forward what an
+    all_reduce sends there in its first half, and its second half where the other stands.
 
     Attributes:
         value: what is sent, by its name in the graph that was not split.
         at: the op that needs it, or whose parts are added.
         nbytes: of the whole tensor, for the example batch.
-        backward: whether it is sent in the backward pass.
+        backward: whether it is sent in the backward pass; what is sent in both is noted twice.
     """
 
     kind: ExchangeKind

@@ -48,10 +48,12 @@ from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor import (
     GroupMaker,
     group_maker,
+    grouped_plan,
     plan_tensor,
     require_grid,
     tensor_costs,
     tensor_forecast,
+    wanted_axes,
     wants_tensor,
 )
 from bigbrain_fx.plan.together import is_open, plan_together
@@ -142,9 +144,14 @@ def _require_cuts(options: Options) -> None:
 
 def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
+    return grouped_plan(graph, options, partial(_of_axes, graph, cluster, source))
+
+
+def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     if not wants_replicas(graph, cluster, options):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
+    options = replace(options, tensor_tried=wanted_axes(graph, options))  # the same in all replicas
     join = partial(_joined, graph, cluster, source, options)
     return plan_replicas(graph, cluster, source, options, make_plan, join)
 

@@ -75,10 +75,12 @@ if TYPE_CHECKING:
         all_gather as all_gather,
         all_reduce as all_reduce,
         copy_to_group as copy_to_group,
+        gather_to_group as gather_to_group,
         joined as joined,
         largest as largest,
         own_part as own_part,
         part_of_whole as part_of_whole,
+        reduce_scatter as reduce_scatter,
     )
     from .hooks import Hooks as Hooks
     from .image import (

@@ -93,6 +93,8 @@ class BackwardDevice(ForwardDevice):
         """Be as this step began, which nobody has updated in: it is begun again."""
         self._saved.clear()
         self._kept.clear()
+        if self.group is not None:
+            self.group.waiting.clear()
         if self.statistics is not None:
             self.statistics.take_back()
 
@@ -189,6 +191,9 @@ class BackwardDevice(ForwardDevice):
             *(self.parameters[name] for name in self.held.of_stage[stage]),
         ]
         found = self._gradients(stage, micro, roots, inputs, seeds)
+        if self.group is not None:
+            for name, gradient in self.group.sums_of_waiting(self.parameters).items():
+                self._add(name, stage, micro, gradient)
         relayed = tuple(or_zeros(g, x) for g, x in zip(found, saved.leaves.values(), strict=False))
         return relayed[0] if len(relayed) == 1 else relayed
 

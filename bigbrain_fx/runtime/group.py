@@ -4,17 +4,20 @@
     all_reduce      forward the members' parts are added; backward nothing          (Megatron's g)
     all_gather      forward the members' parts are put together; backward each keeps its own
     own_part        forward each keeps its own part; backward the gradients are put together
+    reduce_scatter  forward each gets its own part of the sum; backward gradients are put together
+    gather_to_group forward as all_gather; backward each gets its own part of the gradients' sum
 
 Every member sends to every other, and adds in the order of the members: all have the same bits,
 whenever messages arrive. Of a large tensor each adds a piece, and sends that to all: the same sums,
 in fewer bytes. This file knows tensors and channels; it knows no layer and no schedule.
 
-Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+Source: Shoeybi et al., "Megatron-LM" (2019), section 3; for the last two Korthikanti et al. (2022),
+"Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +97,7 @@ class Group:
         self.others = [m for m in range(len(self.members)) if m != self.rank]
         self.send, self.recv = send, recv
         self.rows = self.full_rows = 1
+        self.waiting: list[tuple[Tensor, Tensor]] = []  # (parameter, this member's gradient of it)
         parts = [channel for channel in channels if channel.kind == "part"]
         self.outward: Ways = {_key(c, c.receiver): c for c in parts if c.sender == name}
         self.inward: Ways = {_key(c, c.sender): c for c in parts if c.receiver == name}
@@ -135,6 +139,28 @@ class Group:
         piece = how(self._scattered(own.reshape(-1), lengths, rooms))
         return torch.cat(self.parts(piece, [(n,) for n in lengths], rooms)).view(own.shape)
 
+    def sums_of_waiting(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add the members' gradients of parameters that wait for it, in one message of each type.
+
+        Args:
+            named: this device's parameters, in the order that all members have.
+
+        Returns:
+            The sums by name.
+        """
+        gradient = {id(parameter): given for parameter, given in self.waiting}
+        self.waiting = []
+        own = {name: gradient[id(p)] for name, p in named.items() if id(p) in gradient}
+        found: dict[str, Tensor] = {}
+        for dtype in dict.fromkeys(given.dtype for given in own.values()):
+            same = {name: given for name, given in own.items() if given.dtype == dtype}
+            flat = torch.cat([given.reshape(-1) for given in same.values()])
+            count = len(self.members)
+            total = added(self.parts(flat, [flat.shape] * count, [flat.numel()] * count))
+            cut = total.split([given.numel() for given in same.values()])
+            found |= {n: s.view(g.shape) for (n, g), s in zip(same.items(), cut, strict=True)}
+        return found
+
     def _scattered(self, flat: Tensor, lengths: Shape, rooms: Shape) -> list[Tensor]:
         """Send each member its piece of a tensor; return what all have of this one's piece."""
         found = list(flat.split(list(lengths)))
@@ -153,6 +179,21 @@ class Group:
         shapes = [(*shape[:dim], rest * n, *shape[dim + 1 :]) for n in lengths]
         rooms = [self._room(own, grows=grows) // lengths[self.rank] * n for n in lengths]
         return joined(self.parts(_private(own), shapes, rooms), dim, inner, lengths)
+
+    def own_sum(
+        self, given: Tensor, dim: int, inner: int, lengths: Shape, *, grows: bool = True
+    ) -> Tensor:
+        """Add the members' tensors, which have one shape; return this member's part of the sum."""
+        room, count = self._room(given, grows=grows), sum(lengths)
+        private = _private(given)
+        parts = [part_of_whole(private, dim, inner, lengths, m) for m in range(len(lengths))]
+        for member in self.others:
+            self._give(member, parts[member].reshape(-1), room // count * lengths[member])
+        own, found = parts[self.rank], list(parts)
+        for member in self.others:
+            got = self._take(member, room // count * lengths[self.rank], own.dtype)
+            found[member] = got[: own.numel()].view(own.shape)
+        return added(found)
 
     def _room(self, own: Tensor, *, grows: bool) -> int:
         """Return the numbers that a tensor has in a full micro-batch; a scalar is one in any."""
@@ -220,6 +261,20 @@ class _CopyToGroup(torch.autograd.Function):
         return None, ctx.group.combined(gradient, grows=ctx.grows), None
 
 
+class _ParameterToGroup(torch.autograd.Function):
+    """As a copy; what this member has of the gradient waits for those of other parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, parameter: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.parameter = group, parameter
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        ctx.group.waiting.append((ctx.parameter, gradient))
+        return None, None
+
+
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, how: str) -> Tensor:  # noqa: ANN401
@@ -269,8 +324,37 @@ class _Split(torch.autograd.Function):
         return None, made, None, None, None, None
 
 
-def copy_to_group(value: Tensor, group: Group) -> Tensor:
-    """Hand a value to what each member computes of its part; backward adds their gradients."""
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.how = group, how
+        return group.own_sum(part, *how)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return None, ctx.group.whole(gradient, *ctx.how), None, None, None
+
+
+class _GatherToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.how = group, how
+        return group.whole(part.clone(memory_format=torch.contiguous_format), *how)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401
+        return None, ctx.group.own_sum(gradient, *ctx.how), None, None, None
+
+
+def copy_to_group(value: Tensor, group: Group, when: str = "") -> Tensor:
+    """Hand a value to what each member computes of its part; backward adds their gradients.
+
+    Those of a parameter are added when the stage's backward ends, with all others that wait for it;
+    "at once" where something else has a gradient of it, too.
+    """
+    if isinstance(value, nn.Parameter) and not when:
+        copy: Tensor = _ParameterToGroup.apply(group, value)  # type: ignore[no-untyped-call]
+        return copy
     found: Tensor = _CopyToGroup.apply(group, value, _grows(value))  # type: ignore[no-untyped-call]
     return found
 
@@ -292,4 +376,16 @@ def own_part(whole: Tensor, group: Group, dim: int, inner: int, lengths: Shape) 
     """Keep this member's part; backward puts the members' gradients together."""
     how = dim, inner, lengths
     found: Tensor = _Split.apply(group, whole, _grows(whole), *how)  # type: ignore[no-untyped-call]
+    return found
+
+
+def reduce_scatter(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+    """Add what the members have, in their order; keep this member's part of the sum."""
+    found: Tensor = _ReduceScatter.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
+    return found
+
+
+def gather_to_group(part: Tensor, group: Group, dim: int, inner: int, lengths: Shape) -> Tensor:
+    """Put the members' parts together, for what each computes of its part; see `copy_to_group`."""
+    found: Tensor = _GatherToGroup.apply(group, part, dim, inner, lengths)  # type: ignore[no-untyped-call]
     return found

@@ -22,29 +22,30 @@ def case() -> Case:
 
 def test_what_a_form_costs_another() -> None:
     """Two members, 8 bytes: all of it to the other member, or half."""
-    ours, scatters = Exchanges(2, scatters=False), Exchanges(2, scatters=True)
+    ours, more = Exchanges(2, all_to_all=False), Exchanges(2, all_to_all=True)
     assert ours.sent(8, True, SUM, WHOLE) == 8  # forward; the gradient is whole
     assert ours.sent(8, True, WHOLE, COPY) == 8  # backward
     assert ours.sent(8, False, WHOLE, COPY) == 0
     assert ours.sent(8, True, "heads", WHOLE) == 4
     assert ours.sent(8, True, WHOLE, "heads") == 4  # gathers the gradient
-    assert ours.sent(8, True, SUM, "heads") == 12
-    assert scatters.sent(8, True, SUM, "heads") == 8
-    assert scatters.sent(8, True, "heads", "hidden") == 4
+    assert ours.sent(8, True, SUM, "heads") == 8  # half a sum, and gathers the gradient
+    assert ours.sent(8, True, "heads", COPY) == 4  # beside what it costs to have it whole
+    assert ours.sent(8, True, "heads", "hidden") == 8
+    assert more.sent(8, True, "heads", "hidden") == 4
     for source, target in product((WHOLE, SUM, "heads"), (WHOLE, COPY, "heads", "hidden")):
-        assert scatters.sent(8, True, source, target) <= ours.sent(8, True, source, target)
+        assert more.sent(8, True, source, target) <= ours.sent(8, True, source, target)
 
 
 def test_no_plan_of_ours_is_below_the_optimum(case: Case) -> None:
     """Ours is one of the program's answers, so the optimum is no more; and it is not nothing."""
-    ways = Exchanges(2, scatters=False), Exchanges(2, scatters=True)
+    ways = Exchanges(2, all_to_all=False), Exchanges(2, all_to_all=True)
     least = [Placements(case, way, False).least() for way in ways]
     assert 0 < least[1] <= least[0] <= case.bytes * (1 + 1e-6)
     assert Placements(case, ways[0], True).least() <= case.step_s * (1 + 1e-6)
 
 
 def test_bytes_are_the_optimum_of_what_members_exchange(case: Case) -> None:
-    least = Placements(case, Exchanges(2, scatters=False), False).least()
+    least = Placements(case, Exchanges(2, all_to_all=False), False).least()
     assert case.bytes == pytest.approx(least, rel=1e-6)
 
 
@@ -61,13 +62,13 @@ class Small(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("scatters", [False, True])
+@pytest.mark.parametrize("all_to_all", [False, True])
 @pytest.mark.parametrize("in_seconds", [False, True])
 def test_the_optimum_is_the_least_of_all_placements(
-    monkeypatch: pytest.MonkeyPatch, scatters: bool, in_seconds: bool
+    monkeypatch: pytest.MonkeyPatch, all_to_all: bool, in_seconds: bool
 ) -> None:
     monkeypatch.setitem(placement_ilp.BLOCKS, "small", Small)
-    case, way = Case.of("small", 2), Exchanges(2, scatters)
+    case, way = Case.of("small", 2), Exchanges(2, all_to_all)
     want = min(every_cost(case, way, in_seconds))
     assert Placements(case, way, in_seconds).least() == pytest.approx(want, rel=1e-6)
 

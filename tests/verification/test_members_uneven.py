@@ -10,10 +10,11 @@ import torch
 
 from bigbrain_fx.core import Graph, Op, Param, ParamRef, Ref, TensorSpec
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.plan import part_channels
+from bigbrain_fx.plan import Plan, part_channels
 from bigbrain_fx.plan.tensor.messages import require_growing
 from bigbrain_fx.runtime import joined
 from bigbrain_fx.verification.bundle.members import same_graph
+from bigbrain_fx.verification.bundle.reference import Trace
 from bigbrain_fx.weights import part_name
 from tests.support.bundles import uneven
 from tests.support.synthetic import graph_of
@@ -82,11 +83,16 @@ def test_a_group_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     plan = replace(plan, source=replace(plan.source, drop_last=False, has_optimizer=True))
     actual, fault = trained(bench, plan, tmp_path / "bundle")
     assert fault == ""
-    losses, tensors = loop.train(tmp_path / "net.py", 4)
+    as_a_plain_loop(plan, actual, tmp_path / "net.py", 4)
+
+
+def as_a_plain_loop(plan: Plan, actual: Trace, model: Path, steps: int) -> None:
+    """Hold what a bundle made against a loop of plain PyTorch."""
+    losses, tensors = loop.train(model, steps)
     assert [float(each) for each in actual.losses] == pytest.approx(losses, rel=1e-5)
     shards = {(shard.param, shard.member): shard for shard in plan.sharded.shards}
     for name, tensor in tensors.items():
-        own = [shards[name, m] for m in range(2) if (name, m) in shards]
+        own = [shards[name, m] for m in range(plan.stages.members) if (name, m) in shards]
         parts = [actual.tensors[part_name(name, shard.member)] for shard in own]
         lengths = [shard.stop - shard.start for shard in own]
         found = joined(parts, own[0].dim, own[0].inner, lengths) if own else actual.tensors[name]

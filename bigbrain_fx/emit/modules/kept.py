@@ -26,6 +26,8 @@ SHARD = {
     "shard.all_reduce": "all_reduce",
     "shard.all_gather": "all_gather",
     "shard.split": "own_part",
+    "shard.reduce_scatter": "reduce_scatter",
+    "shard.gather_to_group": "gather_to_group",
 }
 """What members of a tensor group exchange -> the runtime's function for it."""
 RUNTIME = ("assume", "assume_not", "flat", "forward_of", "part_of", *SHARD.values())

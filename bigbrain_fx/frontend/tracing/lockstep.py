@@ -143,7 +143,13 @@ def _how(op: Op) -> _How:
         return _How(_added if args[0] == "sum" else _largest, _same)
     dim, inner, lengths = cast("tuple[int, int, tuple[int, ...]]", args)
     own, whole = partial(_own, dim, inner, lengths), partial(_whole, dim, inner, lengths)
-    return _How(whole, own) if kind == "all_gather" else _How(own, whole)
+    own_sum = partial(_own_sum, dim, inner, lengths)
+    return {
+        "all_gather": _How(whole, own),
+        "split": _How(own, whole),
+        "reduce_scatter": _How(own_sum, whole),
+        "gather_to_group": _How(whole, own_sum),
+    }[kind]
 
 
 def _same(given: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -163,6 +169,13 @@ def _largest(given: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _own(dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]) -> Sequence[Tensor]:
     return [part_of_whole(value, dim, inner, lengths, m) for m, value in enumerate(given)]
+
+
+def _own_sum(
+    dim: int, inner: int, lengths: Sequence[int], given: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Add in rank order; each member has its part of the sum."""
+    return _own(dim, inner, lengths, [added(given)] * len(given))
 
 
 def _whole(

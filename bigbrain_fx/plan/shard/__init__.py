@@ -9,6 +9,7 @@ nothing of devices, schedules or torch: rules are tried by `frontend`, which run
 from __future__ import annotations
 
 from bigbrain_fx.plan.shard.alone import alone as alone
+from bigbrain_fx.plan.shard.between import between as between
 from bigbrain_fx.plan.shard.choose import (
     chosen_axes as chosen_axes,
     of_layers as of_layers,

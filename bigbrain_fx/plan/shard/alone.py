@@ -26,12 +26,12 @@ def _alone(graph: Graph, op: Op) -> Op:
     if not op.target.startswith(_SPACE):
         return op
     value, kind = op.args[0], op.target.removeprefix(_SPACE)
-    if kind not in ("all_gather", "split"):
+    if kind in ("all_reduce", "copy_to_group"):
         return replace(op, target="aten.alias.default", args=(value,))
     dim = op.args[1]
     assert isinstance(dim, int)
     wanted = int(op.outputs[0].shape[dim])
-    if kind == "split":
+    if kind in ("split", "reduce_scatter"):
         return replace(op, target="aten.narrow.default", args=(value, dim, 0, wanted))
     rank, own = len(op.outputs[0].shape), _length(graph, value, dim)
     pads = (*(0,) * (2 * (rank - 1 - dim)), 0, wanted - own)  # the last dimension comes first

@@ -180,7 +180,7 @@ class _Following:
         kind = next((kind for kind in _KINDS if kind in factor.tags), "other")
         return Axis(
             name="",
-            kind="sequence" if kind != "experts" and not role.params and kind == "hidden" else kind,
+            kind="sequence" if not role.params and kind in ("hidden", "other") else kind,
             size=factor.size,
             params=tuple(p for n, p in role.params.items() if n not in role.doubled),
             values=tuple(p for n, p in role.values.items() if n not in role.doubled),

@@ -14,6 +14,13 @@ from bigbrain_fx.plan.shard.find import common
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Held = tuple[SizePart, Place]
+AT_ONCE = "at once"  # what a copy of such a parameter is given; others wait for the backward's end
+_SUFFIXES = {
+    "all_gather": "whole",
+    "gather_to_group": "gathered",
+    "split": "own",
+    "copy_to_group": "copy",
+}
 
 
 class Forms:
@@ -24,9 +31,11 @@ class Forms:
         self.ops: list[Op] = []
         self.own: dict[str, Held] = {}  # values that were made as parts
         self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
+        self.scattered: dict[str, Held] = {}  # sums of which each member reads its own part only
         for part in parts:
             for place in (*part.axis.values, *part.axis.params):
                 self.place_of[place.name] = part, place
+        self.mixed: set[str] = set()  # parameters of which not all gradients are parts of a sum
         self._names = {*graph.op, *graph.input}
         self._made: dict[tuple[str, str], str] = {}
 
@@ -51,11 +60,13 @@ class Forms:
 
     def copied_form(self, ref: Ref | ParamRef) -> Ref | ParamRef:
         """Return a value whole, for an op that gives it a part of its gradient."""
-        spec = self.spec(ref)
-        whole = self.whole_form(ref)
+        spec, held = self.spec(ref), self._held(ref)
         if spec is None or not (spec.requires_grad and self.whole.training):
-            return whole
-        return self._exchanged("copy_to_group", ref, spec, whole, None)
+            return self.whole_form(ref)
+        is_gathered = isinstance(ref, Ref) and ("all_gather", ref.value) in self._made
+        if held is not None and isinstance(ref, Ref) and not is_gathered:
+            return self._exchanged("gather_to_group", ref, spec, ref, held)
+        return self._exchanged("copy_to_group", ref, spec, self.whole_form(ref), None)
 
     def own_form(self, ref: Ref | ParamRef, held: Held) -> Ref | ParamRef:
         """Return the member's own part of a value."""
@@ -110,9 +121,10 @@ class Forms:
         name = ref.value if isinstance(ref, Ref) else ref.param
         if (kind, name) not in self._made:
             assert spec is not None
-            suffix = {"all_gather": "whole", "split": "own", "copy_to_group": "copy"}[kind]
-            made = self.name(f"{name.replace('.', '_')}_{suffix}")
-            args = _layout(*held) if held else ()
+            made = self.name(f"{name.replace('.', '_')}_{_SUFFIXES[kind]}")
+            args: tuple[Arg, ...] = layout(*held) if held else ()
+            if kind == "copy_to_group" and name in self.mixed:
+                args = (AT_ONCE,)
             self.ops.append(self.exchange(kind, made, value, spec, self._around(name), *args))
             self._made[kind, name] = made
         return Ref(self._made[kind, name])
@@ -155,6 +167,6 @@ def beside_layer(op: Op) -> Op:
     return replace(op, modules=op.modules[:-1], lines=op.lines[:count])
 
 
-def _layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
+def layout(part: SizePart, place: Place) -> tuple[Dim | tuple[int, ...], ...]:
     """Return (dimension, inner, what each member has): how parts lie in a whole."""
     return place.dim, place.inner, part.lengths

@@ -31,13 +31,13 @@ def _with_bias(
     local: Local, given: Op, bias: Ref | ParamRef, shape: tuple[int, ...] = ()
 ) -> list[Op]:
     """Add the bias once, to the sum of the parts."""
-    spec, own = local.op.outputs[0], local.spec(bias)
-    value: Arg = local.forms.whole_form(bias)
+    own = local.spec(bias)
+    held, spec = local.once(bias)
     local.op = beside_layer(local.op)
     part = replace(beside_layer(given), name=local.forms.name(f"{local.op.name}_part"))
     local.made.append(part)
-    total = local.reduced("sum", Ref(part.name), spec)
-    value = _typed(local, "bias_cast", value, own, spec.dtype)
+    total = local.total("sum", Ref(part.name))
+    value = _typed(local, "bias_cast", held, own, spec.dtype)
     if shape:
         turned = dense((*own.shape, *shape[1:]), spec.dtype, grad=own.requires_grad)
         value = local.emit("bias", "aten.reshape.default", value, shape, spec=turned)
@@ -88,7 +88,7 @@ def _averaged(local: Local) -> list[Op]:
     local.made.append(mean)
     weight = local.part.length / local.part.axis.size
     part = local.emit("part", "aten.mul.Tensor", Ref(mean.name), weight, spec=spec)
-    local.reduced("", part, spec)
+    local.total("", part)
     return local.made
 
 
@@ -127,7 +127,7 @@ def _embedding(local: Local) -> list[Op]:
     bools = dense((*index.shape, 1), "bool", grad=False)
     mask = local.emit("mask", "aten.unsqueeze.default", away, -1, spec=bools)
     part = local.emit("part", "aten.masked_fill.Scalar", found, mask, 0.0, spec=spec)
-    local.reduced("", part, spec)
+    local.total("", part)
     return local.made
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec
-from bigbrain_fx.plan.shard.forms import Forms
+from bigbrain_fx.plan.shard.forms import Forms, layout
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 
@@ -92,6 +92,24 @@ class Local:
         self.made.append(self.forms.exchange("all_reduce", name, value, spec, self.op, how))
         return Ref(name)
 
+    def total(self, suffix: str, part: Ref) -> Ref:
+        """Write the sum of what the members made of the op, or of it the part that each reads."""
+        held, spec = self.forms.scattered.get(self.op.name), self.op.outputs[0]
+        if held is None:
+            return self.reduced(suffix, part, spec)
+        name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
+        own, args = self.forms.narrow(spec, held), layout(*held)
+        self.made.append(self.forms.exchange("reduce_scatter", name, part, own, self.op, *args))
+        self.forms.own[self.op.name] = held
+        return Ref(name)
+
+    def once(self, ref: Ref | ParamRef) -> tuple[Ref | ParamRef, TensorSpec]:
+        """Return what is added to that sum, once, and how what comes out is."""
+        held, spec = self.forms.scattered.get(self.op.name), self.op.outputs[0]
+        if held is None:
+            return self.forms.whole_form(ref), spec
+        return self.forms.copied_form(ref), self.forms.narrow(spec, held)
+
 
 Form: TypeAlias = Callable[[Local], "list[Op]"]
 
@@ -107,5 +125,5 @@ def parts_reduced(local: Local, given: Op) -> list[Op]:
         return [given]
     part = replace(given, name=local.forms.name(f"{given.name}_part"))
     local.made.append(part)
-    local.reduced("", Ref(part.name), local.op.outputs[0])
+    local.total("", Ref(part.name))
     return local.made

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TypeAlias, cast
 
 from bigbrain_fx.core import (
+    SENT_BACKWARD,
+    SENT_FORWARD,
     Axis,
     Exchange,
     ExchangeKind,
@@ -27,7 +29,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.shard.find import family
-from bigbrain_fx.plan.shard.forms import Forms
+from bigbrain_fx.plan.shard.forms import Forms, Held
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL
 from bigbrain_fx.plan.shard.local_op import Local, plainly
 from bigbrain_fx.plan.shard.sizes import SizePart
@@ -95,9 +97,11 @@ def _sent(op: Op) -> Iterator[Exchange]:
         return
     spec, value = op.outputs[0], next(leaves(op.args))
     name = value.value if isinstance(value, Ref) else cast("ParamRef", value).param
-    backward = kind in ("copy_to_group", "split")
-    if not backward or spec.requires_grad:
-        yield Exchange(cast("ExchangeKind", kind), name, op.name, spec.nbytes, backward)
+    about = cast("ExchangeKind", kind), name, op.name, spec.nbytes
+    if kind in SENT_FORWARD:
+        yield Exchange(*about, backward=False)
+    if kind in SENT_BACKWARD and spec.requires_grad:
+        yield Exchange(*about, backward=True)
 
 
 def _without_bias(op: Op) -> Op:
@@ -130,6 +134,28 @@ class _Rewriting:
         for part in parts:
             for name in (*part.axis.along, *part.axis.summed):
                 self.active.setdefault(name, []).append(part)
+        self.forms.scattered = dict(self._scattered(parts))
+        self.forms.mixed = {param.name for param in graph.params if self._is_mixed(param)}
+
+    def _scattered(self, parts: Iterable[SizePart]) -> Iterator[tuple[str, Held]]:
+        """Yield the sums of which each op that reads them reads the member's own part."""
+        for part in parts:
+            for name in part.axis.summed:
+                held = self.forms.place_of.get(name)
+                if held is not None and held[0] is not part and self._all_read(name, held[0]):
+                    yield name, held
+
+    def _all_read(self, name: str, part: SizePart) -> bool:
+        readers = [self.whole.op[reader] for reader in self.whole.consumers[name]]
+        tensors = [op.name for op in readers if op.outputs]
+        return bool(tensors) and all(self.active.get(reader) == [part] for reader in tensors)
+
+    def _is_mixed(self, param: Param) -> bool:
+        """Whether some op reads a parameter otherwise than through a copy that others share."""
+        names = {other.name for other in self.whole.params if other.canonical == param.canonical}
+        readers = [op.name for op in self.whole.ops if names & set(op.params)]
+        along = [any(r in part.axis.along for part in self.active.get(r, ())) for r in readers]
+        return len(names) > 1 or not (len(readers) == 1 or all(along))
 
     def graph(self) -> Graph:
         """Return the member's graph."""

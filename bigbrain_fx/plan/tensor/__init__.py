@@ -29,6 +29,7 @@ from bigbrain_fx.plan.tensor.messages import (
     part_channels as part_channels,
 )
 from bigbrain_fx.plan.tensor.norms import answering as answering, norm_specs as norm_specs
+from bigbrain_fx.plan.tensor.sequenced import grouped_plan as grouped_plan
 from bigbrain_fx.plan.tensor.text import (
     group_warnings as group_warnings,
     tensor_text as tensor_text,

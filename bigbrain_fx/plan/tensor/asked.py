@@ -10,7 +10,7 @@ from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan
 from bigbrain_fx.plan.replicas import divide
-from bigbrain_fx.plan.shard import axes, chosen_axes, of_layers, priced_axes, without
+from bigbrain_fx.plan.shard import axes, between, chosen_axes, of_layers, priced_axes, without
 
 
 def tensor_is_open(options: Options) -> bool:
@@ -122,6 +122,8 @@ def require_no_groups(plan: Plan, what: str, help_: str) -> None:
 def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
     """Return the axes to split: those that were named, or all that do not meet.
 
+    The sequence, where it is named, is divided wherever the others leave it.
+
     Raises:
         InputError: a name is of no axis, or none has as many parts as there are members.
     """
@@ -129,9 +131,19 @@ def wanted_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:
         return priced_axes(graph, options.tensor_tried)
     named, members = named_axes(graph, options), options.tensor or 1
     found = chosen_axes(named, members)
+    if options.tensor_axes:
+        found = with_sequence(graph, named, found, members)
     if not found:
         raise _none_fits(graph, named, members)
     return found
+
+
+def with_sequence(
+    graph: Graph, every: Sequence[Axis], chosen: Sequence[Axis], members: int
+) -> tuple[Axis, ...]:
+    """Return the chosen axes, and what they leave of the sequence."""
+    left = [axis for axis in between(graph, every, chosen) if axis.size >= members]
+    return (*chosen, *priced_axes(graph, left))
 
 
 def named_axes(graph: Graph, options: Options) -> tuple[Axis, ...]:

@@ -28,8 +28,8 @@ class AxisChoice:
         axes: with their numbers.
         size: of each, in parts.
         parts: of it, by member.
-        sent_bytes: the most that a member sends each other one in a step, for these axes alone; of
-            all groups together.
+        sent_bytes: the most that a member sends each other one in a step, less what it would send
+            without these axes; of all groups together. Below zero where they save exchanges.
         whole_s: forecast step with them whole; None where that does not fit.
         reason: why not.
     """
@@ -58,10 +58,11 @@ def axis_choices(plan: Plan) -> tuple[AxisChoice, ...]:
 
 
 def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
+    all_sent = _sent(plan, tensor, tensor.axes)
     for (name, size), axes in alike(tensor.axes).items():
         rest = tuple(axis for axis in tensor.axes if axis not in axes)
         parts = lengths(size, tensor.shares)
-        sent = _sent(plan, tensor, axes)
+        sent = all_sent - _sent(plan, tensor, rest)
         about = name, tuple(axis.name for axis in axes), size, parts, sent
         try:
             yield AxisChoice(*about, step_with(plan, rest))
@@ -70,7 +71,7 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
 
 
 def _sent(plan: Plan, tensor: TensorParallel, axes: Sequence[Axis]) -> int:
-    """Return the bytes that a member sends the next one for these axes alone, in all groups."""
+    """Return the bytes that a member sends the next one for these axes, in all groups."""
     members = sharded(plan.graph, axes, tensor.shares).members
     return sent_bytes([graph.at(plan.rows) for graph in members], _runs(plan))
 

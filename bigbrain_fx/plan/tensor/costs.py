@@ -14,8 +14,15 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Op, OpCost, TensorParallel
 from bigbrain_fx.plan.nouns import Source
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.shard import lengths
-from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, exchanged_s
+from bigbrain_fx.plan.tensor.exchange import (
+    SPACE,
+    exchanged_s,
+    sends_backward,
+    sends_forward,
+    sum_s,
+)
 from bigbrain_fx.plan.tensor.groups import Groups, column
+from bigbrain_fx.plan.tensor.messages import waits
 from bigbrain_fx.planning import crowded
 
 Seconds = Callable[[OpCost], float]
@@ -99,12 +106,18 @@ def _ways(cluster: Cluster, group: Sequence[str]) -> tuple[object, ...]:
 def _group(
     graph: Graph, each: Sequence[Costs], cluster: Cluster, group: Sequence[str], member: int
 ) -> dict[str, OpCost]:
-    """Return the costs of one member's ops in a group."""
+    """Return the costs of one member's ops in a group.
+
+    Gradients that wait for the end of a backward go in one message; it is counted once, over all.
+    """
     about = each, cluster, group
-    forward_s = _added_s(graph.ops, attrgetter("forward_s"), _sends_forward, *about)
+    late = [op for op in graph.ops if waits(graph, op) and sends_backward(op)]
+    late_s = sum_s(sum(op.outputs[0].nbytes for op in late), cluster, group) if late else 0.0
+    waiting_s = dict.fromkeys((op.name for op in late), late_s / max(1, len(late)))
+    forward_s = _added_s(graph.ops, attrgetter("forward_s"), *about)
     back = tuple(reversed(graph.ops))
-    backward_s = _added_s(back, attrgetter("backward_s"), _sends_backward, *about)
-    input_s = _added_s(back, attrgetter("backward_input_s"), _sends_backward, *about)
+    backward_s = _added_s(back, attrgetter("backward_s"), *about, waiting_s=waiting_s)
+    input_s = _added_s(back, attrgetter("backward_input_s"), *about, waiting_s=waiting_s)
     return {
         op.name: replace(
             each[member].op_cost(op.name, group[member]),
@@ -116,29 +129,29 @@ def _group(
     }
 
 
-def _sends_forward(op: Op) -> bool:
-    return op.target not in BACKWARD
-
-
-def _sends_backward(op: Op) -> bool:
-    return op.target in BACKWARD and op.requires_grad
-
-
 def _added_s(
     ops: Iterable[Op],
     seconds: Seconds,
-    sends: Callable[[Op], bool],
     each: Sequence[Costs],
     cluster: Cluster,
     group: Sequence[str],
+    *,
+    waiting_s: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return by how much each op puts off the last member, in a pass that all begin at once."""
+    """Return by how much each op puts off the last member, in a pass that all begin at once.
+
+    `waiting_s` are those of a backward pass.
+    """
+    backward = waiting_s is not None
+    sends = sends_backward if backward else sends_forward
     clocks_s, last_s, found = [0.0] * len(group), 0.0, {}
     for op in ops:
         if not op.target.startswith(SPACE):
             pairs = zip(clocks_s, each, group, strict=True)
             clocks_s = [s + seconds(own.op_cost(op.name, name)) for s, own, name in pairs]
+        elif waiting_s and op.name in waiting_s:
+            clocks_s = [max(clocks_s) + waiting_s[op.name]] * len(clocks_s)
         elif sends(op):
-            clocks_s = exchanged_s(op, cluster, group, clocks_s)
+            clocks_s = exchanged_s(op, cluster, group, clocks_s, backward=backward)
         found[op.name], last_s = max(clocks_s) - last_s, max(clocks_s)
     return found

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigbrain_fx.core import Cluster, Op
+from bigbrain_fx.core import SENT_BACKWARD, SENT_FORWARD, Cluster, Op
 
 SPACE = "shard."
-BACKWARD = ("shard.copy_to_group", "shard.split")
-"""Exchanges that send in the backward pass, and nothing forward."""
 LARGE = 1 << 14  # numbers; `runtime.group` has it, too
 _TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
 
@@ -28,18 +26,28 @@ def pieces(numel: int, members: int) -> tuple[int, ...]:
 
 def sent_share(kind: str, numel: int, members: int) -> float:
     """Return the share of a whole tensor that a member sends each other one in an exchange."""
-    if kind in ("all_gather", "split"):
+    if kind not in ("all_reduce", "copy_to_group"):
         return 1 / members
     return 2 / members if len(pieces(numel, members)) > 1 else 1.0
 
 
-def exchange_s(op: Op, cluster: Cluster, group: Sequence[str]) -> float:
-    """Return the seconds of an exchange to which all members come at once."""
-    return max(exchanged_s(op, cluster, group, [0.0] * len(group)))
+def sends_forward(op: Op) -> bool:
+    """Whether an exchange sends in the forward pass."""
+    return op.target.removeprefix(SPACE) in SENT_FORWARD
+
+
+def sends_backward(op: Op) -> bool:
+    """Whether an exchange sends in the backward pass, where a gradient comes to it."""
+    return op.target.removeprefix(SPACE) in SENT_BACKWARD and op.requires_grad
+
+
+def exchange_s(op: Op, cluster: Cluster, group: Sequence[str], *, backward: bool) -> float:
+    """Return the seconds of an exchange to which all members come at once, in one pass."""
+    return max(exchanged_s(op, cluster, group, [0.0] * len(group), backward=backward))
 
 
 def exchanged_s(
-    op: Op, cluster: Cluster, group: Sequence[str], ready_s: Sequence[float]
+    op: Op, cluster: Cluster, group: Sequence[str], ready_s: Sequence[float], *, backward: bool
 ) -> list[float]:
     """Return when each member goes on: every one sends to every other.
 
@@ -48,20 +56,26 @@ def exchanged_s(
         cluster: with the links.
         group: the members' devices.
         ready_s: when each of them comes to it.
+        backward: in which pass.
     """
     clocks_s = list(ready_s)
-    for nbytes, adds in _rounds(op, len(group)):
+    for nbytes, adds in _rounds(op, len(group), backward=backward):
         clocks_s = _round(cluster, group, nbytes, clocks_s, adds=adds)
     return clocks_s
 
 
-def _rounds(op: Op, members: int) -> Iterator[tuple[int, bool]]:
-    """Yield what each member sends each other one, and whether what comes is added up."""
-    spec = op.outputs[0]
-    if op.target == "shard.all_gather":
+def sum_s(nbytes: int, cluster: Cluster, group: Sequence[str]) -> float:
+    """Return the seconds of a sum of which each member sends all to every other."""
+    return max(_round(cluster, group, nbytes, [0.0] * len(group), adds=True))
+
+
+def _rounds(op: Op, members: int, *, backward: bool) -> Iterator[tuple[int, bool]]:
+    """Yield what each member sends each other one, and whether what comes is touched again."""
+    spec, kind = op.outputs[0], op.target.removeprefix(SPACE)
+    if kind in ("all_gather", "gather_to_group"):
         yield spec.nbytes // members, True
-    elif op.target == "shard.split" or len(pieces(spec.numel, members)) == 1:
-        yield spec.nbytes, True
+    elif kind in ("split", "reduce_scatter") or len(pieces(spec.numel, members)) == 1:
+        yield spec.nbytes, True  # what comes out of the first two is a part
     else:
         piece = -(-spec.nbytes // members)
         yield from ((piece, True), (piece, False))

@@ -8,14 +8,14 @@ wire.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from bigbrain_fx.core import DTYPE_BYTES, Dim, Graph, Op, ParamRef, Stage, TensorSpec
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
-from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, pieces
+from bigbrain_fx.plan.tensor.exchange import SPACE, pieces, sends_backward, sends_forward
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,40 @@ def part_channels(plan: Plan) -> tuple[PartChannel, ...]:
 def _sent(plan: Plan, device: str, member: int, to: int) -> Counter[tuple[int, str]]:
     """Count what a member sends another member for a micro-batch, by size and type."""
     graph, members = plan.sharded.members[member].at(plan.rows), plan.stages.members
-    return Counter(
+    found = Counter(
         (numel, op.outputs[0].dtype)
         for stage in plan.stages.of(device)
-        for op in (graph.op[name] for name in stage.ops)
-        if op.target.startswith(SPACE) and is_sent(graph, op)
-        for _ in range(times(op, stage))
-        for numel in _numels(op, member, to, members)
+        for op in exchanges_of(graph, stage)
+        for backward, count in passes(graph, op, again=stage.runs_again)
+        for _ in range(count)
+        for numel in _numels(op, member, to, members, backward=backward)
     )
+    for stage in plan.stages.of(device):
+        found.update((spec.numel, spec.dtype) for spec in waiting_sums(graph, stage))
+    return found
+
+
+def exchanges_of(graph: Graph, stage: Stage) -> Iterator[Op]:
+    """Yield the exchanges of a stage that send messages of their own."""
+    for name in stage.ops:
+        op = graph.op[name]
+        if op.target.startswith(SPACE) and not waits(graph, op):
+            yield op
+
+
+def waiting_sums(graph: Graph, stage: Stage) -> Iterator[TensorSpec]:
+    """Yield what is sent for gradients that wait for the end of a stage's backward: one a type."""
+    numels = Counter[str]()
+    for op in (graph.op[name] for name in stage.ops):
+        if waits(graph, op) and any(passes(graph, op, again=False)):
+            numels[op.outputs[0].dtype] += op.outputs[0].numel
+    for dtype, numel in numels.items():
+        yield TensorSpec((numel,), dtype, (1,), True)
+
+
+def waits(graph: Graph, op: Op) -> bool:
+    """Whether the gradients of an exchange are added with others': see `copy_to_group`."""
+    return op.target == f"{SPACE}copy_to_group" and len(op.args) == 1 and _is_weight(graph, op)
 
 
 def sent_bytes(members: Sequence[Graph], runs: Iterable[tuple[int, Collection[str]]]) -> int:
@@ -95,25 +121,30 @@ def sent_bytes(members: Sequence[Graph], runs: Iterable[tuple[int, Collection[st
 
 def _once(graph: Graph, member: int, to: int, members: int, again: Collection[str]) -> int:
     return sum(
-        _how_often(op, op.name in again) * numel * DTYPE_BYTES[op.outputs[0].dtype]
+        count * numel * DTYPE_BYTES[op.outputs[0].dtype]
         for op in graph.ops
-        if op.target.startswith(SPACE) and is_sent(graph, op)
-        for numel in _numels(op, member, to, members)
+        if op.target.startswith(SPACE)
+        for backward, count in passes(graph, op, again=op.name in again)
+        for numel in (
+            (op.outputs[0].numel,)
+            if waits(graph, op)
+            else _numels(op, member, to, members, backward=backward)
+        )
     )
 
 
-def times(op: Op, stage: Stage) -> int:
-    """Return how often an exchange is made for a micro-batch: again where a forward runs again."""
-    return _how_often(op, stage.runs_again)
+def passes(graph: Graph, op: Op, *, again: bool) -> Iterator[tuple[bool, int]]:
+    """Yield the passes of a micro-batch in which an exchange sends: (is it backward, how often).
 
-
-def _how_often(op: Op, runs_again: bool) -> int:
-    return 2 if runs_again and op.target not in BACKWARD else 1
-
-
-def is_sent(graph: Graph, op: Op) -> bool:
-    """Whether an exchange sends anything: those of the backward pass where a gradient comes."""
-    return op.target not in BACKWARD or (op.requires_grad and op.name in graph.graded)
+    Args:
+        graph: that it is of.
+        op: the exchange.
+        again: whether its forward runs again before the backward.
+    """
+    if sends_forward(op):
+        yield False, 2 if again else 1
+    if sends_backward(op) and op.name in graph.graded:
+        yield True, 1
 
 
 def require_growing(graph: Graph) -> None:
@@ -127,7 +158,8 @@ def require_growing(graph: Graph) -> None:
     """
     known: dict[tuple[Dim, ...], bool] = {(): True}
     for op in graph.ops:
-        if not op.target.startswith(SPACE) or not is_sent(graph, op) or _is_weight(graph, op):
+        is_idle = not op.target.startswith(SPACE) or not any(passes(graph, op, again=False))
+        if is_idle or _is_weight(graph, op):
             continue
         spec = op.outputs[0]
         if spec.shape not in known:
@@ -157,13 +189,14 @@ def _does_not_grow(graph: Graph, op: Op) -> InputError:
     )
 
 
-def _numels(op: Op, member: int, to: int, members: int) -> tuple[int, ...]:
+def _numels(op: Op, member: int, to: int, members: int, *, backward: bool) -> tuple[int, ...]:
     """Return the numbers in a member's messages to another: a whole tensor, its part, pieces."""
-    numel = op.outputs[0].numel
-    if op.target == "shard.split":
-        return (numel,)  # the part that it keeps
-    if op.target == "shard.all_gather":
-        lengths = cast("tuple[int, ...]", op.args[3])
-        return (numel // sum(lengths) * lengths[member],)
-    lengths = pieces(numel, members)
-    return (lengths[to], lengths[member]) if len(lengths) > 1 else lengths
+    numel, kind = op.outputs[0].numel, op.target.removeprefix(SPACE)
+    if kind in ("all_reduce", "copy_to_group"):
+        lengths = pieces(numel, members)
+        return (lengths[to], lengths[member]) if len(lengths) > 1 else lengths
+    lengths = cast("tuple[int, ...]", op.args[3])
+    is_whole = kind in ("all_gather", "gather_to_group")
+    one = numel // (sum(lengths) if is_whole else lengths[member])
+    is_sum = kind == ("gather_to_group" if backward else "reduce_scatter")
+    return (one * lengths[to if is_sum else member],)

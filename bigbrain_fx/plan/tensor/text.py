@@ -9,8 +9,8 @@ from bigbrain_fx.core import TensorParallel
 from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.shard import lengths
 from bigbrain_fx.plan.tensor.choices import alike
-from bigbrain_fx.plan.tensor.exchange import BACKWARD, SPACE, exchange_s
-from bigbrain_fx.plan.tensor.messages import is_sent, part_channels, times
+from bigbrain_fx.plan.tensor.exchange import exchange_s, sum_s
+from bigbrain_fx.plan.tensor.messages import exchanges_of, part_channels, passes, waiting_sums
 
 # A plan of `auto` may have groups that nobody asked for.
 _ROUNDED = (
@@ -108,6 +108,8 @@ def exchanges_s(plan: Plan, device: str) -> float:
 def _exchanges(plan: Plan, device: str, group: Sequence[str]) -> Iterator[float]:
     graph = plan.sharded.members[group.index(device)].at(plan.rows)
     for stage in plan.stages.of(device):
-        for op in (graph.op[name] for name in stage.ops):
-            if op.target.startswith(SPACE) and (op.target not in BACKWARD or is_sent(graph, op)):
-                yield times(op, stage) * exchange_s(op, plan.cluster, group)
+        for op in exchanges_of(graph, stage):
+            for backward, count in passes(graph, op, again=stage.runs_again):
+                yield count * exchange_s(op, plan.cluster, group, backward=backward)
+        for spec in waiting_sums(graph, stage):
+            yield sum_s(spec.nbytes, plan.cluster, group)

@@ -22,6 +22,7 @@ from bigbrain_fx.plan.tensor.bounds import Prices
 from bigbrain_fx.plan.tensor.choices import alike, step_with
 from bigbrain_fx.plan.tensor.groupings import Grouping, groupings
 from bigbrain_fx.plan.tensor.make import GroupMaker
+from bigbrain_fx.plan.tensor.sequenced import sequenced
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def tensor_tries(
         options: whose axes, where they are named, are all that is divided.
         fits: whether a pipeline has a plan: then only axes that pay are divided.
     """
-    axes = [axis for axis in named_axes(graph, options) if axis.flops and axis.params]
+    named = named_axes(graph, options)
+    axes = [axis for axis in named if axis.flops and axis.params]
     if not axes:
         return ()
     rows = graph.static_batch or graph.batch
@@ -69,7 +71,7 @@ def tensor_tries(
         divided = _divided(axes, grouping, prices, fits=fits)
         if divided:
             least_s = prices.least_s(divided, grouping)
-            maker = _maker(graph, cluster, source, options, grouping, divided, axes)
+            maker = _maker(graph, cluster, source, options, grouping, divided, named)
             found.append(GroupTry(grouping, least_s, maker))
     return tuple(sorted(found, key=lambda each: each.least_s))
 
@@ -88,15 +90,16 @@ def _maker(
     options: Options,
     grouping: Grouping,
     axes: tuple[Axis, ...],
-    usable: Sequence[Axis],
+    named: Sequence[Axis],
 ) -> Callable[[], Plan]:
     chosen = replace(options, tensor=grouping.members)
+    usable = [axis for axis in named if axis.flops and axis.params]
 
     def make(axes: tuple[Axis, ...]) -> Plan:
         tensor = TensorParallel(grouping.groups, grouping.shares, axes)
         return by_partitioner(GroupMaker(graph, cluster, source, chosen, tensor))
 
-    return lambda: _improved(make(axes), make, usable)
+    return lambda: sequenced(_improved(make(axes), make, usable), named, make)
 
 
 def _improved(plan: Plan, make: Callable[[tuple[Axis, ...]], Plan], usable: Sequence[Axis]) -> Plan:

@@ -34,12 +34,14 @@ def test_members_that_come_at_once_wait_for_one_message() -> None:
     cluster = cluster_of(1, 1)
     handled_s = 1e-3 + NBYTES / 1e9
     closed_s = 2 * handled_s + 0.01 + NBYTES / 1e8 + 3 * NBYTES / 1e12
-    assert exchange_s(summed(NBYTES // 4), cluster, ("d0", "d1")) == pytest.approx(closed_s)
+    assert exchange_s(summed(NBYTES // 4), cluster, ("d0", "d1"), backward=False) == pytest.approx(
+        closed_s
+    )
 
 
 def test_who_comes_last_finds_what_was_sent() -> None:
     cluster = cluster_of(1, 1)
-    on_s = exchanged_s(summed(NBYTES // 4), cluster, ("d0", "d1"), [0.0, 1.0])
+    on_s = exchanged_s(summed(NBYTES // 4), cluster, ("d0", "d1"), [0.0, 1.0], backward=False)
     handled_s = 1e-3 + NBYTES / 1e9
     assert on_s[1] == pytest.approx(1.0 + 2 * handled_s + 3 * NBYTES / 1e12)
     assert on_s[0] == pytest.approx(1.0 + 2 * handled_s + 0.01 + NBYTES / 1e8 + 3 * NBYTES / 1e12)
@@ -49,7 +51,7 @@ def test_messages_to_one_member_follow_each_other() -> None:
     cluster = cluster_of(1, 1, 1)
     op = summed(1000)  # too small for pieces: each sends it whole to both others
     handled_s, wire_s = 2 * (1e-3 + 4000 / 1e9), 4000 / 1e8
-    on_s = exchanged_s(op, cluster, ("d0", "d1", "d2"), [0.0] * 3)
+    on_s = exchanged_s(op, cluster, ("d0", "d1", "d2"), [0.0] * 3, backward=False)
     closed_s = 2 * handled_s + 0.01 + 2 * wire_s + 2 * 3 * 4000 / 1e12
     assert on_s == pytest.approx([closed_s] * 3)
 

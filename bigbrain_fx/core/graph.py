@@ -190,6 +190,16 @@ class Op:
         """Path of the innermost module the op belongs to."""
         return self.modules[-1].path if self.modules else ""
 
+    @property
+    def storage_of(self) -> str | None:
+        """The value whose storage its result is; None for one of its own.
+
+        That of a view; and a tensor group's copies are what was there before, in their forward.
+        """
+        if self.view_of is not None or self.target != "shard.copy_to_group":
+            return self.view_of
+        return self.refs[0] if self.refs else self.params[0]
+
     @cached_property
     def refs(self) -> tuple[str, ...]:
         """Names of the values (ops and inputs) it reads, in order, each once."""

@@ -119,7 +119,8 @@ class _Walk:
         self.unit_of = {name: unit for unit, names in enumerate(paid) for name in names}
         self.root: dict[str, str] = {}
         for op in graph.ops:
-            self.root[op.name] = op.name if op.view_of is None else self._root(op.view_of)
+            base = op.storage_of
+            self.root[op.name] = op.name if base is None else self._root(base)
         self.saves = {name: self._saves(graph.op[name]) for name in self.unit_of}
 
     def keeping(self) -> Keeping:
@@ -175,7 +176,7 @@ class _Walk:
         for name in names:
             op, saves = self.graph.op[name], self.saves[name]
             most = max(most, made + _int(saves.forward_bytes))
-            made += _int(saves.own_bytes) + (_nbytes(op) if op.view_of is None else 0)
+            made += _int(saves.own_bytes) + (_nbytes(op) if op.storage_of is None else 0)
         return max(most, made)
 
     def _backward_bytes(self, op: Op) -> int:

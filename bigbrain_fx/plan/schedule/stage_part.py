@@ -117,7 +117,8 @@ def of_graph(graph: Graph) -> tuple[Mapping[str, str], Mapping[ModuleCall, int]]
     if known is None:
         root: dict[str, str] = {}
         for op in graph.ops:
-            root[op.name] = op.name if op.view_of is None else root.get(op.view_of, op.view_of)
+            base = op.storage_of
+            root[op.name] = op.name if base is None else root.get(base, base)
         known = root, Counter(call for op in graph.ops for call in op.modules)
         graph.__dict__[_REMEMBERED] = known
     found: tuple[Mapping[str, str], Mapping[ModuleCall, int]] = known

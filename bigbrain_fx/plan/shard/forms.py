@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Arg, Dim, Graph, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.find import common
+from bigbrain_fx.plan.shard.saved import exchange_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Held = tuple[SizePart, Place]
@@ -32,10 +33,12 @@ class Forms:
         self.own: dict[str, Held] = {}  # values that were made as parts
         self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
         self.scattered: dict[str, Held] = {}  # sums of which each member reads its own part only
+        parts = [*parts]
         for part in parts:
             for place in (*part.axis.values, *part.axis.params):
                 self.place_of[place.name] = part, place
         self.mixed: set[str] = set()  # parameters of which not all gradients are parts of a sum
+        self.members = max((len(part.lengths) for part in parts), default=1)
         self._names = {*graph.op, *graph.input}
         self._made: dict[tuple[str, str], str] = {}
 
@@ -81,9 +84,26 @@ class Forms:
         return held[0].narrow(spec, held[1], self.whole.batch)
 
     def exchange(
-        self, kind: str, name: str, value: Arg, spec: TensorSpec, like: Op, *args: Arg
+        self,
+        kind: str,
+        name: str,
+        value: Arg,
+        spec: TensorSpec,
+        like: Op,
+        *args: Arg,
+        whole: TensorSpec | None = None,
     ) -> Op:
-        """Return an op that exchanges something with the other members."""
+        """Return an op that exchanges something with the other members.
+
+        Args:
+            kind: of exchange.
+            name: of the op.
+            value: what is exchanged.
+            spec: of what comes out.
+            like: the op beside which it stands.
+            args: besides the value.
+            whole: where a part comes out, what it is of.
+        """
         like = beside_layer(like)
         return Op(
             name=name,
@@ -94,6 +114,7 @@ class Forms:
             source=like.source,
             code=like.code,
             lines=like.lines,
+            saves=exchange_saves(kind, whole or spec, self.members),
         )
 
     def forget(self, names: Iterable[str]) -> None:
@@ -125,7 +146,8 @@ class Forms:
             args: tuple[Arg, ...] = layout(*held) if held else ()
             if kind == "copy_to_group" and name in self.mixed:
                 args = (AT_ONCE,)
-            self.ops.append(self.exchange(kind, made, value, spec, self._around(name), *args))
+            around, whole = self._around(name), self.spec(ref)
+            self.ops.append(self.exchange(kind, made, value, spec, around, *args, whole=whole))
             self._made[kind, name] = made
         return Ref(self._made[kind, name])
 

@@ -236,7 +236,8 @@ def _own(local: Local, value: Ref, spec: TensorSpec, place: Place) -> Ref:
     name = local.forms.name(f"{local.op.name}_own")
     own = local.part.narrow(spec, place, local.forms.whole.batch)
     args = (place.dim, place.inner, local.part.lengths)
-    local.made.append(local.forms.exchange("split", name, value, own, local.op, *args))
+    about = "split", name, value, own, local.op
+    local.made.append(local.forms.exchange(*about, *args, whole=spec))
     return Ref(name)
 
 

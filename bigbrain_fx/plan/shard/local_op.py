@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Arg, Op, ParamRef, Place, Ref, TensorSpec
 from bigbrain_fx.plan.shard.forms import Forms, layout
+from bigbrain_fx.plan.shard.saved import RULES, rule_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 
@@ -83,7 +84,10 @@ class Local:
             flops=0,
             saves=None,
         )
-        self.made.append(blank)
+        family = target.split(".")[1]
+        base = args[0] if RULES.get(family) == "view" and isinstance(args[0], Ref) else None
+        made = replace(blank, view_of=base.value if isinstance(base, Ref) else None)
+        self.made.append(replace(made, saves=rule_saves(made, family) if spec else None))
         return Ref(name)
 
     def reduced(self, suffix: str, value: Ref, spec: TensorSpec, how: str = "sum") -> Ref:
@@ -99,7 +103,8 @@ class Local:
             return self.reduced(suffix, part, spec)
         name = self.forms.name(f"{self.op.name}_{suffix}") if suffix else self.op.name
         own, args = self.forms.narrow(spec, held), layout(*held)
-        self.made.append(self.forms.exchange("reduce_scatter", name, part, own, self.op, *args))
+        about = "reduce_scatter", name, part, own, self.op
+        self.made.append(self.forms.exchange(*about, *args, whole=spec))
         self.forms.own[self.op.name] = held
         return Ref(name)
 

@@ -6,7 +6,7 @@ Where an op needs a value in another form than it was made in, an exchange is pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -22,6 +22,7 @@ from bigbrain_fx.core import (
     ParamRef,
     Place,
     Ref,
+    Saves,
     Shard,
     Sharded,
     TensorSpec,
@@ -32,6 +33,7 @@ from bigbrain_fx.plan.shard.find import family
 from bigbrain_fx.plan.shard.forms import Forms, Held
 from bigbrain_fx.plan.shard.local import BIAS, LOCAL
 from bigbrain_fx.plan.shard.local_op import Local, plainly
+from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Shares: TypeAlias = Sequence[float]
@@ -223,7 +225,30 @@ class _Rewriting:
         along = op.name in part.axis.along
         given = self.forms.with_args(op if along else _without_bias(op), changed)
         given = part.work(given, self._made(op, part) if along else op.outputs)
+        now = {name: changed(Ref(name)) for name in op.refs}
+        given = replace(given, saves=self._saves(op, given, part, now) if along else op.saves)
         self.forms.ops += LOCAL.get(family(op.target), plainly)(Local(self.forms, op, given, part))
+
+    def _saves(
+        self, op: Op, given: Op, part: SizePart, now: Mapping[str, Ref | ParamRef]
+    ) -> Saves | None:
+        """Return what the member's op holds; `now` is what it reads in place of each value."""
+        if op.saves is None:
+            return None
+        place = self.forms.place_of.get(op.name)
+        if family(op.target) == ATTENTION and place is not None:
+            specs = [self.forms.spec(ref) for ref in op.args[:3] if isinstance(ref, Ref)]
+            if place[1].dim == len(op.outputs[0].shape) - 1 and all(specs):
+                return attention_saves([spec for spec in specs if spec], op.outputs[0])
+        at = {
+            name: given.refs.index(ref.value) for name, ref in now.items() if isinstance(ref, Ref)
+        }
+        wants = (self.forms.spec(Ref(name)) for name in op.refs if name not in self.forms.place_of)
+        shared = any(spec is not None and spec.requires_grad for spec in wants)
+        moved = [at[op.refs[i]] if i >= 0 else i for i in op.saves.values]
+        passed = [at[op.refs[i]] for i in op.saves.passed if i < len(op.refs)]
+        saves = replace(op.saves, values=tuple(moved), passed=tuple(passed))
+        return part_saves(saves, part, shared=shared)
 
     def _made(self, op: Op, part: SizePart) -> tuple[TensorSpec, ...]:
         """Note that an op makes parts; return how they are."""

@@ -43,7 +43,7 @@ class SizePart:
         return replace(spec, shape=shape, strides=strides)
 
     def work(self, op: Op, outputs: tuple[TensorSpec, ...]) -> Op:
-        """Return an op with the member's part of its work; what it saves has to be measured."""
+        """Return an op with the member's part of its work, but for what it saves."""
         return replace(
             op,
             outputs=outputs,

@@ -40,7 +40,7 @@ from bigbrain_fx.plan.tensor.columns import (
 )
 from bigbrain_fx.plan.tensor.costs import column_costs, twins
 from bigbrain_fx.plan.tensor.groups import column, grouped
-from bigbrain_fx.plan.tensor.messages import require_growing
+from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
 from bigbrain_fx.planning import crowded, label
 
@@ -262,10 +262,14 @@ def tensor_forecast(
         if key not in known:
             known[key] = own, _column_forecast(plan, member, costs[member], timeline)
         found.append(_renamed(known[key][1], known[key][0], own))
-    step_s = max(forecast.step_s for forecast in found)
+    step_s, posted = max(forecast.step_s for forecast in found), posted_bytes(plan)
     return Forecast(
         step_s,
-        tuple(_waiting(e, step_s - own.step_s) for own in found for e in own.devices),
+        tuple(
+            _in_group(entry, step_s - own.step_s, posted[entry.device])
+            for own in found
+            for entry in own.devices
+        ),
         tuple(bar for forecast in found for bar in forecast.timeline),
     )
 
@@ -281,8 +285,14 @@ def _renamed(forecast: Forecast, of: Cluster, to: Cluster) -> Forecast:
     )
 
 
-def _waiting(entry: DeviceForecast, more_s: float) -> DeviceForecast:
-    return replace(entry, idle_s=entry.idle_s + more_s)
+def _in_group(entry: DeviceForecast, more_s: float, more_bytes: int) -> DeviceForecast:
+    """Return what a device does and holds where its group waits for others, and sends it parts."""
+    return replace(
+        entry,
+        idle_s=entry.idle_s + more_s,
+        peak_bytes=entry.peak_bytes + more_bytes,
+        messages_bytes=entry.messages_bytes + more_bytes,
+    )
 
 
 def _column_forecast(plan: Plan, member: int, costs: Costs, timeline: bool) -> Forecast:

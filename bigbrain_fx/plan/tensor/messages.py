@@ -15,6 +15,7 @@ from typing import cast
 from bigbrain_fx.core import DTYPE_BYTES, Dim, Graph, Op, ParamRef, Stage, TensorSpec
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import Plan
+from bigbrain_fx.plan.schedule.memory import AHEAD
 from bigbrain_fx.plan.tensor.exchange import SPACE, pieces, sends_backward, sends_forward
 
 
@@ -64,6 +65,16 @@ def part_channels(plan: Plan) -> tuple[PartChannel, ...]:
         if a != b
         for (numel, dtype), count in sorted(_sent(plan, a, member, to).items())
     )
+
+
+def posted_bytes(plan: Plan) -> Counter[str]:
+    """Return what each device has ready for the next messages of its group, all the time."""
+    found: Counter[str] = Counter()
+    if not all(plan.cluster.device[name].kind == "cuda" for name in plan.stages.devices):
+        for channel in part_channels(plan):
+            one = channel.numel * DTYPE_BYTES[channel.dtype]
+            found[channel.receiver] += one * min(AHEAD, channel.per_step)
+    return found
 
 
 def _sent(plan: Plan, device: str, member: int, to: int) -> Counter[tuple[int, str]]:

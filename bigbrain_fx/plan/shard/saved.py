@@ -1,0 +1,130 @@
+"""What a member's ops hold: its part of what capture measured; the rest, written here, by rule.
+
+Exchanges are `runtime.group`, whose tensors are counted here; ops that stand in an op's place are
+torch's own, of which derivatives.yaml says what autograd keeps. This file knows sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bigbrain_fx.core import DTYPE_BYTES, Dim, Op, Saves, TensorSpec
+from bigbrain_fx.plan.shard.sizes import SizePart
+
+ATTENTION = "scaled_dot_product_attention"
+OWN = -1  # the place of an op's own result
+_LARGE = 1 << 14  # numbers: `runtime.group` adds pieces of what is larger
+_NOTHING = "add sub neg sum amax lt ge eq logical_or logical_not clamp_ints ones triu arange"
+_RESULT = "exp softmax"
+_INPUTS = "mul div matmul mm bmm linear log"
+_VIEWS = "transpose reshape unsqueeze squeeze flatten alias narrow detach"
+
+RULES: Mapping[str, str] = {
+    **dict.fromkeys(_NOTHING.split(), "nothing"),
+    **dict.fromkeys(_RESULT.split(), "result"),
+    **dict.fromkeys(_INPUTS.split(), "inputs"),
+    **dict.fromkeys(_VIEWS.split(), "view"),
+    "masked_fill": "second",
+    "gather": "last",
+    "embedding": "last",
+    "to": "nothing",
+}
+"""Which of the values that it reads an op keeps, for those that stand in another's place."""
+
+
+def nbytes(spec: TensorSpec) -> Dim:
+    """Return the bytes of a tensor: a number, or text over the batch."""
+    known, text = DTYPE_BYTES[spec.dtype], ""
+    for size in spec.shape:
+        if isinstance(size, int):
+            known *= size
+        else:
+            text += f"*({size})"
+    return f"{known}{text}" if text else known
+
+
+def attention_saves(read: Sequence[TensorSpec], made: TensorSpec) -> Saves:
+    """Return what attention holds whose values are narrower than its queries and keys.
+
+    No fused kernel takes them: torch computes in single steps, and keeps scaled queries and keys
+    and the probabilities.
+
+    Args:
+        read: queries, keys and values, whole.
+        made: what comes out, whole.
+    """
+    query, key = read[:2]
+    square = replace(query, shape=(*query.shape[:-1], key.shape[-2]))
+    kept = _sum(nbytes(query), nbytes(key), nbytes(square))
+    most = _sum(kept, nbytes(square), nbytes(made))
+    return Saves((2,) if len(read) > 2 else (), kept, most, most)
+
+
+def part_saves(saves: Saves, part: SizePart, *, shared: bool) -> Saves:
+    """Return what a member's part of an op holds, of what the whole op does.
+
+    Args:
+        saves: measured, for the whole.
+        part: what the member has.
+        shared: whether the op gives a whole value a gradient: that is not divided.
+    """
+    cuda = saves.cuda_own_bytes
+    return replace(
+        saves,
+        own_bytes=part.of(saves.own_bytes),
+        forward_bytes=part.of(saves.forward_bytes),
+        backward_bytes=saves.backward_bytes if shared else part.of(saves.backward_bytes),
+        cuda_own_bytes=None if cuda is None else part.of(cuda),
+    )
+
+
+def rule_saves(op: Op, family: str) -> Saves | None:
+    """Return what an op holds that stands in another's place; None where no rule knows."""
+    made = nbytes(op.outputs[0]) if op.outputs else 0
+    kind, count = RULES.get(family), len(op.refs)
+    if kind is None:
+        return None
+    if kind == "view":
+        return Saves(passed=(0,))
+    kept = {
+        "nothing": (),
+        "result": (OWN,),
+        "inputs": tuple(range(count)),
+        "second": (1,) if count > 1 else (),
+        "last": (count - 1,) if count else (),
+    }[kind]
+    return Saves(kept, 0, made, _times(made, count), (0,) if family == "add" else ())
+
+
+def exchange_saves(kind: str, whole: TensorSpec, members: int) -> Saves:
+    """Return what an exchange holds: what it has received, and what it makes of that.
+
+    Args:
+        kind: of exchange.
+        whole: the tensor of which members have parts, or of which all have one.
+        members: of the group.
+    """
+    size = nbytes(whole)
+    is_cut = members > 2 and not (isinstance(size, int) and size < _LARGE)
+    added = _times(size, 2 if members == 2 else 3 if is_cut else members + 1)
+    joined = _times(size, 2)
+    forward, backward = {
+        "all_reduce": (added, 0),
+        "copy_to_group": (0, added),
+        "all_gather": (joined, size),
+        "split": (size, joined),
+        "reduce_scatter": (_times(size, 3), joined),
+        "gather_to_group": (joined, _times(size, 3)),
+    }[kind]
+    return Saves((), 0, forward, backward, (0,) if kind == "all_reduce" else ())
+
+
+def _sum(*sizes: Dim) -> Dim:
+    known = sum(size for size in sizes if isinstance(size, int))
+    texts = [f"({size})" for size in sizes if not isinstance(size, int)]
+    return "+".join([*texts, *([str(known)] if known else [])]) if texts else known
+
+
+def _times(size: Dim, count: int) -> Dim:
+    return size * count if isinstance(size, int) else f"({size})*{count}"

@@ -62,11 +62,14 @@ class TensorParallel:
             first member stands for its group in `Placement.device_of`.
         shares: of the members, alike in all groups.
         axes: what is divided in proportion to them; all else is whole on every member.
+        scatters: whether a value in parts that is read whole by parts of others is gathered for
+            them alone, its gradient scattered. Plans of older versions gather it for all.
     """
 
     groups: tuple[tuple[str, ...], ...]
     shares: tuple[int, ...]
     axes: tuple[Axis, ...]
+    scatters: bool = False
 
     @property
     def members(self) -> int:

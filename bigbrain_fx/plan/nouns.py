@@ -229,7 +229,7 @@ class Plan(Shown):
         tensor = self.placement.tensor
         if tensor is None:
             return Sharded((self.graph,), ())
-        return sharded(self.graph, tensor.axes, tensor.shares)
+        return sharded(self.graph, tensor.axes, tensor.shares, scatters=tensor.scatters)
 
     def graph_of(self, stage: Stage) -> Graph:
         """Return the graph that a stage's ops are of."""
@@ -282,6 +282,8 @@ def to_json(plan: Plan) -> bytes:
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
         left_out["cluster"] = {"stores"}
+    if plan.placement.tensor is not None and not plan.placement.tensor.scatters:
+        left_out["placement"] = {"tensor": {"scatters"}}
     left_out["source"] = set() if plan.source.cache else {"cache", "positions"}
     if plan.source.quantize is None:
         left_out["source"] |= {"quantize", "quantize_error"}

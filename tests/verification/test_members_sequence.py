@@ -10,6 +10,7 @@ import pytest
 from bigbrain_fx.core import Axis
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan import Plan, part_channels
+from bigbrain_fx.plan.nouns import to_json
 from bigbrain_fx.plan.tensor import axis_choices
 from bigbrain_fx.verification.bundle.members import same_graph
 from tests.support.bundles import uneven
@@ -107,3 +108,13 @@ def test_a_name_that_is_none_is_told_the_nearest(bench: Bench) -> None:
     with pytest.raises(InputError, match="no axis 'sequences'") as caught:
         planned(bench, 2, tensor_axes=("heads", "sequences"))
     assert "sequence" in str(caught.value.help)
+
+
+def test_a_plan_of_an_older_version_is_written_as_it_was(bench: Bench) -> None:
+    """So its key, by which processes know each other, is the same."""
+    plan = planned(bench, 2, **AXES)
+    tensor = plan.placement.tensor
+    assert tensor is not None
+    assert b'"scatters":true' in to_json(plan)
+    older = replace(plan, placement=replace(plan.placement, tensor=replace(tensor, scatters=False)))
+    assert b"scatters" not in to_json(older)

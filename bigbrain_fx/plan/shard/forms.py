@@ -27,8 +27,8 @@ _SUFFIXES = {
 class Forms:
     """One member's graph as it grows: its ops, and how each value stands."""
 
-    def __init__(self, graph: Graph, parts: Iterable[SizePart]) -> None:
-        self.whole = graph
+    def __init__(self, graph: Graph, parts: Iterable[SizePart], *, scatters: bool) -> None:
+        self.whole, self.scatters = graph, scatters
         self.ops: list[Op] = []
         self.own: dict[str, Held] = {}  # values that were made as parts
         self.place_of: dict[str, Held] = {}  # where the axes lie, whether or not it was made so
@@ -67,7 +67,7 @@ class Forms:
         if spec is None or not (spec.requires_grad and self.whole.training):
             return self.whole_form(ref)
         is_gathered = isinstance(ref, Ref) and ("all_gather", ref.value) in self._made
-        if held is not None and isinstance(ref, Ref) and not is_gathered:
+        if self.scatters and held is not None and isinstance(ref, Ref) and not is_gathered:
             return self._exchanged("gather_to_group", ref, spec, ref, held)
         return self._exchanged("copy_to_group", ref, spec, self.whole_form(ref), None)
 

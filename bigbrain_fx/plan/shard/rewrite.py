@@ -63,13 +63,16 @@ def lengths(size: int, shares: Shares) -> tuple[int, ...]:
     return tuple(found)
 
 
-def sharded(graph: Graph, axes: Iterable[Axis], shares: Shares) -> Sharded:
+def sharded(
+    graph: Graph, axes: Iterable[Axis], shares: Shares, *, scatters: bool = True
+) -> Sharded:
     """Split a graph along some of its axes.
 
     Args:
         graph: symbolic or in numbers.
         axes: of this graph; no value and no parameter may have two of them.
         shares: one number a member; each axis is divided in this proportion.
+        scatters: see `core.TensorParallel`.
 
     Raises:
         InputError: two axes meet in one tensor, or an axis is too small.
@@ -77,7 +80,7 @@ def sharded(graph: Graph, axes: Iterable[Axis], shares: Shares) -> Sharded:
     divided = [(axis, lengths(axis.size, shares)) for axis in axes]
     _require_apart([axis for axis, _ in divided])
     members = [
-        _Rewriting(graph, [SizePart(axis, each, member) for axis, each in divided])
+        _Rewriting(graph, [SizePart(axis, each, member) for axis, each in divided], scatters)
         for member in range(len(shares))
     ]
     graphs = tuple(member.graph() for member in members)
@@ -129,9 +132,9 @@ def _require_apart(axes: Sequence[Axis]) -> None:
 class _Rewriting:
     """One member: the ops of the graph, each as a part or whole."""
 
-    def __init__(self, graph: Graph, parts: Sequence[SizePart]) -> None:
+    def __init__(self, graph: Graph, parts: Sequence[SizePart], scatters: bool = True) -> None:
         self.whole = graph
-        self.forms = Forms(graph, parts)
+        self.forms = Forms(graph, parts, scatters=scatters)
         self.active: dict[str, list[SizePart]] = {}
         for part in parts:
             for name in (*part.axis.along, *part.axis.summed):

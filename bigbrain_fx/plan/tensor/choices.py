@@ -72,7 +72,8 @@ def _choices(plan: Plan, tensor: TensorParallel) -> Iterator[AxisChoice]:
 
 def _sent(plan: Plan, tensor: TensorParallel, axes: Sequence[Axis]) -> int:
     """Return the bytes that a member sends the next one for these axes, in all groups."""
-    members = sharded(plan.graph, axes, tensor.shares).members
+    about = plan.graph, axes, tensor.shares
+    members = sharded(*about, scatters=tensor.scatters).members
     return sent_bytes([graph.at(plan.rows) for graph in members], _runs(plan))
 
 

@@ -71,7 +71,7 @@ def group_maker(graph: Graph, cluster: Cluster, source: Source, options: Options
     assert options.tensor is not None
     shares = options.tensor_shares or (1,) * options.tensor
     groups = grouped(cluster, options.tensor)
-    tensor = TensorParallel(groups, shares, wanted_axes(graph, options))
+    tensor = TensorParallel(groups, shares, wanted_axes(graph, options), scatters=True)
     return GroupMaker(graph, cluster, source, options, tensor)
 
 
@@ -112,7 +112,8 @@ class GroupMaker:
         Raises:
             InputError: micro-batches may have fewer rows, and an exchange does not say of how many.
         """
-        found = sharded(self.whole, self.tensor.axes, self.tensor.shares)
+        about = self.whole, self.tensor.axes, self.tensor.shares
+        found = sharded(*about, scatters=self.tensor.scatters)
         if self.source.drop_last is False and self.whole.training:
             require_growing(found.members[0])
         return found

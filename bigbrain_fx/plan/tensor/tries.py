@@ -96,7 +96,7 @@ def _maker(
     usable = [axis for axis in named if axis.flops and axis.params]
 
     def make(axes: tuple[Axis, ...]) -> Plan:
-        tensor = TensorParallel(grouping.groups, grouping.shares, axes)
+        tensor = TensorParallel(grouping.groups, grouping.shares, axes, scatters=True)
         return by_partitioner(GroupMaker(graph, cluster, source, chosen, tensor))
 
     return lambda: sequenced(_improved(make(axes), make, usable), named, make)

@@ -157,3 +157,11 @@ def test_a_norm_that_two_parts_share_is_added_at_once() -> None:
     copies = {op.params[0]: op.args[1:] for op in found}
     assert copies["norm.weight"] == ("at once",)
     assert copies["norm.bias"] == ()
+
+
+def test_plans_of_older_versions_gather_for_all(graph: Graph) -> None:
+    chosen, left = divided(graph, 2)
+    own = sharded(graph, (*chosen, *left), (1, 1), scatters=False).members[0]
+    kinds = [op.target for op in own.ops if op.target.startswith("shard.")]
+    assert "shard.gather_to_group" not in kinds
+    assert kinds.count("shard.all_gather") == 2

@@ -164,4 +164,4 @@ def test_plans_of_older_versions_gather_for_all(graph: Graph) -> None:
     own = sharded(graph, (*chosen, *left), (1, 1), scatters=False).members[0]
     kinds = [op.target for op in own.ops if op.target.startswith("shard.")]
     assert "shard.gather_to_group" not in kinds
-    assert kinds.count("shard.all_gather") == 2
+    assert kinds.count("shard.all_gather") > 2  # of the loss, too

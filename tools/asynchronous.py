@@ -1,100 +1,63 @@
 """What older weights cost in accuracy: digits and a small GPT, trained to convergence, in numbers.
 
-    python -m tools.asynchronous --write docs/asynchronous.md [--only digits]
+    python -m tools.asynchronous --out rows.jsonl --write docs/asynchronous.md [--only digits]
 
 Four stages, four micro-batches, in one process: the recurrences of `--asynchronous` as loops of
 plain PyTorch, which bundles equal bit for bit (`tests/verification/test_asynchronous.py` holds a
-bundle against `Stale`). Counts of steps, held-out accuracy and loss; no clock is read.
+bundle against `Stale`). Counts of steps, held-out accuracy and loss; no clock is read. A training
+is a row of the file: a run that was killed goes on with the next.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from models import digits, gpt
+from tools.json_lines import append_line, read_lines
+from tools.stale_weights import Batch, Loss, Stale, behind_of
 
-STAGES, MICRO_BATCHES = 4, 4
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MICRO_BATCHES = 4
 MODES = ("synchronous", "2bw", "stash")
-WAYS = ("the user's", "half", "the user's, after a warm-up")
-WARM_UP = 0.1  # of all steps: the rate rises from zero
-AT = (0.1, 0.25, 0.5, 1.0)  # of all steps: where the curve is read
+WARM_UP, WIND_DOWN = 0.1, 0.2  # of all steps: the rate rises from zero, falls to zero
+AT = (0.1, 0.25, 0.5, 0.75, 1.0)  # of all steps: where the curve is read
+LOOKED_AT = 20  # times in a training
 HELD_OUT = 200_000  # bytes at the end of the text
-_PAGE = re.compile(r"(<!-- rows -->\n).*?(<!-- end -->)", re.DOTALL)
-
-Batch: TypeAlias = Mapping[str, Tensor]
-Loss: TypeAlias = Callable[[Any, Batch], Tensor]
+GPT_DIM = 32
 
 
-@dataclass
-class Stale:
-    """A plain PyTorch model whose passes compute with older weights.
+@dataclass(frozen=True)
+class Way:
+    """What is taken of the user's rate."""
 
-    Attributes:
-        input: the entry of a batch that the model reads.
-        behind: parameter -> how many updates the weights are older that its passes compute with.
-        is_each: each micro-batch is an update, not each step.
-    """
+    name: str
+    share: float
+    warms: bool = False
+    falls: bool = False
 
-    model: nn.Module
-    loss: Loss
-    optimizer: torch.optim.Optimizer
-    input: str
-    behind: Mapping[str, int]
-    is_each: bool = False
-    history: deque[dict[str, Tensor]] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self.history = deque([weights_of(self.model)], maxlen=1 + max(self.behind.values()))
-
-    def step(self, micros: Sequence[Batch]) -> float:
-        """Train on a batch; return its loss, the mean of its micro-batches'."""
-        updates = [[micro] for micro in micros] if self.is_each else [micros]
-        return sum(map(self._update, updates)) / len(updates)
-
-    def _update(self, micros: Sequence[Batch]) -> float:
-        losses = [self._add_gradients(micro, len(micros)) for micro in micros]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.history.append(weights_of(self.model))
-        return sum(losses) / len(losses)
-
-    def _add_gradients(self, micro: Batch, count: int) -> float:
-        newest = len(self.history) - 1
-        weights = {
-            name: self.history[max(0, newest - back)][name].clone().requires_grad_()
-            for name, back in self.behind.items()
-        }
-        loss = self.loss(functional_call(self.model, weights, (micro[self.input],)), micro)
-        (loss / count).backward()
-        for name, parameter in self.model.named_parameters():
-            before, made = parameter.grad, weights[name].grad
-            parameter.grad = made if before is None or made is None else before + made
-        return float(loss.detach())
+    def factor(self, done: float) -> float:
+        """Return the factor of the user's rate when so much of the steps is done."""
+        rise = min(1.0, done / WARM_UP) if self.warms else 1.0
+        return self.share * rise * (min(1.0, (1 - done) / WIND_DOWN) if self.falls else 1.0)
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of a model's weights."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def behind_of(mode: str, stage_of: Mapping[str, int]) -> dict[str, int]:
-    """Return how many updates old each parameter's version is."""
-    last = max(stage_of.values())
-    back = {"synchronous": 0, "2bw": 1}
-    return {name: back.get(mode, last - stage) for name, stage in stage_of.items()}
-
+USERS, HALF = Way("the user's", 1.0), Way("half", 0.5)
+WARMED = Way("the user's, after a warm-up", 1.0, warms=True)
+FALLING = Way("the user's, falling to zero at the end", 1.0, falls=True)
+SMALLER = (Way("a quarter", 1 / 4), Way("an eighth", 1 / 8), Way("a sixteenth", 1 / 16))
 
 # --------------------------------------------------------------------------- what is trained
 
@@ -107,6 +70,7 @@ class LearningTask:
         stages: beginnings of the parameters' names, by stage.
         better: of two measures, which is wanted: `max` of accuracies, `min` of losses.
         near: how near to the synchronous measure is as good.
+        ways: the rates that it is trained with.
     """
 
     name: str
@@ -124,6 +88,12 @@ class LearningTask:
     what: str
     better: Callable[[float, float], float]
     near: float
+    ways: tuple[Way, ...] = (USERS, HALF, WARMED)
+
+    @property
+    def title(self) -> str:
+        """Name it as `--only` and the page's marks do."""
+        return f"{self.name} {self.optimizer_name.split(',')[0]}"
 
     def stage_of(self, model: nn.Module) -> dict[str, int]:
         """Return the stage of each parameter."""
@@ -148,7 +118,7 @@ def _accuracy(model: nn.Module) -> float:
 
 
 def _small_gpt() -> nn.Module:
-    made = gpt.GPT(dim=64, dropout=0.0)
+    made = gpt.GPT(dim=GPT_DIM, heads=2, dropout=0.0)
     made.head.weight = nn.Parameter(made.embed.weight.detach().clone())  # stages have their own
     return made
 
@@ -204,6 +174,7 @@ TASKS = (
         optimizer=partial(torch.optim.SGD, momentum=0.9),
         optimizer_name="SGD, momentum 0.9",
         rate=0.1,
+        ways=(USERS, HALF, *SMALLER, WARMED),
     ),
     _DIGITS(
         name="digits",
@@ -227,11 +198,12 @@ TASKS = (
         optimizer=partial(torch.optim.AdamW, betas=(0.9, 0.95)),
         optimizer_name="AdamW",
         rate=3e-3,
-        steps=1600,
+        steps=8000,
         seeds=1,
         what="loss on held-out text, nats a byte",
         better=min,
         near=0.02,
+        ways=(USERS, HALF, WARMED, FALLING),
     ),
 )
 
@@ -241,47 +213,85 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """One training: the measure at some steps, ascending."""
+    """One training: what was measured, at evenly spaced steps; the last one is the end.
 
-    measures: Mapping[int, float]
+    Attributes:
+        title: of its task.
+        rate: the user's.
+    """
+
+    title: str
+    rate: float
+    steps: int
+    mode: str
+    way: str
+    seed: int
+    measures: tuple[float, ...]
+
+    def at(self, share: float) -> float:
+        """Return the measure when this much of the steps was done."""
+        return self.measures[int(share * LOOKED_AT) - 1]
 
     def reaches(self, task: LearningTask, target: float) -> int | None:
         """Return the first step that was looked at where the measure is as good as a target."""
-        good = (s for s, m in self.measures.items() if m == m and task.better(m, target) == m)
-        return next(good, None)
+        good = (n for n, m in enumerate(self.measures, 1) if m == m and task.better(m, target) == m)
+        first = next(good, None)
+        return None if first is None else first * self.steps // LOOKED_AT
 
 
-def trained(task: LearningTask, mode: str, way: str, seed: int) -> Curve:
+def _curve_of(row: dict[str, Any]) -> Curve:
+    return Curve(**{**row, "measures": tuple(map(float, row["measures"]))})
+
+
+def trained(task: LearningTask, mode: str, way: Way, seed: int) -> Curve:
     """Train, and measure every twentieth part of the steps."""
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer(model.parameters(), lr=task.rate)  # type: ignore[call-arg]
     behind = behind_of(mode, task.stage_of(model))
     loop = Stale(model, task.loss, optimizer, task.input, behind, mode == "stash")
-    batches, found = task.batches(seed), dict[int, float]()
+    batches, found = task.batches(seed), list[float]()
     for step in range(1, task.steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = task.rate * _share(way, step / task.steps)
+            group["lr"] = task.rate * way.factor(step / task.steps)
         batch = next(batches)
         loop.step([{k: v.chunk(MICRO_BATCHES)[m] for k, v in batch.items()} for m in range(4)])
-        if step % (task.steps // 20) == 0:
+        if step % (task.steps // LOOKED_AT) == 0:
             with torch.no_grad():
-                found[step] = task.measure(model.eval())
+                found.append(task.measure(model.eval()))
             model.train()
-    return Curve(found)
+    return Curve(task.title, task.rate, task.steps, mode, way.name, seed, tuple(found))
 
 
-def _share(way: str, done: float) -> float:
-    """Return what a way takes of the user's rate."""
-    if way == "half":
-        return 0.5
-    return min(1.0, done / WARM_UP) if "warm-up" in way else 1.0
+Runs: TypeAlias = Mapping[tuple[str, str], Sequence[Curve]]  # of a mode and a way, by seed
+
+
+def runs(task: LearningTask, out: Path | None) -> Runs:
+    """Train what a file does not have yet; add each training to it."""
+    had = [] if out is None else read_lines(out, "tools.asynchronous", _curve_of)
+    known = {replace(curve, measures=()): curve for curve in had}
+    found: dict[tuple[str, str], list[Curve]] = {}
+    for mode in MODES:
+        for way in task.ways:
+            for seed in range(task.seeds):
+                key = Curve(task.title, task.rate, task.steps, mode, way.name, seed, ())
+                curve = known.get(key) or _train_and_note(task, mode, way, seed, out)
+                found.setdefault((mode, way.name), []).append(curve)
+    return found
+
+
+def _train_and_note(task: LearningTask, mode: str, way: Way, seed: int, out: Path | None) -> Curve:
+    curve = trained(task, mode, way, seed)
+    print(task.title, mode, way.name, seed, curve.measures[-1], file=sys.stderr, flush=True)
+    if out is not None:
+        append_line(out, asdict(curve))
+    return curve
 
 
 # --------------------------------------------------------------------------- the page
 
 
-def table(task: LearningTask) -> Iterator[str]:
+def table(task: LearningTask, found: Runs) -> Iterator[str]:
     """Yield a task's rows."""
     seeds = "1 seed" if task.seeds == 1 else f"{task.seeds} seeds, mean (lowest to highest)"
     yield f"### {task.name}, {task.optimizer_name}, the user's rate {task.rate:g}"
@@ -291,49 +301,86 @@ def table(task: LearningTask) -> Iterator[str]:
     heads = [f"step {int(share * task.steps)}" for share in AT]
     yield f"| | rate | {' | '.join(heads)} | as good as synchronous at |"
     yield "|---" * (3 + len(heads)) + "|"
-    target: float | None = None
-    for mode in MODES:
-        for way in WAYS:
-            curves = [trained(task, mode, way, seed) for seed in range(task.seeds)]
-            ends = [list(curve.measures.values())[-1] for curve in curves]
-            if target is None:
-                sign = -1 if task.better is max else 1
-                target = sum(ends) / len(ends) + sign * task.near
-            print(task.name, task.optimizer_name, mode, way, ends, file=sys.stderr, flush=True)
-            yield _row(task, mode, way, curves, target)
-    yield ""
+    sign = -1 if task.better is max else 1
+    ends = [curve.measures[-1] for curve in found["synchronous", USERS.name]]
+    target = statistics.mean(ends) + sign * task.near
+    for (mode, way), curves in found.items():
+        yield _row(task, mode, way, curves, target)
 
 
 def _row(task: LearningTask, mode: str, way: str, curves: Sequence[Curve], target: float) -> str:
-    cells = [_cell([c.measures[int(share * task.steps)] for c in curves]) for share in AT]
+    cells = [_cell([curve.at(share) for curve in curves]) for share in AT]
     first = [curve.reaches(task, target) for curve in curves]
     said = " / ".join("never" if step is None else f"step {step}" for step in first)
     return f"| {mode} | {way} | {' | '.join(cells)} | {said} |"
 
 
 def _cell(found: Sequence[float]) -> str:
-    mean = sum(found) / len(found)
+    mean = statistics.mean(found)
     if len(found) == 1:
         return f"{mean:.3f}"
     return f"{mean:.3f} ({min(found):.3f} to {max(found):.3f})"
 
 
+def put_into(page: str, title: str, text: str) -> str:
+    """Return a page with a task's table between its marks.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    begin, end = f"<!-- {title} -->\n", "<!-- end -->"
+    place = re.compile(f"({re.escape(begin)}).*?({end})", re.DOTALL)
+    made, count = place.subn(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    if count != 1:
+        raise ValueError(f"the page has {count} places {begin.strip()} ... {end}, not one")
+    return made
+
+
+def draw(path: Path, tasks: Mapping[str, Runs]) -> None:
+    """Write the curves as SVG, the same text for the same numbers."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "bigbrain-fx", "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(4 * len(tasks), 3.6), layout="constrained")
+        panels = figure.subplots(1, len(tasks), squeeze=False)
+        for panel, (title, found) in zip(panels.flat, tasks.items(), strict=True):
+            _panel(panel, title, found)
+        panels.flat[0].legend(fontsize=7)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _panel(panel: Axes, title: str, found: Runs) -> None:
+    colours = dict(zip(MODES, ("C0", "C1", "C2"), strict=True))
+    lines = {USERS.name: "-", HALF.name: "--"}
+    for (mode, way), curves in found.items():
+        if way in lines:
+            steps = [(n + 1) * curves[0].steps // LOOKED_AT for n in range(LOOKED_AT)]
+            means = [statistics.mean(m) for m in zip(*(c.measures for c in curves), strict=True)]
+            said = f"{mode}, {way if way == HALF.name else way + ' rate'}"
+            panel.plot(steps, means, lines[way], color=colours[mode], linewidth=1, label=said)
+    panel.set_title(title)
+
+
 @click.command(help=__doc__)
-@click.option("--write", type=click.Path(path_type=Path), help="Put the tables into this page.")
+@click.option("--out", type=click.Path(path_type=Path), help="Rows; those it has are not run.")
+@click.option("--write", type=click.Path(path_type=Path), help="Put tables and curves there.")
 @click.option("--only", default="", help="Tasks whose name and optimizer begin so.")
-def main(write: Path | None, only: str) -> None:
+def main(out: Path | None, write: Path | None, only: str) -> None:
     """Train all, and print the tables or put them into a page."""
     torch.set_num_threads(1)
-    chosen = [t for t in TASKS if f"{t.name} {t.optimizer_name}".startswith(only)]
-    lines = (line for task in chosen for line in table(task))
+    chosen = [task for task in TASKS if task.title.startswith(only)]
+    found = {task.title: runs(task, out) for task in chosen}
+    tables = {task.title: "\n".join(table(task, found[task.title])) for task in chosen}
     if write is None:
-        for line in lines:
-            click.echo(line)
+        click.echo("\n\n".join(tables.values()))
         return
-    text = "\n".join(lines)
     page = write.read_text()
-    made = _PAGE.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
-    write.write_text(made)
+    for title, text in tables.items():
+        page = put_into(page, title, text)
+    write.write_text(page)
+    if len(chosen) == len(TASKS):
+        draw(write.with_suffix(".svg"), found)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30  # glibc takes an int
 APART_BYTES = 1 << 14
+TUNABLES, UNCACHED = b"GLIBC_TUNABLES=", b"glibc.malloc.tcache_count=0"
 
 
 def keep_freed_memory() -> bool:
@@ -54,3 +56,17 @@ def give_freed_memory_back() -> None:
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def caches_small_blocks() -> bool:
+    """Whether malloc keeps small freed blocks for others as small: unless it was told not to.
+
+    Before each tensor, which is aligned, malloc frees a block of a few bytes. Kept and given out
+    again, it is no part of the tensor's room when that is free: the next as large does not fit.
+    Who starts a process says so in its environment (`supervisor.processes.uncached`).
+    """
+    try:
+        began_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True
+    return not any(each.startswith(TUNABLES) and UNCACHED in each for each in began_with)

@@ -26,9 +26,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .malloc import give_freed_memory_back
+from .malloc import caches_small_blocks, give_freed_memory_back
 from .recompute import Read
 from .stores import STORED_FROM_BYTES, StoreRoom
+
+TRIMS_EVERY = 8
+"""Forwards after which freed memory goes back, where little of it lies between what stays."""
 
 
 class _Tensor(Protocol):
@@ -45,10 +48,13 @@ class ActivationStore:
     Attributes:
         room: the device's store.
         free: by size, rooms that were taken and hold nothing any more.
+        trims_every: forwards after which freed memory goes back to the system.
     """
 
     room: StoreRoom
     free: dict[int, list[Tensor]] = field(default_factory=dict)
+    trims_every: int = field(default_factory=lambda: 1 if caches_small_blocks() else TRIMS_EVERY)
+    _forwards: int = 0
 
     @contextmanager
     def saving(self, held: Iterable[Tensor]) -> Iterator[None]:
@@ -60,7 +66,9 @@ class ActivationStore:
         with saved_tensors_hooks(pack, _unpack):
             yield
         stay.clear()
-        give_freed_memory_back()
+        self._forwards += 1
+        if self._forwards % self.trims_every == 0:
+            give_freed_memory_back()
 
     def put(self, read: Read, held: Iterable[Tensor]) -> StoredRead:
         """Put what a stage runs again with into the store, but for what others hold."""

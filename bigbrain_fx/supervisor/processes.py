@@ -23,6 +23,9 @@ CONTROL = "BIGBRAIN_CONTROL"  # and the descriptor of its line
 ADDRESS = "BIGBRAIN_ADDRESS"  # and the address at which other hosts reach it
 LOG_BYTES = "BIGBRAIN_LOG_BYTES"  # the most that it keeps of sent messages; or else
 LOG_SHARERS = "BIGBRAIN_LOG_SHARERS"  # among how many devices its host's free memory is divided
+TUNABLES = "GLIBC_TUNABLES"
+UNCACHED = "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0"  # no small freed block is kept
+STORES_ACTIVATIONS = Path("runtime", "stored_activations.py")  # a bundle has it that does
 END_S = 10.0  # longest wait for a process that was killed
 LOOK_S = 0.005
 
@@ -78,7 +81,11 @@ def popen(given: Order, popen: Callable[..., DeviceProcess] = subprocess.Popen) 
         leader = popen(
             given.words,
             cwd=given.folder,
-            env={**given.environment, **log_limit(given.environment), LAUNCHER: str(os.getpid())},
+            env={
+                **uncached(given.folder, given.environment),
+                **log_limit(given.environment),
+                LAUNCHER: str(os.getpid()),
+            },
             stdin=given.line,
             stdout=log,
             stderr=log,
@@ -159,6 +166,18 @@ def log_limit(environment: Mapping[str, str]) -> dict[str, str]:
     """
     sharers = environment.get(LOG_SHARERS)
     return {} if sharers is None else {LOG_BYTES: str(available_bytes() // (2 * int(sharers)))}
+
+
+def uncached(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a process's environment; where activations go to a store, malloc keeps nothing small.
+
+    Small blocks that are kept lie between large ones that have gone, whose room serves nobody then.
+    What the user says of them stands.
+    """
+    given = environment.get(TUNABLES, "")
+    if "tcache_count" in given or not (folder / STORES_ACTIVATIONS).exists():
+        return dict(environment)
+    return {**environment, TUNABLES: ":".join(filter(None, (given, UNCACHED)))}
 
 
 @dataclass

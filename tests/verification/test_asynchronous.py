@@ -17,8 +17,8 @@ from bigbrain_fx.plan import Plan
 from bigbrain_fx.runtime.optimizer_state import OLDER
 from tests.support.bundles import MODEL
 from tests.verification.test_replicas import BATCH_NORM, bench_of, cluster, planned, trained
-from tools.asynchronous import Stale, behind_of
 from tools.matrix import Bench, imported
+from tools.stale_weights import Stale, behind_of
 
 STEPS, MICRO = 5, 4
 APART = "        self.head.weight = self.embed.weight\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from bigbrain_fx.supervisor import LAUNCHER, Group
+from bigbrain_fx.supervisor.processes import uncached
 
 
 class Process(Protocol):
@@ -85,7 +86,7 @@ def popen(command: Command) -> Process:
         leader = subprocess.Popen(
             command.words,
             cwd=command.folder,
-            env={**command.environment, LAUNCHER: str(os.getpid())},
+            env={**uncached(command.folder, command.environment), LAUNCHER: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if command.reports else log,
             stderr=log,

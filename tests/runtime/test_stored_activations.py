@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
-from collections.abc import Iterator
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -16,8 +19,9 @@ from torch import Tensor, nn
 
 from bigbrain_fx.frontend.tracing.live import LiveBytes
 from bigbrain_fx.runtime import HostRoom, StoreError
-from bigbrain_fx.runtime.stored_activations import ActivationStore
+from bigbrain_fx.runtime.stored_activations import TRIMS_EVERY, ActivationStore
 from bigbrain_fx.runtime.stores import DiskRoom
+from bigbrain_fx.supervisor.processes import STORES_ACTIVATIONS, TUNABLES, UNCACHED, uncached
 
 ROWS, DIM = 64, 64
 
@@ -118,3 +122,65 @@ def test_a_disk_that_fails_ends_in_words(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "preadv", fails)
     with pytest.raises(StoreError, match="fails: Input/output error: give another folder"):
         gradients(ActivationStore(DiskRoom(str(tmp_path), "d0", 0)), 0)
+
+
+GROWS = """
+import sys
+import torch
+from torch import nn
+from bigbrain_fx.runtime import keep_freed_memory
+from bigbrain_fx.runtime.stored_activations import ActivationStore
+from bigbrain_fx.runtime.stores import DiskRoom
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+torch.set_num_threads(1)
+keep_freed_memory()
+layers = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256), nn.GELU()) for _ in range(8)]
+model, store = nn.Sequential(*layers), ActivationStore(DiskRoom(sys.argv[1], "d0", 0))
+xs = [torch.randn(256, 256, requires_grad=True) for _ in range(24)]
+
+def forward(x):
+    with store.saving([x, *model.parameters()]):
+        return model(x).sum()
+
+warm = forward(xs[0])
+found, store.trims_every = store.trims_every, 1 << 30
+before = resident()
+kept = [forward(x) for x in xs]
+print(found, resident() - before)
+"""
+
+
+def grown(folder: Path, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return how often memory goes back, and what 24 forwards leave here if it never does."""
+    words = [sys.executable, "-c", GROWS, str(folder)]
+    done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
+    every, growth = map(int, done.stdout.split())
+    return every, growth
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
+def test_where_malloc_keeps_nothing_small_memory_need_not_go_back_each_time(tmp_path: Path) -> None:
+    """48 MiB of activations: what has gone to the store leaves room that serves the next."""
+    (tmp_path / STORES_ACTIVATIONS).parent.mkdir()
+    (tmp_path / STORES_ACTIVATIONS).touch()
+    kept = {name: text for name, text in os.environ.items() if name != TUNABLES}
+    told_every, told = grown(tmp_path, uncached(tmp_path, kept))
+    kept_every, cached = grown(tmp_path, kept)
+    assert (told_every, kept_every) == (TRIMS_EVERY, 1)
+    assert told < cached / 2
+
+
+def test_what_the_user_says_of_malloc_stands(tmp_path: Path) -> None:
+    assert uncached(tmp_path, {"A": "1"}) == {"A": "1"}  # nothing goes to a store there
+    (tmp_path / STORES_ACTIVATIONS).parent.mkdir()
+    (tmp_path / STORES_ACTIVATIONS).touch()
+    own = {TUNABLES: "glibc.malloc.tcache_count=3"}
+    assert uncached(tmp_path, own) == own
+    assert uncached(tmp_path, {TUNABLES: "glibc.cpu.x=1"}) == {
+        TUNABLES: f"glibc.cpu.x=1:{UNCACHED}"
+    }
+    assert uncached(tmp_path, {})[TUNABLES] == UNCACHED

@@ -30,7 +30,7 @@ from .malloc import caches_small_blocks, give_freed_memory_back
 from .recompute import Read
 from .stores import STORED_FROM_BYTES, StoreRoom
 
-TRIMS_EVERY = 8
+TRIMS_EVERY = 64
 """Forwards after which freed memory goes back, where little of it lies between what stays."""
 
 

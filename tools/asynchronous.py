@@ -203,7 +203,7 @@ TASKS = (
         what="loss on held-out text, nats a byte",
         better=min,
         near=0.02,
-        ways=(USERS, HALF, WARMED, FALLING),
+        ways=(USERS, HALF, FALLING),
     ),
 )
 

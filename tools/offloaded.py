@@ -35,7 +35,7 @@ from bigbrain_fx.plan.offloading import read_offload
 from bigbrain_fx.plan.recompute import Wanted
 from bigbrain_fx.planning.registry import load
 from bigbrain_fx.runtime import keep_freed_memory
-from bigbrain_fx.supervisor.processes import uncached
+from bigbrain_fx.supervisor import uncached
 from tools.live_bytes import tracked_bytes
 from tools.matrix import ROOT, Bench, Cell, imported
 

@@ -29,5 +29,6 @@ from .processes import (
     Order as Order,
     Start as Start,
     popen as popen,
+    uncached as uncached,
 )
 from .secured import how_to_make as how_to_make

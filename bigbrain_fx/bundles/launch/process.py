@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from bigbrain_fx.supervisor import LAUNCHER, Group
-from bigbrain_fx.supervisor.processes import uncached
+from bigbrain_fx.supervisor import LAUNCHER, Group, uncached
 
 
 class Process(Protocol):

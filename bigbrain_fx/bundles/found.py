@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe, other_rows
 from bigbrain_fx.bundles.in_memory import captured_in_memory
 from bigbrain_fx.core import RuleTrial, Shard
-from bigbrain_fx.emit import Weights, copied_texts, takes_file
+from bigbrain_fx.emit import Weights, copied_texts, kept_names, takes_file
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import CaptureSession, ModelFacts, capture_file
 from bigbrain_fx.plan import Options, Plan, Source, require_quantisable, trials, updating
@@ -135,15 +135,17 @@ def with_true_copies(found: FoundModel, plan: Plan) -> tuple[Plan, tuple[str, ..
         The plan, and what the user should know.
 
     Raises:
-        InputError: what a copy has is another thing in every process.
+        InputError: what a copy has is another thing in every process, or model() sets it.
     """
     texts, whole = copied_texts(plan), replace(plan, source=replace(plan.source, ships_file=True))
-    if found.session is None or not (texts or takes_file(plan)):
+    if found.session is None:
         return plan, ()
+    left = found.session.try_calls(kept_names(plan), trains=plan.mode == "train")
+    said = (left,) if left else ()
     if takes_file(plan):
-        return whole, ()  # of names that nobody can follow: seeded, too
+        return whole, said  # of names that nobody can follow: seeded, too
     unlike, note = found.session.try_copies(texts)
-    said = (note,) if note else ()
+    said = (*said, note) if note else said
     if not unlike:
         return plan, said
     why = (

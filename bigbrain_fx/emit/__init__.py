@@ -21,7 +21,9 @@ from bigbrain_fx.emit.files.copied import (
 from bigbrain_fx.emit.files.model_file import (
     batch_specs as batch_specs,
     copied_texts as copied_texts,
+    kept_names as kept_names,
     takes_file as takes_file,
+    training_texts as training_texts,
 )
 from bigbrain_fx.emit.files.outputs import output_dims as output_dims
 from bigbrain_fx.emit.files.texts import (

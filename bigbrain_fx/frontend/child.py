@@ -132,12 +132,15 @@ class _Service:
             return {"note": self.try_optimizer(held, request["shards"], **how)}
         elif request["do"] == "copies":
             return self.try_copies(cast("list[str]", request["texts"]))
+        elif request["do"] == "calls":
+            kept = frozenset(cast("list[str]", request["kept"]))
+            return {"note": self.try_calls(kept, trains=bool(request["trains"]))}
         elif request["do"] == "rules":
             from bigbrain_fx.frontend.tracing.trying import failed_rules
 
             return {"failed": failed_rules(Path(str(request["path"])))}
         else:
-            expected = "weights, batch, convert, optimizer, copies or rules"
+            expected = "weights, batch, convert, optimizer, copies, calls or rules"
             raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
@@ -187,8 +190,19 @@ class _Service:
         """Say what copies of parts of the model file would have otherwise than the file."""
         from bigbrain_fx.frontend.copies import try_copies
 
-        found = try_copies(self.file.path, texts, self.seed)
+        if self.file.is_data:
+            return {"unlike": (), "note": None}
+        found = try_copies(self.file.path, texts, self.seed, self.file.before)
         return {"unlike": found.unlike, "note": found.note}
+
+    def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
+        """Require that nothing which model() or example_batch() sets is what training goes by."""
+        from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
+
+        if self.file.is_data or self.meta:
+            return None
+        about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
+        return require_nothing_left(about)
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""
@@ -256,7 +270,10 @@ def _require_divided(model: Module, make: Callable[..., object], shards: object)
 
 
 def _require_steady(file: ModelFile, seed: int) -> None:
-    from bigbrain_fx.frontend.tracing.outside import require_optimizer_apart
+    from bigbrain_fx.frontend.tracing.outside import (
+        require_fed_nothing,
+        require_optimizer_apart,
+    )
     from bigbrain_fx.frontend.tracing.side_effects import require_no_side_effects
     from bigbrain_fx.frontend.tracing.values import require_steady
 
@@ -270,6 +287,8 @@ def _require_steady(file: ModelFile, seed: int) -> None:
     )
     if file.optimizer is not None:
         require_optimizer_apart(*step, file.optimizer, file.batches)
+    rates = {"lr_scale()": file.lr_scale, "scheduler()": file.scheduler}
+    require_fed_nothing(*step, {**rates, "batches()": file.batches})
     if file.batches is not None:
         batches = partial(file.batches, seed)
         require_steady(file.model, file.example_batch, file.loss, batches, file.autocast)

@@ -11,28 +11,16 @@ run, in forks that nobody else sees. This file knows model files and text; it kn
 from __future__ import annotations
 
 import ast
-import contextlib
-import json
-import os
-import random
-import select
-import signal
-import sys
-import time
 import tokenize
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.digests import digest
-from bigbrain_fx.frontend.users_code import users_folder
+from bigbrain_fx.frontend.forked import FAILED, is_setting, run_apart, values_of_text
+from bigbrain_fx.frontend.settings import Settings
 
-LIMIT_S = 30.0  # a top that takes longer is not run again
 _UNKNOWN = "whether the parts of it that a bundle copies have its values there is not known"
 
 
@@ -44,38 +32,86 @@ class Copies:
     note: str | None = None
 
 
-def try_copies(path: Path, texts: Sequence[str], seed: int) -> Copies:
-    """Run a model file and copies of its parts; compare what the copies bind at their tops.
+def try_copies(
+    path: Path, texts: Sequence[str], seed: int, before: Settings | None = None
+) -> Copies:
+    """Run a model file and copies of its parts; compare what the copies bind and set at their tops.
 
     Args:
         path: the model file.
-        texts: the copies.
+        texts: the copies; every process runs the first.
         seed: what `split` seeds torch with before it runs the file.
+        before: settings of torch, before the file was run.
 
     Raises:
-        InputError: dice of Python or NumPy, without a seed, decide: every process has others.
+        InputError: dice of Python or NumPy, without a seed, decide: every process has others; or
+            nothing is copied that sets how torch computes.
     """
+    before = before or Settings.now()
     looked_up = [name for text in texts for name in _looked_up(text)]
     if looked_up:
         return Copies(tuple(looked_up))
-    if not any(texts) or _is_plain(path):
+    if _is_plain(path):
         return Copies()
-    copied = [_run(partial(_of_text, text, None), path, seed + 1, 2) for text in texts if text]
+    of_text = [partial(values_of_text, text, None) for text in texts if text]
+    copied = [run_apart(read, path, seed + 1, 2, before) for read in of_text]
     names = {name for values in copied if values for name in values}
-    file = partial(_run, partial(_of_text, _read(path), names), path)
+    read_file = partial(values_of_text, _read(path), names)
+
+    def file(seed: int, other_seed: int) -> Mapping[str, str] | None:
+        return run_apart(read_file, path, seed, other_seed, before)
+
     first = file(seed, 1)
-    if first is None or _FAILED in first:
+    if first is None or FAILED in first:
         return Copies(note=f"{path.name} cannot be run a second time: {_UNKNOWN}")
-    failed = [values[_FAILED] for values in copied if values and _FAILED in values]
+    sets = [name for name in first if is_setting(name) and _matters(name, texts)]
+    if not copied:
+        _require_copied(path, [name for name in sets if name.startswith(_NUMBERS)])
+        return Copies()
+    failed = [values[FAILED] for values in copied if values and FAILED in values]
     unlike = [n for values in copied for n, have in (values or {}).items() if first.get(n) != have]
-    unlike = [name for name in dict.fromkeys(unlike) if name != _FAILED]
+    unset = [n for n in sets if copied[0] is not None and copied[0].get(n) != first[n]]
+    unlike = [name for name in dict.fromkeys((*unlike, *unset)) if name != FAILED]
     if not unlike and not failed:
         return Copies()
     other = file(seed, 2) or {}
     moved = [name for name in unlike if other.get(name) != first.get(name)]
     _require_seeded(path, moved, first, (file(seed, 1) or {}) if moved else {})
-    kept = [f"would have another {name}" for name in unlike if name not in moved]
+    kept = [_said(name) for name in unlike if name not in moved]
     return Copies((*kept, *(f"would end with {error}" for error in failed)))
+
+
+_NUMBERS = ("torch.set_", "torch.backends.")
+
+
+def _said(name: str) -> str:
+    return f"would not set {name}" if is_setting(name) else f"would have another {name}"
+
+
+def _matters(setting: str, texts: Sequence[str]) -> bool:
+    """Whether a setting may change what the copies, or torch's optimizers, do."""
+    if setting.startswith((*_NUMBERS, "torch.optim.")):
+        return True
+    if setting.startswith("os.environ["):
+        return any(word in text for text in texts for word in ("environ", "getenv"))
+    last = setting.partition(" ")[0].rpartition(".")[2]
+    return last.startswith("__") or any(last in text for text in texts)
+
+
+def _require_copied(path: Path, sets: Sequence[str]) -> None:
+    """Refuse a setting that no line of a bundle would make: nothing of the file is copied.
+
+    Raises:
+        InputError: there is one.
+    """
+    if sets:
+        setting = sets[0].partition("(")[0].partition(" ")[0]
+        raise InputError(
+            f"a call at the top of {path.name} sets {setting}, and a bundle has a copy of lines of "
+            "the top that set it themselves",
+            at=path.name,
+            help=f"set it in a line of its own at the top of the file: {sets[0]}",
+        )
 
 
 def _looked_up(text: str) -> Iterator[str]:
@@ -133,113 +169,14 @@ def _calls(node: ast.stmt, folder: Path) -> bool:
             return False
         case ast.ClassDef(decorator_list=marks, body=body):
             return bool(marks) or any(_calls(inner, folder) for inner in body)
-    return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+    return any(isinstance(n, ast.Call) or _is_set(n) for n in ast.walk(node))
+
+
+def _is_set(node: ast.AST) -> bool:
+    """Whether it writes into what something else holds: a class of torch's, say."""
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
 def _is_beside(module: str, folder: Path) -> bool:
     first = module.partition(".")[0]
     return (folder / f"{first}.py").is_file() or (folder / first / "__init__.py").is_file()
-
-
-# --------------------------------------------------------------------------- one run
-
-_FAILED = "!"  # no name of Python's: what the run raised
-
-
-def _run(
-    read: Callable[[types.ModuleType, Path], Mapping[str, str]],
-    path: Path,
-    seed: int,
-    other_seed: int,
-) -> Mapping[str, str] | None:
-    """Run code in a fork of this process; return its values, or None where it takes too long."""
-    there, here = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(there)
-        _be_the_fork(partial(_answer, read, path, seed, other_seed), here)
-    os.close(here)
-    try:
-        answer = _received(there)
-    finally:
-        os.close(there)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # with what the file may have started
-        os.waitpid(pid, 0)
-    return json.loads(answer) if answer else None
-
-
-def _received(pipe: int) -> bytes:
-    """Read to the end; nothing where that takes longer than it may."""
-    parts: list[bytes] = []
-    end_s = time.monotonic() + LIMIT_S
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
-        if not ready:
-            return b""
-        part = os.read(pipe, 2**16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
-def _be_the_fork(work: Callable[[], Mapping[str, str]], pipe: int) -> None:
-    """Answer, in a group of processes of its own, and end."""
-    try:
-        os.setpgid(0, 0)
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(quiet, stream)
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
-        with os.fdopen(pipe, "w") as answer:
-            json.dump(dict(work()), answer)
-    finally:
-        os._exit(0)
-
-
-def _answer(
-    read: Callable[[types.ModuleType, Path], Mapping[str, str]],
-    path: Path,
-    seed: int,
-    other_seed: int,
-) -> Mapping[str, str]:
-    """Be a new process, as far as the user's own modules go, and run."""
-    folder = path.parent
-    for name in [name for name, module in sys.modules.items() if _is_of(module, folder)]:
-        del sys.modules[name]
-    module = types.ModuleType(path.stem)
-    module.__file__ = str(path)
-    sys.modules[path.stem] = module
-    torch.manual_seed(seed)
-    random.seed(other_seed)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(other_seed)
-    with users_folder(folder):
-        return read(module, path)
-
-
-def _is_of(module: object, folder: Path) -> bool:
-    """Whether a module stands in the user's folder, and is neither ours nor installed there."""
-    file = str(getattr(module, "__file__", None) or "")
-    ours = str(getattr(module, "__name__", "")).partition(".")[0] == "bigbrain_fx"
-    return file.startswith(f"{folder}{os.sep}") and "site-packages" not in file and not ours
-
-
-def _of_text(
-    text: str, names: Collection[str] | None, module: types.ModuleType, path: Path
-) -> Mapping[str, str]:
-    try:
-        exec(compile(text, str(path), "exec"), vars(module))
-    except (Exception, SystemExit) as error:
-        return {_FAILED: f"{type(error).__name__}: {error}"}
-    return dict(_values(vars(module), names, path.parent))
-
-
-def _values(
-    scope: Mapping[str, object], names: Collection[str] | None, folder: Path
-) -> Iterator[tuple[str, str]]:
-    is_own = partial(_is_of, folder=folder)
-    for name, value in list(scope.items()):
-        if not name.startswith("__") and (names is None or name in names):
-            yield name, digest(value, is_own)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.contract import kept_whole, training_of
 from bigbrain_fx.frontend.location import hf_location, is_hf, is_onnx, onnx_location, split_location
+from bigbrain_fx.frontend.settings import Settings, require_unset
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
@@ -33,6 +34,7 @@ class ModelFile:
         name: the object that made the model ("model" unless the user said otherwise).
         model: built under the given seed; without numbers when only shapes are wanted.
         example_batch: one mini-batch; dimension 0 is the batch.
+        before, top: settings of torch and the environment, before and after the file was run.
     """
 
     path: Path
@@ -52,6 +54,8 @@ class ModelFile:
     pad: Mapping[str | int, int | float] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
     location: str = ""
+    before: Settings = field(default_factory=Settings)
+    top: Settings = field(default_factory=Settings)
 
     @property
     def is_data(self) -> bool:
@@ -87,9 +91,11 @@ def load_model_file(
     if is_onnx(location):
         return _of_onnx(str(location), seed, blank)
     path, name = split_location(location)
+    before = Settings.now()
     with users_folder(path.parent):
         with unmade() if blank else contextlib.nullcontext():
             module = run_file(path, seed)
+        top = Settings.now()
         name = name or _only_model(module, path)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
@@ -103,6 +109,8 @@ def load_model_file(
         **cast("Mapping[str, Any]", training_of(module, path, model)),
         leaves=kept_whole(module, path),
         location=str(path) if name == "model" else f"{path}:{name}",
+        before=before,
+        top=top,
     )
 
 
@@ -211,33 +219,13 @@ def _build(module: ModuleType, path: Path, name: str, seed: int) -> nn.Module:
         raise _no_module(path, name, value, module)
     _check_arguments(value, path, name)
     torch.manual_seed(seed)
-    before = _settings()
+    before = Settings.now()
     with errors_of(path, f"{name}() failed"):
         built = value()
-    _require_unset(before, definition(value, path), name)
+    require_unset(before, definition(value, path), name)
     if not isinstance(built, nn.Module):
         raise _no_module(path, name, built, module)
     return built
-
-
-def _settings() -> dict[str, object]:
-    """Return what decides numbers, for all of torch."""
-    return {
-        "set_default_dtype": torch.get_default_dtype(),
-        "set_float32_matmul_precision": torch.get_float32_matmul_precision(),
-    }
-
-
-def _require_unset(before: Mapping[str, object], at: str, name: str) -> None:
-    """Refuse a `model()` that sets what later lines go by: no bundle calls it."""
-    for what, now in _settings().items():
-        if now != before[what]:
-            raise InputError(
-                f"{name}() changes a setting of torch, torch.{what}, from {before[what]} to {now}, "
-                "and a bundle does not call it before it reads batches or computes",
-                at=at,
-                help=f"set it at the top of the file, which a bundle runs, too: torch.{what}(...)",
-            )
 
 
 def _no_module(path: Path, name: str, found: object, module: ModuleType) -> InputError:

@@ -7,7 +7,7 @@ prints on stderr.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -163,6 +163,22 @@ class CaptureSession:
         answer = self._child.ask({"do": "copies", "texts": list(texts)})
         unlike = tuple(cast("Sequence[str]", answer["unlike"]))
         return unlike, cast("str | None", answer["note"])
+
+    def try_calls(self, kept: Collection[str], *, trains: bool) -> str | None:
+        """Require that training goes by nothing that model() or example_batch() sets on the side.
+
+        Args:
+            kept: names of the file that its code has which a bundle calls as it is.
+            trains: or else only data are read.
+
+        Returns:
+            What the user should know.
+
+        Raises:
+            InputError: it does.
+        """
+        answer = self._child.ask({"do": "calls", "kept": sorted(kept), "trains": trains})
+        return cast("str | None", answer["note"])
 
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""

@@ -9,7 +9,7 @@ import pytest
 
 from bigbrain_fx.emit.files.slicing import slice_file
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import copies
+from bigbrain_fx.frontend import copies, forked
 from bigbrain_fx.frontend.copies import Copies, try_copies
 
 BATCHES = "\n\ndef batches(seed):\n    return TABLE\n"
@@ -83,7 +83,7 @@ def test_a_copy_that_cannot_be_run_takes_the_file(tmp_path: Path) -> None:
 
 
 def test_a_top_that_takes_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "LIMIT_S", 0.2)
+    monkeypatch.setattr(forked, "LIMIT_S", 0.2)
     started_s = time.monotonic()
     found = tried(tmp_path, "import threading\nTABLE = threading.Event().wait(60)")
     assert "cannot be run a second time" in (found.note or "")
@@ -93,7 +93,37 @@ def test_a_top_that_takes_long_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 def test_nothing_is_run_where_the_top_calls_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "_run", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(copies, "run_apart", lambda *_: pytest.fail("it was run"))
     assert tried(
         tmp_path, "import torch\nTABLE = {'a': 1}\nclass Net(torch.nn.Module):\n    n = 1"
     ) == (Copies())
+
+
+@pytest.mark.parametrize(
+    ("sets", "rest", "said"),
+    [
+        ("torch.set_flush_denormal(True)", BATCHES, "torch.set_flush_denormal(...)"),
+        ("torch.optim.SGD.step = print", BATCHES, "torch.optim.SGD.step = ..."),
+        ("torch.Tensor.mul = print", BATCHES.replace("TABLE", "1 .mul"), "torch.Tensor.mul = ..."),
+        ("torch.Tensor.mul = print", BATCHES, ""),
+        ("os.environ['FOR_A_COPY'] = '1'", BATCHES.replace("TABLE", "os.environ"), "os.environ['"),
+        ("os.environ['FOR_A_COPY'] = '1'", BATCHES, ""),
+    ],
+)
+def test_settings_that_a_call_makes_are_seen(
+    sets: str, rest: str, said: str, tmp_path: Path
+) -> None:
+    top = f"import os\nimport torch\nTABLE = 1\n\n\ndef set_up():\n    {sets}\n\n\nset_up()"
+    unlike = tried(tmp_path, top, rest).unlike
+    assert len(unlike) == bool(said)
+    assert all(line.startswith(f"would not set {said}") for line in unlike)
+
+
+def test_a_setting_without_anything_to_copy_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model_of_copies.py"
+    path.write_text(
+        "import torch\n\n\ndef set_up():\n    torch.set_flush_denormal(True)\n\n\nset_up()\n"
+    )
+    with pytest.raises(InputError, match=r"sets torch\.set_flush_denormal") as caught:
+        try_copies(path, [], 0)
+    assert "in a line of its own at the top" in (caught.value.help or "")

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend.tracing.outside import require_optimizer_apart
+from bigbrain_fx.frontend.tracing.outside import (
+    require_fed_nothing,
+    require_optimizer_apart,
+)
 
 SEEN = {"rate": 0.1}
 
@@ -89,3 +92,39 @@ def test_an_optimizer_that_goes_by_the_clock() -> None:
 
     with pytest.raises(InputError, match="goes by the clock: a day after it was made"):
         require_optimizer_apart(Net(), (torch.zeros(2, 4),), None, None, warming, None)
+
+
+def by_rate(step: int) -> float:
+    return SEEN["rate"]
+
+
+def by_weight(seed: int) -> Iterator[object]:
+    while True:
+        yield (NETS[0].linear.weight.detach(),)
+
+
+NETS = [Net()]
+
+
+@pytest.mark.parametrize(
+    ("net", "reader", "said"),
+    [
+        (Net(0.2), by_rate, r"lr_scale\(\) reads SEEN\['rate'\], which forward or loss leaves"),
+        (
+            NETS[0],
+            by_weight,
+            r"lr_scale\(\) reads the weight linear.weight, which training changes",
+        ),
+    ],
+)
+def test_rates_and_data_that_go_by_what_forward_leaves(net: Net, reader: Any, said: str) -> None:
+    SEEN["rate"] = 0.1
+    with pytest.raises(InputError, match=said) as caught:
+        require_fed_nothing(net, (torch.zeros(2, 4),), None, None, {"lr_scale()": reader})
+    assert (caught.value.at or "").startswith("test_outside.py:")
+    assert SEEN["rate"] == 0.1
+
+
+def test_rates_that_forward_does_not_touch_are_let_be() -> None:
+    readers = {"lr_scale()": by_rate, "scheduler()": None, "batches()": steady}
+    require_fed_nothing(Net(), (torch.zeros(2, 4),), None, None, readers)

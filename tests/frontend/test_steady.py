@@ -93,3 +93,23 @@ def test_what_is_put_back_counts_no_calls() -> None:
     model = Steady()
     capture(model, (torch.randn(2, 4),))
     assert float(model.calls) == 0
+
+
+class Annealed(nn.Module):
+    """Only running statistics go by how often it was called."""
+
+    def __init__(self, count: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self.norm, self.calls, self.count = nn.BatchNorm1d(2), 0, count
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        calls = self.calls if self.count is None else self.count()
+        self.norm.momentum = 0.5 / calls
+        return self.norm(x).square().mean()
+
+
+@pytest.mark.parametrize("count", [None, slots()])
+def test_a_count_that_only_buffers_go_by_is_refused(count: Callable[[], int] | None) -> None:
+    with pytest.raises(CaptureError, match="BX0160"):
+        capture(Annealed(count), (torch.randn(4, 2),))

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.plan import read_plan
+from bigbrain_fx.runtime import Training
 from bigbrain_fx.verification.bundle import Check, Verification, eager, laid_tensors, verify
 from bigbrain_fx.verification.bundle.loop import lacking
 from bigbrain_fx.verification.bundle.plain import NAME, not_run
@@ -36,6 +38,7 @@ from pathlib import Path
 
 from bigbrain_fx.frontend import load_model_file
 from bigbrain_fx.plan import read_plan
+from bigbrain_fx.runtime import Training
 from bigbrain_fx.verification.bundle.again import capture_again
 from bigbrain_fx.verification.bundle.imported_bundle import weights_of
 from bigbrain_fx.verification.bundle.loop import plain_loop
@@ -45,7 +48,7 @@ bundle, looped = Path(sys.argv[1]), sys.argv[2]
 plan = read_plan(bundle)
 with plain_loop(plan, bundle, looped, weights_of) as loop:
     file = load_model_file(plan.source.path, seed=plan.seed)
-    print(json.dumps(plain_link(loop, file, capture_again(file, plan), plan, 2)))
+    print(json.dumps(plain_link(loop, file, capture_again(file, plan), plan, steps=2)))
 '''
 HOOKS = {
     "net.head.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))": "gradient of embed.weight",
@@ -151,13 +154,26 @@ def test_an_optimizer_per_device_is_compared_with_one(norm: bool, tmp_path: Path
         parameter.grad = given[name]
     optimizer(list(after.items())).step()
     file = ModelFile(tmp_path, "model", nn.Identity(), None, optimizer=optimizer)
-    updates = Updates(file, {"d0": {"a"}, "d1": {"b"}})
+    updates = Updates(file, {"d0": {"a"}, "d1": {"b"}}, file)
     laid_tensors.save(before, tmp_path / "state")
     updates.take(0, before, given, {n: p.detach() for n, p in after.items()}, tmp_path)
     found = updates.differences()
     assert len(found) == (2 if norm else 0)
     assert all("is updated otherwise" in line for line in found)
     assert norm or updates.said == "to rounding"
+
+
+def test_a_bundle_with_another_rate_than_the_file_is_found(tmp_path: Path) -> None:
+    before = {"a": torch.ones(2)}
+    file = ModelFile(tmp_path, "model", nn.Identity(), None, optimizer=sgd(0.1))
+    updates = Updates(file, {"d0": {"a"}}, Training(optimizer=sgd(0.2)))
+    laid_tensors.save(before, tmp_path / "state")
+    updates.take(0, before, {"a": torch.ones(2)}, {"a": torch.full((2,), 0.9)}, tmp_path)
+    assert "step 0: a is updated otherwise" in updates.differences()[0]
+
+
+def sgd(rate: float) -> Callable[..., torch.optim.Optimizer]:
+    return partial(torch.optim.SGD, lr=rate)
 
 
 @pytest.mark.parametrize("less", ["    net.blocks[1].drop.eval()\n", ""])

@@ -58,8 +58,17 @@ class Plain:
         """Run once; return what `gradients` does, then all buffers and frozen weights."""
         with self._seeded(tensors, seed, seed) as copies:
             found = self._with_gradients(copies)
-            kept = (*self.model.buffers(), *_frozen(self.model))
-            return (*found, *(tensor.detach().clone() for tensor in kept))
+            return (*found, *self._kept())
+
+    def written(self, tensors: Sequence[Tensor], seed: int) -> Numbers:
+        """Run once without gradients; return the results, then all buffers and frozen weights."""
+        with self._seeded(tensors, seed, seed) as copies:
+            found = tuple(tensor.detach() for tensor in self.step(*copies))
+            return (*found, *self._kept())
+
+    def _kept(self) -> Iterator[Tensor]:
+        kept = (*self.model.buffers(), *_frozen(self.model))
+        return (tensor.detach().clone() for tensor in kept)
 
     def _with_gradients(self, copies: Sequence[Tensor]) -> Numbers:
         found = self.step(*copies)

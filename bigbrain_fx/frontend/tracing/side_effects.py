@@ -266,10 +266,10 @@ def _place(function: Callable[..., object]) -> str | None:
 
 def may_write(function: object) -> bool:
     """Whether a function's code, or that of the user's own that it calls, may write outside it."""
-    return any(_writes(inner) for inner in _reached(function, set()))
+    return any(_writes(inner) for inner in reached(function, set()))
 
 
-def _reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
+def reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
     """Yield a function and the user's functions and methods whose names it, or they, have."""
     if id(value) in seen:
         return
@@ -277,14 +277,14 @@ def _reached(value: object, seen: set[int]) -> Iterator[types.FunctionType]:
     if isinstance(value, types.FunctionType):
         yield value
         for held in known(value).values():
-            yield from _reached(held, seen)
+            yield from reached(held, seen)
     elif isinstance(value, type) and is_users(_file(value)):
         for inner in vars(value).values():
-            yield from _reached(inner, seen)
+            yield from reached(inner, seen)
     elif not isinstance(value, type) and is_users(_file(type(value))):
-        yield from _reached(type(value), seen)
+        yield from reached(type(value), seen)
     elif isinstance(inner := getattr(value, "func", None), types.FunctionType):  # partial
-        yield from _reached(inner, seen)
+        yield from reached(inner, seen)
 
 
 def _writes(function: types.FunctionType) -> bool:

@@ -7,6 +7,8 @@ train.py and runtime.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
 import sys
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bigbrain_fx.emit import training_texts
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.frontend import (
     Captured,
@@ -56,7 +59,7 @@ from bigbrain_fx.verification.bundle.members import (
     whole_plan,
 )
 from bigbrain_fx.verification.bundle.members_training import train_members
-from bigbrain_fx.verification.bundle.plain import STEPS
+from bigbrain_fx.verification.bundle.plain import STEPS, Own
 from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
 from bigbrain_fx.verification.bundle.roundly import same_to_rounding
 from bigbrain_fx.verification.bundle.stale import trained_once
@@ -160,8 +163,9 @@ def chain(
     if plan.placement.tensor is not None:
         given = file, captured, plan, folder, steps, trained, plain
         return _chain_of_members(bundle, weights, *given)
+    own = _own(bundle, plan, folder)
     checks = [
-        same_loop(plain, file, captured, plan, folder, min(steps, STEPS)),
+        same_loop(plain, file, captured, plan, folder, own, min(steps, STEPS)),
         same_module(file, captured, plan),
         same_weights(captured, weights, plan, folder),
     ]
@@ -178,6 +182,24 @@ def chain(
         how = {"compiled": plan.stages.compiled}
         return [*checks, *same_to_rounding(weights, expected, actual, unit, **how)]
     return [*checks, *map(partial(_in_order, plan), same_training(plan, expected, actual))]
+
+
+def _own(bundle: ModuleType, plan: Plan, folder: Path) -> Own | None:
+    """Return what the bundle has copied of the model file, which may have other values here.
+
+    How a bundle is trained is its user's to change: an edited training.py is not compared.
+    """
+    with contextlib.suppress(InputError, OSError, SyntaxError):  # the file is not there any more
+        there = _statements((folder / "training.py").read_text(encoding="utf-8"))
+        if all(_statements(text) <= there for text in training_texts(plan)):
+            return Own(bundle.BUNDLE.training, batches_of(bundle, plan))
+    return None
+
+
+def _statements(text: str) -> set[str]:
+    """Return what lines of Python do at their top, but for imports."""
+    body = ast.parse(text).body
+    return {ast.dump(node) for node in body if not isinstance(node, ast.Import | ast.ImportFrom)}
 
 
 def _in_order(plan: Plan, check: dict[str, object]) -> dict[str, object]:
@@ -204,8 +226,9 @@ def _chain_of_members(
     stream = batches_of(bundle, plan)
     few = _fewest_rows(bundle, plan, steps)
     limit = allowed(unit_of(plan.graph, weights))
+    own = _own(bundle, plan, folder)
     checks = [
-        same_loop(plain, file, captured, whole, folder, min(steps, STEPS)),
+        same_loop(plain, file, captured, whole, folder, own, min(steps, STEPS)),
         same_module(file, captured, whole),
         same_weights(captured, weights, whole, folder),
         same_graph(captured, plan),

@@ -32,7 +32,7 @@ from bigbrain_fx.verification.bundle.module import (
     link as _check,
     relative_error,
 )
-from bigbrain_fx.verification.bundle.plain import not_run, plain_link
+from bigbrain_fx.verification.bundle.plain import Own, not_run, plain_link
 from bigbrain_fx.verification.bundle.reference import Reference, Trace
 from bigbrain_fx.weights import part_name, trained_steps
 
@@ -46,17 +46,18 @@ def same_loop(
     captured: Captured,
     plan: Plan,
     folder: Path,
+    own: Own | None,
     steps: int,
 ) -> dict[str, object]:
     """Compare the user's own loop in plain PyTorch with the captured graph."""
     if plain is not None:
-        return plain_link(plain, file, captured, plan, steps)
+        return plain_link(plain, file, captured, plan, own, steps)
     reason = lacking(plan)
     if reason:
         return not_run(reason)
     with plain_loop(plan, folder, file.location, weights_of) as loop:
         assert loop is not None
-        return plain_link(loop, file, captured, plan, steps)
+        return plain_link(loop, file, captured, plan, own, steps)
 
 
 def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, object]:

@@ -34,7 +34,7 @@ from bigbrain_fx.verification.bundle import laid_tensors, plain_batches
 from bigbrain_fx.verification.bundle.loop import DataEndedError, NoLoopError, PlainLoop
 from bigbrain_fx.verification.bundle.module import equal, link
 from bigbrain_fx.verification.bundle.reference import Reference
-from bigbrain_fx.verification.bundle.updates import Updates
+from bigbrain_fx.verification.bundle.updates import Recipe, Updates
 
 NAME = "plain PyTorch = captured graph"
 STEPS = 3
@@ -47,16 +47,43 @@ _AS_NEAR = 3.0  # times the loop's own distance from the exact gradient
 Gradients = Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a bundle has copied of its model file.
+
+    Attributes:
+        training: its optimizer and rates.
+        batches: step -> its micro-batches, by the graph's inputs; None: they are not compared.
+    """
+
+    training: Recipe
+    batches: Callable[[int], Sequence[Mapping[str, Tensor]]] | None = None
+
+
 def not_run(reason: str) -> dict[str, object]:
     """Return the link where there is nothing to compare with: it neither holds nor fails."""
     return {"name": NAME, "passed": None, "detail": reason}
 
 
 def plain_link(
-    loop: PlainLoop, file: ModelFile, captured: Captured, plan: Plan, steps: int = STEPS
+    loop: PlainLoop,
+    file: ModelFile,
+    captured: Captured,
+    plan: Plan,
+    own: Own | None = None,
+    steps: int = STEPS,
 ) -> dict[str, object]:
-    """Compare the loop with the graph, step by step, each from the loop's own tensors."""
-    found = _Comparison(loop, file, captured, plan)
+    """Compare the loop with the graph, step by step, each from the loop's own tensors.
+
+    Args:
+        loop: the user's, in a process of its own.
+        file: the model file.
+        captured: its graph.
+        plan: of the bundle.
+        own: what the bundle itself reads and updates with; else the model file's.
+        steps: how many.
+    """
+    found = _Comparison(loop, file, captured, plan, own or Own(file))
     reason = found.compare(steps)
     return not_run(reason) if reason and not found.lines else link(NAME, found.lines, found.said)
 
@@ -69,6 +96,7 @@ class _Comparison:
     file: ModelFile
     captured: Captured
     plan: Plan
+    own: Own
     lines: list[str] = field(default_factory=list)
     worst: float = 0.0
     gradients: int = 0
@@ -82,7 +110,7 @@ class _Comparison:
             device: trained & {param[n].canonical for s in stages.of(device) for n in s.params}
             for device in stages.devices
         }
-        self.updates = Updates(self.file, held)
+        self.updates = Updates(self.file, held, self.own.training)
         self.constants: dict[str, Tensor] = {}
         self.unmatched = ""  # draws of the module alone: where nothing differs, nothing read them
         self.rounded = frozenset(quantised_weights(self.plan.graph))
@@ -112,6 +140,7 @@ class _Comparison:
         if not step:
             self._require_places(reference, made["places"])
         batches = [self._inputs(inputs, m) for m in range(len(made["losses"]) - 1)]
+        self._compare_batches(step, batches)
         scale = 1.0 if made["scale"] is None else float(made["scale"])
         loss, have = reference.gradients(batches, self.plan.seed, step, scale)
         theirs, ours = made["losses"][0], float(loss)
@@ -181,6 +210,17 @@ class _Comparison:
             _require_type(entry, found[entry.name])
         dims = self.plan.source.batch_dims
         return {n: t.movedim(dims[n], 0) if n in dims else t for n, t in found.items()}
+
+    def _compare_batches(self, step: int, theirs: Sequence[Mapping[str, Tensor]]) -> None:
+        """Compare what batches() of the model file gives, and what the bundle reads."""
+        if self.own.batches is None or self.lines:
+            return
+        ours = self.own.batches(step)
+        for m, (want, have) in enumerate(zip(theirs, ours, strict=False)):
+            wrong = [name for name, tensor in want.items() if not equal(tensor, have[name])]
+            if wrong:
+                self.lines.append(f"step {step}: the bundle reads another {wrong[0]}, part {m}")
+                return
 
     def _compare_gradients(
         self, step: int, want: Gradients, have: Gradients, exact: Callable[[], Gradients | None]

@@ -1,4 +1,4 @@
-"""The user's optimizer, once over the whole model and once per device: do both update alike?
+"""The user's optimizer over the whole model, and a bundle's own per device: do both update alike?
 
 Both get the same gradients, so rounding in them does not count. This file knows optimizers and the
 names of parameters; it knows no graph.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.frontend import ModelFile
-from bigbrain_fx.runtime import LearningRates, clipped, norm
+from bigbrain_fx.runtime import LearningRates, Training, clipped, norm
 from bigbrain_fx.verification.bundle import laid_tensors
 from bigbrain_fx.verification.bundle.module import equal
 
@@ -21,6 +22,7 @@ _ALIKE = 1e-9  # of a tensor's largest update, in float64
 _SMALL = 1e-4  # of it, in the model's own type: more is no rounding
 _UNITS = 8.0  # or units of rounding of its largest number
 Tensors = Mapping[str, Tensor]
+Recipe: TypeAlias = ModelFile | Training
 
 
 class Updates:
@@ -29,10 +31,11 @@ class Updates:
     Args:
         file: with the user's optimizer, `lr_scale` and `clip_norm`.
         held: device -> names of the tensors it holds.
+        own: how the bundle says that it is trained: each device updates so.
     """
 
-    def __init__(self, file: ModelFile, held: Mapping[str, set[str]]) -> None:
-        self.file = file
+    def __init__(self, file: Recipe, held: Mapping[str, set[str]], own: Recipe) -> None:
+        self.file, self.own = file, own
         self.held = held
         self.lines: list[str] = []
         self._parts: _Parts | None = None
@@ -62,7 +65,7 @@ class Updates:
             laid_tensors.save(given, folder / "given")
         self._steps.append(folder)
         try:
-            self._parts = self._parts or _Parts(self.file, self._names(before), before)
+            self._parts = self._parts or _Parts(self.own, self._names(before), before)
             self._parts.step(step, before, given)
         except Exception as error:  # the user's own code
             first = (str(error).splitlines() or [""])[0]
@@ -94,7 +97,7 @@ class Updates:
         wide = {name: tensor.double() for name, tensor in start.items()}
         parts = self._names(wide)
         whole = _Parts(self.file, [list(dict.fromkeys(n for part in parts for n in part))], wide)
-        each = _Parts(self.file, parts, wide)
+        each = _Parts(self.own, parts, wide)
         for step, folder in enumerate(self._steps):
             file = folder / "given"
             given = (
@@ -117,7 +120,7 @@ def _far(have: Tensor, want: Tensor, start: Tensor) -> bool:
 class _Parts:
     """One optimizer for each part of a model's parameters, as in a bundle."""
 
-    def __init__(self, file: ModelFile, parts: Sequence[Sequence[str]], numbers: Tensors) -> None:
+    def __init__(self, file: Recipe, parts: Sequence[Sequence[str]], numbers: Tensors) -> None:
         self.file = file
         self.order = list(numbers)
         self.params = [

@@ -1,0 +1,152 @@
+"""A model file run once more, in a fork of this process that nobody else sees.
+
+    the file, or text of it, seeded ─▶ a fork ─▶ a short text for each value
+
+It knows files and text, and what a fork must leave to its parent; it compares nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bigbrain_fx.frontend.digests import digest
+from bigbrain_fx.frontend.settings import Settings
+from bigbrain_fx.frontend.users_code import users_folder
+
+LIMIT_S = 30.0  # a top that takes longer is not run again
+FAILED = "!"  # no name of Python's: what the run raised
+
+Read = Callable[[types.ModuleType, Path], Mapping[str, str]]
+
+
+def run_apart(
+    read: Read,
+    path: Path,
+    seed: int,
+    other_seed: int,
+    before: Settings,
+) -> Mapping[str, str] | None:
+    """Run code in a fork of this process; return its values, or None where it takes too long.
+
+    Args:
+        read: what is run.
+        path: the file that it is of.
+        seed: of torch's dice.
+        other_seed: of Python's and NumPy's.
+        before: settings to begin with.
+    """
+    there, here = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(there)
+        _be_the_fork(partial(_answer, read, path, seed, other_seed, before), here)
+    os.close(here)
+    try:
+        answer = _received(there)
+    finally:
+        os.close(there)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # with what the file may have started
+        os.waitpid(pid, 0)
+    return json.loads(answer) if answer else None
+
+
+def _received(pipe: int) -> bytes:
+    """Read to the end; nothing where that takes longer than it may."""
+    parts: list[bytes] = []
+    end_s = time.monotonic() + LIMIT_S
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
+        if not ready:
+            return b""
+        part = os.read(pipe, 2**16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _be_the_fork(work: Callable[[], Mapping[str, str]], pipe: int) -> None:
+    """Answer, in a group of processes of its own, and end."""
+    try:
+        os.setpgid(0, 0)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(quiet, stream)
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        with os.fdopen(pipe, "w") as answer:
+            json.dump(dict(work()), answer)
+    finally:
+        os._exit(0)
+
+
+def _answer(
+    read: Read,
+    path: Path,
+    seed: int,
+    other_seed: int,
+    before: Settings,
+) -> Mapping[str, str]:
+    """Be a new process, as far as the user's own modules go, and run."""
+    folder = path.parent
+    before.put_back()
+    for name in [name for name, module in sys.modules.items() if _is_of(module, folder)]:
+        del sys.modules[name]
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    torch.manual_seed(seed)
+    random.seed(other_seed)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(other_seed)
+    with users_folder(folder):
+        return read(module, path)
+
+
+def _is_of(module: object, folder: Path) -> bool:
+    """Whether a module stands in the user's folder, and is neither ours nor installed there."""
+    file = str(getattr(module, "__file__", None) or "")
+    ours = str(getattr(module, "__name__", "")).partition(".")[0] == "bigbrain_fx"
+    return file.startswith(f"{folder}{os.sep}") and "site-packages" not in file and not ours
+
+
+def values_of_text(
+    text: str, names: Collection[str] | None, module: types.ModuleType, path: Path
+) -> Mapping[str, str]:
+    """Run text as a file; return the values of names that it binds, None: of all, and settings."""
+    before = Settings.now()
+    try:
+        exec(compile(text, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        return {FAILED: f"{type(error).__name__}: {error}"}
+    changed = before.changed(Settings.now())
+    sets = {what: digest(value) for what, value in changed.items()}
+    return {**sets, **dict(values(vars(module), names, path.parent))}
+
+
+def is_setting(name: str) -> bool:
+    """Whether a value's name is no name of the file: a setting of torch, or of the environment."""
+    return name.endswith((" = ...", "(...)"))
+
+
+def values(
+    scope: Mapping[str, object], names: Collection[str] | None, folder: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield the names of a scope, or those that are wanted, and a short text for each value."""
+    is_own = partial(_is_of, folder=folder)
+    for name, value in list(scope.items()):
+        if not name.startswith("__") and (names is None or name in names):
+            yield name, digest(value, is_own)

@@ -9,6 +9,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from bigbrain_fx.bundles.found import (
     with_true_copies,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
+from bigbrain_fx.bundles.rewriting import with_rewrites
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
@@ -44,7 +46,9 @@ from bigbrain_fx.plan import (
     replan,
     require_no_groups,
     require_placeable,
+    require_rewritable,
     require_stores,
+    rewritten_note,
     timeline,
     turned_text,
     wants_tensor,
@@ -123,15 +127,18 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     require_placeable(chosen, cluster)
-    chosen = _with_cache(_with_stores(chosen, cluster))
+    chosen = _with_rewrites(_with_cache(_with_stores(chosen, cluster)))
     _require_followable(chosen, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
-        plan, kept = with_tried_rules(found, chosen, lambda o: _plan(found, cluster, o, followed))
-        notes = (*half_sums_text(plan.graph, plan.stages), *turned_text(plan.graph))
+        plan, kept = with_rewrites(
+            found, chosen, partial(_tried_plan, cluster=cluster, options=chosen, followed=followed)
+        )
+        rounded = half_sums_text(plan.graph, plan.stages), turned_text(plan.graph)
+        notes = (*rewritten_note(plan), *(text for texts in rounded for text in texts))
         said = (
             *found.warnings,
             *kept,
@@ -167,6 +174,12 @@ def _with_stores(options: Options, cluster: Cluster) -> Options:
         zero_stage=options.zero_stage,
     )
     return replace(options, tensor=1)
+
+
+def _with_rewrites(options: Options) -> Options:
+    """Return options without tensor groups where ops are rewritten; refuse what does not go."""
+    require_rewritable(options)
+    return replace(options, tensor=1) if options.rewrite else options
 
 
 def _with_cache(options: Options) -> Options:
@@ -232,9 +245,10 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     require_placeable(chosen, cluster)
-    chosen = _with_cache(_with_stores(chosen, cluster))
+    chosen = _with_rewrites(_with_cache(_with_stores(chosen, cluster)))
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
-        plan, _ = with_tried_rules(found, chosen, lambda given: _plan(found, cluster, given, None))
+        make = partial(_tried_plan, cluster=cluster, options=chosen, followed=None)
+        plan, _ = with_rewrites(found, chosen, make)
         return plan
 
 
@@ -304,6 +318,13 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
     return followed.cluster
 
 
+def _tried_plan(
+    found: FoundModel, cluster: Cluster, options: Options, followed: Plan | None
+) -> tuple[Plan, tuple[str, ...]]:
+    """Plan a model, with rules of tensor groups tried; say what the user should know."""
+    return with_tried_rules(found, options, lambda own: _plan(found, cluster, own, followed))
+
+
 def _plan(found: FoundModel, cluster: Cluster, options: Options, followed: Plan | None) -> Plan:
     """Plan as asked: with a partitioner, or as another plan placed the same model."""
     if followed is None:
@@ -327,6 +348,11 @@ def _require_followable(options: Options, followed: Plan | None) -> None:
             help="leave --like out, or --pin, --place",
         )
     require_no_groups(followed, "--like", "leave --like out, and place by a --partitioner")
+    if options.rewrite:
+        raise InputError(
+            "--like places ops by their names, and --rewrite puts others in",
+            help="leave one of them out",
+        )
     if wants_tensor(options):
         raise InputError(
             "--like places ops as another plan did, and --tensor in groups",

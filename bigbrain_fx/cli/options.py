@@ -215,6 +215,15 @@ _OF_PLANNING = (
         help="What is divided, by kind or by name [default: all that can be].",
     ),
     _option(
+        "--rewrite",
+        default="none",
+        metavar="none|auto|NAME,NAME",
+        help="What may be computed otherwise than the model file says, to rounding: linears (layers "
+        "that read one value, as one product), scales (a number on a product, on its smaller "
+        "operand), norms (a BatchNorm of inference, in its convolution). auto: what makes a step "
+        "faster by forecast.",
+    ),
+    _option(
         "--effort",
         type=click.Choice(["fast", "normal", "high"]),
         default="normal",
@@ -423,7 +432,14 @@ def chosen(choices: dict[str, Any]) -> Options:
         InputError: there is no such partitioner.
     """
     from bigbrain_fx.frontend import read_answers
-    from bigbrain_fx.plan import Options, read_defer, read_offload, read_pins, read_recompute
+    from bigbrain_fx.plan import (
+        Options,
+        read_defer,
+        read_offload,
+        read_pins,
+        read_recompute,
+        read_rewrites,
+    )
     from bigbrain_fx.planning import preset, read_settings
 
     if choices.get("place"):
@@ -459,4 +475,5 @@ def chosen(choices: dict[str, Any]) -> Options:
         cache=choices["cache"] or 0,
         cut_at=choices["cut_at"],
         quantize=choices["quantize"],
+        rewrite=read_rewrites(choices["rewrite"]),
     )

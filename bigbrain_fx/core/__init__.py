@@ -66,6 +66,14 @@ from bigbrain_fx.core.programs import (
     Slice as Slice,
 )
 from bigbrain_fx.core.protocols import Estimator as Estimator, Partitioner as Partitioner
+from bigbrain_fx.core.rewrites import (
+    REWRITES as REWRITES,
+    Rewrite as Rewrite,
+    RewritePlace as RewritePlace,
+    RewriteProof as RewriteProof,
+    Rewritten as Rewritten,
+    RewriteTrial as RewriteTrial,
+)
 from bigbrain_fx.core.shards import (
     SENT_BACKWARD as SENT_BACKWARD,
     SENT_FORWARD as SENT_FORWARD,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.interpret import run_graph as run_graph
     from bigbrain_fx.frontend.tracing.lockstep import run_members as run_members, taken as taken
     from bigbrain_fx.frontend.tracing.optimizer import optimizer_facts as optimizer_facts
+    from bigbrain_fx.frontend.tracing.rewrites import laid_out as laid_out, prove as prove
     from bigbrain_fx.frontend.tracing.rounding import (
         Gradients as Gradients,
         allowed as allowed,

@@ -139,8 +139,10 @@ class _Service:
             from bigbrain_fx.frontend.tracing.trying import failed_rules
 
             return {"failed": failed_rules(Path(str(request["path"])))}
+        elif request["do"] in ("lay", "prove"):
+            return rewriting(str(request["do"]), Path(str(request["path"])))
         else:
-            expected = "weights, batch, convert, optimizer, copies, calls or rules"
+            expected = "weights, batch, convert, optimizer, copies, calls, rules, lay or prove"
             raise InputError(f"expected {expected}, found {request['do']!r}")
         return {"done": request["do"]}
 
@@ -216,6 +218,15 @@ class _Service:
             as_umask_says(path)
         structure = json.dumps(_structure(batch.template), indent=1)
         path.with_name(path.name + ".json").write_text(structure, encoding="utf-8")
+
+
+def rewriting(do: str, path: Path) -> Mapping[str, object]:
+    """Lay out the rewritten graph that a file has, in the same file; or prove its places."""
+    from bigbrain_fx.frontend.tracing.rewrites import laid_file, proofs
+
+    if do == "lay":
+        return {"why": laid_file(path)}
+    return {"proofs": [[each.apart, each.same_bits, each.why] for each in proofs(path)]}
 
 
 def _settle_what_torch_finds() -> None:

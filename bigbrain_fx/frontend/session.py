@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
-from bigbrain_fx.core import Graph, RuleTrial, Shard
+from bigbrain_fx.core import Graph, RewriteProof, RewriteTrial, RuleTrial, Shard
+from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.client import Child, Message, Task
 from bigbrain_fx.frontend.location import resolved
 from bigbrain_fx.weights import Checkpoint, read_header
@@ -183,6 +184,29 @@ class CaptureSession:
     def try_rules(self, trials: Sequence[RuleTrial]) -> list[str | None]:
         """Run trials of rules; return for each why it failed, or None."""
         return ask_rules(self._child, trials)
+
+    def laid_out(self, graph: Graph, fresh: Sequence[str]) -> Graph:
+        """Return a rewritten graph with how its tensors lie; `fresh` are ops that were put in.
+
+        Raises:
+            CaptureError: an op does not go with what it reads now.
+        """
+        adapter = TypeAdapter(tuple[Graph, tuple[str, ...]])
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-rewritten-") as folder:
+            path = Path(folder, "graph.json")
+            path.write_bytes(adapter.dump_json((graph, tuple(fresh))))
+            why = self._child.ask({"do": "lay", "path": str(path)})["why"]
+            if why is not None:
+                raise CaptureError(str(why))
+            return adapter.validate_json(path.read_bytes())[0]
+
+    def prove(self, trials: Sequence[RewriteTrial]) -> list[RewriteProof]:
+        """Run rewritten places both ways."""
+        with tempfile.TemporaryDirectory(prefix="bigbrain-fx-trials-") as folder:
+            path = Path(folder, "trials.json")
+            path.write_bytes(TypeAdapter(tuple[RewriteTrial, ...]).dump_json(tuple(trials)))
+            answer = self._child.ask({"do": "prove", "path": str(path)})
+        return [RewriteProof(*each) for each in cast("list[list[Any]]", answer["proofs"])]
 
     def close(self) -> None:
         """End the child process."""

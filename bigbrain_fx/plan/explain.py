@@ -21,6 +21,7 @@ from bigbrain_fx.plan.quantising import quantised_text
 from bigbrain_fx.plan.recompute import recompute_text
 from bigbrain_fx.plan.recovery import Recovery, choose
 from bigbrain_fx.plan.replica_text import replicas_text
+from bigbrain_fx.plan.rewritable import rewritten_text
 from bigbrain_fx.plan.search import Compared
 from bigbrain_fx.plan.tensor import AxisChoice, axis_choices, tensor_text
 
@@ -78,7 +79,8 @@ class Explanation(Shown):
     model share, `order` why devices compute in this one, `tensor` what groups of them divide,
     `axes` what each axis of that costs and saves, `compared` which replicas and groups were tried,
     `offload` what lies in stores, `asynchronous` which weights overlapping steps compute with,
-    `compiled` that stages are compiled, `quantised` which frozen weights are int8.
+    `compiled` that stages are compiled, `quantised` which frozen weights are int8, `rewritten` what
+    is computed otherwise than the model file says.
     `measured` is the share of the ops' time that was measured, None if the estimator does not
     measure. `recovery` is what a failure would cost, None where there is one device or no training.
     """
@@ -101,6 +103,7 @@ class Explanation(Shown):
     asynchronous: str = ""
     compiled: str = ""
     quantised: str = ""
+    rewritten: str = ""
 
     def __str__(self) -> str:
         lines = [
@@ -118,7 +121,9 @@ class Explanation(Shown):
             lines += [f"    {line}" for line in map(self.compare, cut.alternatives)]
         said = self.tensor, self.replicas, self.recompute, self.split, self.offload, self.order
         lines += [
-            text for text in (*said, self.asynchronous, self.compiled, self.quantised) if text
+            text
+            for text in (*said, self.asynchronous, self.compiled, self.quantised, self.rewritten)
+            if text
         ]
         lines += [f"  {line}" for line in map(self.axis_text, self.axes)]
         lines += [f"  compared: {line}" for line in map(compared_text, self.compared)]
@@ -178,6 +183,7 @@ def explain(plan: Plan) -> Explanation:
         asynchronous_text(plan.stages),
         compiled_text(plan.stages),
         quantised_text(plan),
+        rewritten_text(plan),
     )
 
 

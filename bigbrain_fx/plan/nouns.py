@@ -18,6 +18,8 @@ from bigbrain_fx.core import (
     Offloaded,
     Placement,
     Program,
+    Rewrite,
+    Rewritten,
     Sharded,
     Shown,
     Stage,
@@ -103,7 +105,8 @@ class Options:
     torch.compile, equal to rounding. `cache` rows of keys and values are kept for generation, one
     position a step; 0 computes whole rows: see docs/serving.md. `cut_at` says whether cuts may go
     through a layer of the model; None: where that gains more than forecasts are off. `quantize`
-    puts frozen weights into int8.
+    puts frozen weights into int8. `rewrite` is what may be computed otherwise, to rounding: see
+    `plan.rewriting`; "auto" is what makes a step faster by forecast.
     """
 
     partitioner: Given = "chain-dp"
@@ -139,6 +142,7 @@ class Options:
     cache: int = 0
     cut_at: CutAt | None = None
     quantize: Quantize | None = None
+    rewrite: tuple[Rewrite | Literal["auto"], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ class Source:
     else the model goes by in a batch: its place and value, of a list its length. With a `cache` of
     so many rows, of `positions` each, the graph computes one position and keeps keys and values.
     `quantize` is what frozen weights were put into, `quantize_error` the most that one is off,
-    where the weights are known. A bundle `ships_file`, the whole model file, where a copy of the
+    where the weights are known. The plan's graph computes the places `rewritten` otherwise than the
+    file. A bundle `ships_file`, the whole model file, where a copy of the
     lines that it needs would have other values.
     """
 
@@ -179,6 +184,7 @@ class Source:
     quantize: Quantize | None = None
     quantize_error: float | None = None
     ships_file: bool = False
+    rewritten: tuple[Rewritten, ...] = ()
 
     @property
     def splits_evenly(self) -> bool:
@@ -276,8 +282,8 @@ def plan_adapter() -> TypeAdapter[Plan]:
 def to_json(plan: Plan) -> bytes:
     """Return the plan as JSON: the same bytes for the same plan.
 
-    Of stores, caches, overlapping steps, compiled stages and quantised weights nothing is written
-    where there are none: a plan without them is as it always was.
+    Of stores, caches, overlapping steps, compiled stages, quantised weights and rewritten places
+    nothing is written where there are none: a plan without them is as it always was.
     """
     left_out: dict[str, Any] = {}
     if not plan.cluster.stores:
@@ -287,6 +293,8 @@ def to_json(plan: Plan) -> bytes:
     left_out["source"] = set() if plan.source.cache else {"cache", "positions"}
     if plan.source.quantize is None:
         left_out["source"] |= {"quantize", "quantize_error"}
+    if not plan.source.rewritten:
+        left_out["source"] |= {"rewritten"}
     left_out["stages"] = set() if plan.stages.asynchronous else {"asynchronous"}
     left_out["stages"] |= set() if plan.stages.compiled else {"compiled"}
     if not plan.stages.offload:

@@ -45,6 +45,7 @@ from bigbrain_fx.planning.settings import (
 from bigbrain_fx.planning.units import (
     is_size as is_size,
     live_ops as live_ops,
+    mutated_roots as mutated_roots,
     spread as spread,
     units as units,
 )

@@ -138,7 +138,7 @@ class _Bench:
     def __post_init__(self) -> None:
         self.specs = {entry.name: (entry.spec,) for entry in self.graph.inputs}
         self.specs |= {op.name: op.outputs for op in self.graph.ops}
-        self.numbers = dict(_numbers(self.graph, self.specs, self.rows))
+        self.numbers = dict(numbers_of(self.graph, self.specs, self.rows))
 
     def wants_gradient(self, name: str) -> bool:
         """Whether a gradient flows through a value."""
@@ -178,7 +178,7 @@ class _Bench:
 
     def _run(self, op: Op) -> _FoundSaves:
         values = {ref: self._value(ref, bool(op.mutates)) for ref in op.refs}
-        params = {name: _blank(self._param(name), self.rows) for name in op.params}
+        params = {name: blank(self._param(name), self.rows) for name in op.params}
         given = [t for t in (*values.values(), *params.values()) if isinstance(t, Tensor)]
         alone = replace(self.graph, ops=(op,), inputs=())
         live, saved = LiveBytes(), dict[int, int]()
@@ -239,7 +239,7 @@ class _Bench:
         if name in self.numbers:
             return self.numbers[name]
         (spec,) = self.specs[name]
-        made = _blank(spec, self.rows)
+        made = blank(spec, self.rows)
         return made.clone() if is_written else made  # a leaf that wants a gradient is not written
 
     def _param(self, name: str) -> TensorSpec:
@@ -248,7 +248,7 @@ class _Bench:
         return replace(param.spec, requires_grad=wants)
 
 
-def _blank(spec: TensorSpec, rows: int) -> Tensor:
+def blank(spec: TensorSpec, rows: int) -> Tensor:
     """Make a tensor like `spec`; inside a FakeTensorMode it has no numbers."""
     spec = spec.at(rows)
     shape, strides = cast("tuple[int, ...]", spec.shape), cast("tuple[int, ...]", spec.strides)
@@ -265,7 +265,7 @@ def _tensors(result: object) -> list[Tensor]:
     return [item for item in found if isinstance(item, Tensor)]
 
 
-def _numbers(
+def numbers_of(
     graph: Graph, specs: Mapping[str, tuple[TensorSpec, ...]], rows: int
 ) -> Iterator[tuple[str, object]]:
     """Yield the values that are numbers: sizes, and what is computed from sizes."""

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Op
 from bigbrain_fx.errors import InputError
-from bigbrain_fx.frontend import Captured, ModelFile, answers_in, capture, leaf_paths
-from bigbrain_fx.plan import Plan, with_frozen
+from bigbrain_fx.frontend import (
+    Captured,
+    ModelFile,
+    answers_in,
+    capture,
+    laid_out,
+    leaf_paths,
+)
+from bigbrain_fx.plan import Plan, places_again, rewritten_graph, with_frozen
 
 
 def capture_again(file: ModelFile, plan: Plan) -> Captured:
@@ -28,9 +35,10 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         autocast=file.autocast,
         batch_dims=file.batch_dims,
     )
-    if _unplaced(captured.graph) == _unplaced(plan.graph):
+    found = _rewritten(captured.graph, plan)
+    if _unplaced(found) == _unplaced(plan.graph):
         return captured
-    if frozen := _frozen_since(captured.graph, plan.graph):
+    if frozen := _frozen_since(found, plan.graph):
         raise InputError(
             f"{file.path.name} trains {frozen[0]}, which this bundle has frozen (resplit --freeze)",
             at=str(file.path),
@@ -43,6 +51,15 @@ def capture_again(file: ModelFile, plan: Plan) -> Captured:
         at=str(file.path),
         help="split it again, or give the file it was split from with --model",
     )
+
+
+def _rewritten(graph: Graph, plan: Plan) -> Graph:
+    """Return a graph with the places of a plan rewritten, as far as it has them."""
+    places = places_again(graph, plan.source.rewritten)
+    if not places:
+        return graph
+    fresh = [op.name for place in places for op in place.made]
+    return laid_out(rewritten_graph(graph, places), fresh)
 
 
 def _frozen_since(found: Graph, planned: Graph) -> list[str]:

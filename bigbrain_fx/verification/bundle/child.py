@@ -61,6 +61,7 @@ from bigbrain_fx.verification.bundle.members import (
 from bigbrain_fx.verification.bundle.members_training import train_members
 from bigbrain_fx.verification.bundle.plain import STEPS, Own
 from bigbrain_fx.verification.bundle.reference import Reference, Trace, rows_of
+from bigbrain_fx.verification.bundle.rewritten import as_written, same_rewritten
 from bigbrain_fx.verification.bundle.roundly import same_to_rounding
 from bigbrain_fx.verification.bundle.stale import trained_once
 from bigbrain_fx.weights import source_of_weights
@@ -163,11 +164,12 @@ def chain(
     if plan.placement.tensor is not None:
         given = file, captured, plan, folder, steps, trained, plain
         return _chain_of_members(bundle, weights, *given)
-    own = _own(bundle, plan, folder)
+    written, own = as_written(captured, plan), _own(bundle, plan, folder)
     checks = [
-        same_loop(plain, file, captured, plan, folder, own, min(steps, STEPS)),
-        same_module(file, captured, plan),
+        same_loop(plain, file, captured, written, folder, own, min(steps, STEPS)),
+        same_module(file, captured, written),
         same_weights(captured, weights, plan, folder),
+        *same_rewritten(captured, plan),
     ]
     reference = Reference(plan.graph, plan.stages, weights, captured.functions)
     stream = batches_of(bundle, plan)

@@ -44,6 +44,7 @@ from bigbrain_fx.plan import Plan, live_ops
 from bigbrain_fx.runtime import reseed
 from bigbrain_fx.verification.bundle.members import same_outputs
 from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
+from bigbrain_fx.verification.bundle.rewritten import same_rewritten
 from bigbrain_fx.verification.bundle.roundly import outputs_to_rounding
 from bigbrain_fx.weights import part_name
 
@@ -84,6 +85,7 @@ def inference_checks(
     return [
         _same_module(file, captured, plan),
         *([same_outputs(captured, plan)] if grouped else []),
+        *same_rewritten(captured, plan),
         _same_outputs(f"{one.what} = bundle, outputs", expected, actual, plan, unit),
         _same_short_batch(one, bundle, plan, unit),
         _unchanged(state, weights, plan),
@@ -192,7 +194,11 @@ class _OneProcess:
     plan: Plan
     captured: Captured
     weights: Values
-    what = "captured graph"
+
+    @property
+    def what(self) -> str:
+        """What the bundle is compared with."""
+        return "rewritten graph" if self.plan.source.rewritten else "captured graph"
 
     def batch(self, micro_batches: Sequence[Values], step: int) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, all rows of it."""
@@ -252,7 +258,7 @@ class _OneProcess:
 class _Lockstep(_OneProcess):
     """The graphs of a tensor group's members, run in lockstep: outputs are the last member's."""
 
-    what = "members' graphs"
+    what = "members' graphs"  # type: ignore[assignment]
 
     def _graph(self) -> Graph:
         return self.plan.sharded.members[-1]

@@ -7,8 +7,9 @@ It knows who runs trials and who plans; what a rewrite is, `plan.rewriting` know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from bigbrain_fx.bundles.found_model import FoundModel
 from bigbrain_fx.core import Graph, RewritePlace, RewriteProof, Rewritten
@@ -17,10 +18,11 @@ from bigbrain_fx.plan import (
     Compared,
     Options,
     Plan,
+    layers_text,
     require_rewritable,
-    rewrites_of,
     rewrite_places,
     rewrite_trial,
+    rewrites_of,
     rewritten_graph,
 )
 
@@ -28,6 +30,7 @@ WORTH = 0.002
 """By which share a step must be faster for "auto" to give up the bits of one process."""
 
 Planned = tuple[Plan, tuple[str, ...]]
+Class = tuple[RewritePlace, ...]
 Make = Callable[[FoundModel], Planned]
 
 
@@ -57,7 +60,7 @@ def with_rewrites(found: FoundModel, options: Options, make: Make) -> Planned:
     return search.all_of(classes)
 
 
-def _classes(found: Sequence[RewritePlace]) -> list[tuple[RewritePlace, ...]]:
+def _classes(found: Sequence[RewritePlace]) -> list[Class]:
     """Return places that are alike together: blocks that are alike stay so."""
     alike: dict[tuple[str, str], list[RewritePlace]] = {}
     for place in found:
@@ -87,109 +90,119 @@ _LACKS = {
 
 @dataclass
 class _Search:
-    """The places that are kept so far: mutable, used once."""
+    """The classes of places that are kept so far: mutable, used once."""
 
     found: FoundModel
     make: Make
-    kept: tuple[RewritePlace, ...] = ()
+    kept: list[Class] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    compared: list[Compared] = field(default_factory=list)
 
-    def all_of(self, classes: Sequence[tuple[RewritePlace, ...]]) -> Planned:
-        """Plan with all of them; what fails its proof is left as it is."""
-        left = list(classes)
-        while True:
-            kept = [same for same in left if self._laid((*self.kept, *same))]
-            self.kept = tuple(place for same in kept for place in same)
-            plan, notes = self._planned(self.kept)
-            proofs = self._proofs(kept, plan.rows)
-            left = [same for same, proof in zip(kept, proofs, strict=True) if not self._no(same, proof)]
-            if len(left) == len(kept):
-                return self._with(plan, kept, proofs), (*notes, *self.said)
-            self.kept = ()
-
-    def fastest(self, classes: Sequence[tuple[RewritePlace, ...]]) -> Planned:
-        """Plan without, and with one class more while that is faster by forecast."""
-        plan, notes = self._planned(())
-        chosen: list[tuple[RewritePlace, ...]] = []
-        without_s = plan.forecast.step_s
+    def all_of(self, classes: Sequence[Class]) -> Planned:
+        """Plan with all of them; what cannot be, or fails its proof, is left as it is."""
+        without, _ = self._planned([])
         for same in classes:
-            tried = self._tried((*self.kept, *same))
-            what = f"rewritten: {same[0].rewrite}, {', '.join(same[0].layers)} x{len(same)}"
+            if self._laid([*self.kept, same]) is not None:
+                self.kept.append(same)
+        while True:
+            plan, notes = self._planned(self.kept)
+            proofs = self._proofs(self.kept, plan.rows)
+            pairs = list(zip(self.kept, proofs, strict=True))
+            failed = [same for same, proof in pairs if not self._holds(same, proof)]
+            if not failed:
+                return self._shown(plan, proofs, [_without(without)]), (*notes, *self.said)
+            self.kept = [same for same in self.kept if same not in failed]
+
+    def fastest(self, classes: Sequence[Class]) -> Planned:
+        """Plan without, and with one class more while that is faster by forecast."""
+        without, notes = self._planned([])
+        plan, compared = without, []
+        for same in classes:
+            tried = self._tried(same)
             if tried is None:
                 continue
             other, more = tried
             change = other.forecast.step_s / plan.forecast.step_s - 1
-            takes = change < -WORTH
-            if takes and not self._no(same, self._proofs([same], other.rows)[0]):
-                plan, notes, self.kept = other, more, (*self.kept, *same)
-                chosen.append(same)
-            why = f"{change:+.1%}: {'taken' if same in chosen else 'left as it is'}"
-            self.compared.append(Compared(what, other.forecast.step_s, why))
-        compared = (*plan.compared, *self.compared)
-        if chosen:
-            compared = (*compared, Compared("nothing rewritten", without_s, ""))
-        proofs = self._proofs(chosen, plan.rows)
-        plan = replace(self._with(plan, chosen, proofs), compared=compared)
-        return plan, (*notes, *self.said)
+            pays = change < -WORTH and self._holds(same, self._proofs([same], other.rows)[0])
+            word = "taken" if pays else "left as it is"
+            compared.append(Compared(_said(same), other.forecast.step_s, f"{change:+.1%}: {word}"))
+            if pays:
+                plan, notes = other, more
+                self.kept.append(same)
+        if not self.kept:
+            return replace(plan, compared=(*plan.compared, *compared)), (*notes, *self.said)
+        proofs = self._proofs(self.kept, plan.rows)
+        return self._shown(plan, proofs, [*compared, _without(without)]), (*notes, *self.said)
 
-    def _tried(self, chosen: tuple[RewritePlace, ...]) -> Planned | None:
-        if self._laid(chosen) is None:
+    def _tried(self, same: Class) -> Planned | None:
+        """Plan with one class more; None where that cannot be."""
+        if self._laid([*self.kept, same]) is None:
             return None
         try:
-            return self._planned(chosen)
+            return self._planned([*self.kept, same])
         except NoPlanError:  # joined weights are kept for each micro-batch in flight
             return None
 
-    def _planned(self, chosen: tuple[RewritePlace, ...]) -> Planned:
-        graph = self._laid(chosen)
+    def _planned(self, classes: Sequence[Class]) -> Planned:
+        graph = self._laid(classes)
         assert graph is not None
-        known = tuple(Rewritten(p.rewrite, p.ops, p.layers) for p in chosen)
+        places = [place for same in classes for place in same]
+        known = tuple(Rewritten(p.rewrite, p.ops, p.layers) for p in places)
         source = replace(self.found.source, rewritten=known)
         return self.make(replace(self.found, graph=graph, source=source))
 
-    def _laid(self, chosen: tuple[RewritePlace, ...]) -> Graph | None:
-        """Return the graph with these places rewritten; None where it cannot be, which is said."""
-        if not chosen:
+    def _laid(self, classes: Sequence[Class]) -> Graph | None:
+        """Return the graph with these rewritten; None where the last cannot be, which is said."""
+        if not classes:
             return self.found.graph
-        fresh = [op.name for place in chosen for op in place.made]
-        try:
-            return self.found.laid_out(rewritten_graph(self.found.graph, chosen), fresh)
-        except CaptureError as error:
-            self._leave(chosen[-1:], error.what)
-            return None
+        places = [place for same in classes for place in same]
+        fresh = tuple(op.name for place in places for op in place.made)
+        if fresh not in self._known:
+            graph = rewritten_graph(self.found.graph, places)
+            try:
+                self._known[fresh] = self.found.laid_out(graph, fresh)
+            except CaptureError as error:
+                self._known[fresh] = None
+                self._leave(classes[-1], error.what)
+        return self._known[fresh]
 
-    def _proofs(
-        self, classes: Sequence[tuple[RewritePlace, ...]], rows: int
-    ) -> list[RewriteProof]:
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], Graph | None]:
+        """Return what was laid out, by the ops that were put in."""
+        return {}
+
+    def _proofs(self, classes: Sequence[Class], rows: int) -> list[RewriteProof]:
         """Run one place of each class both ways."""
         trials = [rewrite_trial(self.found.graph, same[0], rows) for same in classes]
         return self.found.prove(trials) if trials else []
 
-    def _no(self, same: Sequence[RewritePlace], proof: RewriteProof) -> bool:
-        """Whether a class failed its proof, which is said."""
+    def _holds(self, same: Class, proof: RewriteProof) -> bool:
+        """Whether a class computes the same; what does not is said."""
         if proof.why is not None:
             self._leave(same, proof.why)
-        return proof.why is not None
+        return proof.why is None
 
-    def _leave(self, same: Sequence[RewritePlace], why: str) -> None:
-        layers = ", ".join(same[0].layers)
-        self.said.append(f"{layers} ({same[0].rewrite}) stays as it is: {why}")
+    def _leave(self, same: Class, why: str) -> None:
+        self.said.append(f"{_said(same)}: stays as it is: {why}")
 
-    def _with(
-        self,
-        plan: Plan,
-        classes: Sequence[tuple[RewritePlace, ...]],
-        proofs: Sequence[RewriteProof],
+    def _shown(
+        self, plan: Plan, proofs: Sequence[RewriteProof], compared: Sequence[Compared]
     ) -> Plan:
-        """Return the plan with what the proofs have shown."""
-        shown = {
-            place.ops: proof
-            for same, proof in zip(classes, proofs, strict=True)
-            for place in same
-        }
+        """Return the plan with what the proofs have shown, and what it was compared with."""
+        pairs = zip(self.kept, proofs, strict=True)
+        shown = {place.ops: proof for same, proof in pairs for place in same}
         known = tuple(_proved(each, shown[each.ops]) for each in plan.source.rewritten)
-        return replace(plan, source=replace(plan.source, rewritten=known))
+        source = replace(plan.source, rewritten=known)
+        return replace(plan, source=source, compared=(*plan.compared, *compared))
+
+
+def _said(same: Class) -> str:
+    """Name a class of places."""
+    more = f" and {len(same) - 1} alike" if len(same) > 1 else ""
+    return f"rewritten {same[0].rewrite}: {layers_text(same[0].layers)}{more}"
+
+
+def _without(plan: Plan) -> Compared:
+    return Compared("nothing rewritten", plan.forecast.step_s, "the bits of one process")
 
 
 def _proved(each: Rewritten, proof: RewriteProof) -> Rewritten:

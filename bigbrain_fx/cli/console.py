@@ -29,6 +29,7 @@ from bigbrain_fx.plan import (
     measured_text,
     offload_text,
     quantised_text,
+    rewritten_text,
     size_text,
     spread,
 )
@@ -96,6 +97,8 @@ def show_forecast(plan: Plan) -> None:
         _say(compiled_text(plan.stages))
     if plan.source.quantize:
         _say(quantised_text(plan))
+    if plan.source.rewritten:
+        _say(rewritten_text(plan))
     if plan.stages.offload:
         _say(offload_text(plan.stages, plan.forecast, plan.cluster))
     _say_left_out(plan)
@@ -190,7 +193,8 @@ def show_explanation(found: Explanation) -> None:
     if len(found.cuts) > MOST_CUTS:
         _say(f"and {len(found.cuts) - MOST_CUTS} smaller cuts, see --json")
     said = (found.tensor, found.replicas, found.recompute, found.split, found.offload, found.order)
-    for text in filter(None, (*said, found.asynchronous, found.compiled, found.quantised)):
+    last = found.asynchronous, found.compiled, found.quantised, found.rewritten
+    for text in filter(None, (*said, *last)):
         _say(text)
     for line in map(found.axis_text, found.axes):
         _say(f"  {line}")
@@ -320,6 +324,7 @@ def plan_json(plan: Plan) -> dict[str, object]:
         "asynchronous": plan.stages.asynchronous,
         "compiled": plan.stages.compiled,
         "quantize": plan.source.quantize,
+        "rewritten": [dataclasses.asdict(each) for each in plan.source.rewritten],
         "micro_batches": plan.micro_batches,
         "replicas": [list(own) for own in plan.stages.micros],
         "zero_stage": plan.stages.zero_stage,

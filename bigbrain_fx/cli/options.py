@@ -218,10 +218,10 @@ _OF_PLANNING = (
         "--rewrite",
         default="none",
         metavar="none|auto|NAME,NAME",
-        help="What may be computed otherwise than the model file says, to rounding: linears (layers "
-        "that read one value, as one product), scales (a number on a product, on its smaller "
-        "operand), norms (a BatchNorm of inference, in its convolution). auto: what makes a step "
-        "faster by forecast.",
+        help="What may be computed otherwise than the model file says, to rounding. linears: "
+        "layers that read one value, as one product. scales: a number on a product, on its smaller "
+        "operand. norms: a BatchNorm of inference, in its convolution. auto: what makes a step "
+        "faster by forecast [default: none].",
     ),
     _option(
         "--effort",

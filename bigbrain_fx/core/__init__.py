@@ -71,8 +71,8 @@ from bigbrain_fx.core.rewrites import (
     Rewrite as Rewrite,
     RewritePlace as RewritePlace,
     RewriteProof as RewriteProof,
-    Rewritten as Rewritten,
     RewriteTrial as RewriteTrial,
+    Rewritten as Rewritten,
 )
 from bigbrain_fx.core.shards import (
     SENT_BACKWARD as SENT_BACKWARD,

@@ -110,6 +110,7 @@ from bigbrain_fx.plan.replica_text import (
 from bigbrain_fx.plan.report import report as report
 from bigbrain_fx.plan.reuse import place_like as place_like
 from bigbrain_fx.plan.rewritable import (
+    layers_text as layers_text,
     read_rewrites as read_rewrites,
     require_rewritable as require_rewritable,
     rewrites_of as rewrites_of,

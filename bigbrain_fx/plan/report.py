@@ -59,6 +59,7 @@ def report(
         found.tensor,
         found.compiled,
         found.quantised,
+        found.rewritten,
     )
     head = "; ".join([head, *(each for each in said if each)])
     title = escape(plan.graph.name)

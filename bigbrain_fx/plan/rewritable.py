@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from bigbrain_fx.core import REWRITES, Rewrite, Rewritten
@@ -73,11 +73,19 @@ def rewritten_text(plan: Plan) -> str:
     return "; ".join(_said(plan.source.rewritten))
 
 
+def layers_text(layers: Sequence[str]) -> str:
+    """Name the layers of one place: `q, k, v of blocks.0.attention`."""
+    holders = {layer.rpartition(".")[0] for layer in layers}
+    if len(layers) < 2 or len(holders) > 1 or holders == {""}:
+        return ", ".join(layers)
+    return f"{', '.join(layer.rpartition('.')[2] for layer in layers)} of {holders.pop()}"
+
+
 def _said(known: Iterable[Rewritten]) -> Iterator[str]:
     known = tuple(known)
     for name, count in Counter(each.rewrite for each in known).items():
         own = [each for each in known if each.rewrite == name]
-        layers = [", ".join(each.layers) for each in own[:_NAMED]]
+        layers = [layers_text(each.layers) for each in own[:_NAMED]]
         more = f" and {count - _NAMED} more" if count > _NAMED else ""
         what, how = _WORDS[name]
         apart = max(each.apart for each in own)
@@ -94,7 +102,7 @@ def rewritten_note(plan: Plan) -> tuple[str, ...]:
     """Say that a plan computes what one process computes to rounding only; nothing, if it does."""
     if not plan.source.rewritten:
         return ()
-    return (
-        f"{rewritten_text(plan)}; so the bundle computes what plain PyTorch computes to rounding, "
-        "not bit for bit",
-    )
+    same = all(each.same_bits for each in plan.source.rewritten)
+    what = "is not promised the bits of" if same else "computes to rounding, not bit for bit,"
+    so = f"so the bundle {what} what plain PyTorch computes"
+    return (f"{rewritten_text(plan)}; {so}",)

@@ -18,6 +18,7 @@ from bigbrain_fx.plan import (
     quantised_text,
     recompute_text,
     replicas_text,
+    rewritten_text,
     tensor_text,
 )
 
@@ -48,6 +49,7 @@ def readme_text(plan: Plan, users: Sequence[str], *, lean: bool = False) -> str:
         *([f"{defer_text(plan.stages).capitalize()}."] if plan.stages.deferring else []),
         *([f"{compiled_text(plan.stages).capitalize()}."] if plan.stages.compiled else []),
         *([f"{quantised_text(plan).capitalize()}."] if plan.source.quantize else []),
+        *([f"{rewritten_text(plan).capitalize()}."] if plan.source.rewritten else []),
         *_stores(plan),
         *_overlap(plan),
         *_replicas(plan),

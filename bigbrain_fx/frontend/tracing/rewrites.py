@@ -27,7 +27,6 @@ from bigbrain_fx.frontend.translation.sizes import plus, times
 
 _ALLOWED = {"float64": 1e-12, "float32": 1e-5}  # of the largest; sixteen bits:
 _HALF = 2e-2
-_EXACT = 1e-12
 _SEED = 11
 
 Tensors = Mapping[str, Tensor]
@@ -104,7 +103,7 @@ def _laid(op: Op, runs: Sequence[_Run]) -> tuple[TensorSpec, ...]:
         CaptureError: it cannot be run so, or gives something else.
     """
     if not op.target.startswith(("aten.", "operator.", "region.")):
-        raise CaptureError(f"{op.target} is no op of torch, and would get a tensor that lies otherwise")
+        raise CaptureError(f"{op.target}, no op of torch, would get a tensor that lies otherwise")
     try:
         found = [run.results(op) for run in runs]
     except Exception as error:  # whatever an op raises of tensors that lie otherwise
@@ -122,13 +121,17 @@ def _spec(
         if tuple(tensor.shape) != known.shape or str(tensor.dtype) != f"torch.{spec.dtype}":
             raise CaptureError(f"{op.name} would be {tuple(tensor.shape)} of {tensor.dtype}")
     rows = [run.rows for run in runs]
-    strides = zip(*(tensor.stride() for tensor in made), strict=True)
     known_at = list(zip(*(spec.at(n).strides for n in rows), strict=True))
-    laid = [
-        old if tuple(new) == was else _line(rows, new)
-        for old, was, new in zip(spec.strides, known_at, strides, strict=True)
-    ] if len(known_at) == len(spec.shape) else [_line(rows, new) for new in strides]
-    return replace(spec, strides=tuple(laid))
+    laid = tuple(
+        old if new == was else _line(rows, new)
+        for old, was, new in zip(spec.strides, known_at, _strides(made), strict=True)
+    )
+    return replace(spec, strides=laid)
+
+
+def _strides(made: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
+    """Yield the strides of each dimension, of every run."""
+    yield from zip(*(tensor.stride() for tensor in made), strict=True)
 
 
 def _line(rows: Sequence[int], sizes: Sequence[int]) -> Dim:
@@ -142,29 +145,25 @@ def _line(rows: Sequence[int], sizes: Sequence[int]) -> Dim:
 # --------------------------------------------------------------------------- proof by running
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """What one way gives: results, and gradients of inputs and tensors."""
-
-    tensors: Tensors
-
-
 def prove(trial: RewriteTrial) -> RewriteProof:
     """Run a place both ways, in its own types and in float64; say how far they are apart."""
     try:
-        want, have = (_run(graph, trial.before) for graph in (trial.before, trial.after))
+        want, have = _both(trial)
         with in_float64():
-            wide = [_run(widened(g), widened(trial.before)) for g in (trial.before, trial.after)]
+            exact = _both(RewriteTrial(widened(trial.before), widened(trial.after)))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return RewriteProof(1.0, False, str(error).splitlines()[0])
     if not all(bool(t.isfinite().any()) for t in want.values() if t.numel()):
         return RewriteProof(1.0, False, "it makes no numbers to compare")
-    for one, other, limits in ((want, have, None), (*wide, _EXACT)):
-        for problem in _unlike(one, other, limits):
-            return RewriteProof(1.0, False, problem)
+    for problem in (*_unlike(want, have), *_unlike(*exact)):
+        return RewriteProof(1.0, False, problem)
     apart = max((_apart(t, have[name]) for name, t in want.items()), default=0.0)
     same = all(torch.equal(t, have[name]) for name, t in want.items())
     return RewriteProof(apart, same)
+
+
+def _both(trial: RewriteTrial) -> tuple[Tensors, Tensors]:
+    return _run(trial.before, trial.before), _run(trial.after, trial.before)
 
 
 def laid_file(path: Path) -> str | None:
@@ -213,11 +212,10 @@ def _filled(spec: TensorSpec, dice: torch.Generator, trains: bool) -> Tensor:
     return made.requires_grad_(spec.requires_grad and trains)
 
 
-def _unlike(want: Tensors, have: Tensors, limit: float | None) -> Iterator[str]:
+def _unlike(want: Tensors, have: Tensors) -> Iterator[str]:
     for name, tensor in want.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        allowed = _ALLOWED.get(dtype, _HALF) if limit is None else limit
-        apart = _apart(tensor, have[name])
+        allowed, apart = _ALLOWED.get(dtype, _HALF), _apart(tensor, have[name])
         if not apart <= allowed:
             yield f"{name} differs by {apart:.1e} of the largest, {allowed:g} is allowed ({dtype})"
 

@@ -1,11 +1,10 @@
 """Algebraic rewrites: graph -> places that can be computed otherwise -> the graph that does so.
 
-A rewrite is a file here with one verb, `find(graph)`, which yields `core.RewritePlace`. `rewritten_graph`
-puts the places' ops into the graph, `rewrite_trial` cuts one out to be run both ways.
+A rewrite is a file here with one verb, `find(graph)`, which yields `core.RewritePlace`s.
+`rewritten_graph` puts their ops into the graph, `rewrite_trial` cuts one out to be run both ways.
 
 This room knows ops. It knows nothing of devices, costs or torch: what a place gains, the planner
-asks an estimator; whether it computes the same, and how its tensors lie, `frontend` finds by
-running it.
+finds; whether it computes the same, and how its tensors lie, `frontend` finds by running it.
 """
 
 from __future__ import annotations

@@ -3,20 +3,20 @@
     q, k, v = x @ Wq.T, x @ Wk.T, x @ Wv.T      becomes      q, k, v = split(x @ cat(Wq, Wk, Wv).T)
 
 Weights are joined where they are used: parameters stay what they are, each with its own gradient.
-Source: Unity, OSDI 2022, section 4; Megatron-LM's fused qkv.
+Sources: Jia et al., TASO, SOSP 2019; Unger et al., Unity, OSDI 2022.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from bigbrain_fx.core import Graph, ModuleCall, Op, ParamRef, Ref, RewritePlace, TensorSpec
 from bigbrain_fx.plan.rewriting.making import fresh, made_like, total
 from bigbrain_fx.planning import mutated_roots
 
 _LINEAR = "aten.linear.default"
+_KINDS = ("weights", "biases")
 
 
 def find(graph: Graph) -> Iterator[RewritePlace]:
@@ -24,9 +24,9 @@ def find(graph: Graph) -> Iterator[RewritePlace]:
     written, readers = mutated_roots(graph), _readers(graph)
     groups: dict[object, list[Op]] = {}
     for op in graph.ops:
-        if _is_layer(op) and not written & {op.refs[0], op.name, *op.params}:
-            if all(readers[graph.param[name].canonical] == 1 for name in op.params):
-                groups.setdefault(_likeness(graph, op), []).append(op)
+        is_free = _is_layer(op) and not written & {op.refs[0], op.name, *op.params}
+        if is_free and all(readers[graph.param[name].canonical] == 1 for name in op.params):
+            groups.setdefault(_likeness(graph, op), []).append(op)
     for ops in groups.values():
         if len(ops) > 1:
             yield _place(graph, ops)
@@ -58,30 +58,19 @@ def _likeness(graph: Graph, op: Op) -> object:
 
 def _callers(op: Op) -> tuple[ModuleCall, ...]:
     """Return the calls around a layer's own."""
-    is_own = op.modules and op.params[0].startswith(f"{op.modules[-1].path}.")
-    return op.modules[:-1] if is_own and len(op.modules) > 1 else op.modules
+    is_own = len(op.modules) > 1 and op.params[0].startswith(f"{op.modules[-1].path}.")
+    return op.modules[:-1] if is_own else op.modules
 
 
 def _place(graph: Graph, ops: Sequence[Op]) -> RewritePlace:
-    first, widths = ops[0], [int(graph.param[op.params[0]].spec.shape[0]) for op in ops]
+    first, specs = ops[0], [graph.param[op.params[0]].spec for op in ops]
+    widths = tuple(int(spec.shape[0]) for spec in specs)
     joined = [_joined(graph, ops, kind) for kind in range(len(first.params))]
-    spec = _wide(first.outputs[0], sum(widths))
-    own = [total(graph.param[name].spec.nbytes for name in op.params) for op in ops]
-    product = made_like(
-        first,
-        fresh(graph, f"{first.name}_together"),
-        _LINEAR,
-        (first.args[0], *(Ref(op.name) for op in joined)),
-        (spec,),
-        modules=_callers(first),
-        flops=total(op.flops for op in ops),
-        reads_bytes=total((first.reads_bytes, *own[1:])),
-        writes_bytes=total(op.writes_bytes for op in ops),
-    )
-    made = (*joined, product, *_parts(graph, product, ops, widths))
+    product = _product(graph, ops, joined, sum(widths))
     names = tuple(op.name for op in ops)
     layers = tuple(op.params[0].rpartition(".")[0] for op in ops)
-    alike = repr((widths, first.outputs[0], [graph.param[n].spec for n in first.params]))
+    made = (*joined, product, *_parts(graph, product, ops, widths))
+    alike = repr((widths, len(joined), first.outputs[0], specs))
     return RewritePlace("linears", names, first.name, made, layers, alike)
 
 
@@ -90,31 +79,41 @@ def _joined(graph: Graph, ops: Sequence[Op], kind: int) -> Op:
     names = [op.params[kind] for op in ops]
     specs = [graph.param[name].spec for name in names]
     rows = sum(int(spec.shape[0]) for spec in specs)
-    nbytes = sum(spec.nbytes for spec in specs)
+    spec = replace(specs[0], shape=(rows, *specs[0].shape[1:]))
     return made_like(
         ops[0],
-        fresh(graph, f"{ops[0].name}_{('weights', 'biases')[kind]}"),
+        fresh(graph, f"{ops[0].name}_{_KINDS[kind]}"),
         "aten.cat.default",
         (tuple(ParamRef(name) for name in names),),
-        (replace(specs[0], shape=(rows, *specs[0].shape[1:])),),
+        (spec,),
         modules=_callers(ops[0]),
-        reads_bytes=nbytes,
-        writes_bytes=nbytes,
+        moves=spec,
     )
 
 
-def _parts(graph: Graph, product: Op, ops: Sequence[Op], widths: Iterable[int]) -> Iterator[Op]:
+def _product(graph: Graph, ops: Sequence[Op], joined: Sequence[Op], width: int) -> Op:
+    """Return the one product; it costs what the layers cost, and reads their input once."""
+    first = ops[0]
+    others = [graph.param[name].spec.nbytes for op in ops[1:] for name in op.params]
+    args = (first.args[0], *(Ref(op.name) for op in joined))
+    spec = first.outputs[0]
+    wide = replace(spec, shape=(*spec.shape[:-1], width))
+    name, around = fresh(graph, f"{first.name}_together"), _callers(first)
+    made = made_like(first, name, _LINEAR, args, (wide,), modules=around)
+    return replace(
+        made,
+        flops=total(op.flops for op in ops),
+        reads_bytes=total((first.reads_bytes, *others)),
+        writes_bytes=total(op.writes_bytes for op in ops),
+    )
+
+
+def _parts(graph: Graph, product: Op, ops: Sequence[Op], widths: tuple[int, ...]) -> Iterator[Op]:
     """Yield the ops that take the product apart; parts have the layers' names."""
-    specs = [op.outputs[0] for op in ops]
-    name = fresh(graph, f"{ops[0].name}_parts")
-    args = (Ref(product.name), tuple(widths), -1)
-    how = {"modules": product.modules}
-    target = "aten.split_with_sizes.default"
-    yield made_like(product, name, target, args, specs, view_of=product.name, **how)
+    specs: list[TensorSpec] = [op.outputs[0] for op in ops]
+    around, name = product.modules, fresh(graph, f"{ops[0].name}_parts")
+    given, target = (Ref(product.name), widths, -1), "aten.split_with_sizes.default"
+    yield made_like(product, name, target, given, specs, modules=around, view_of=product.name)
     for place, (op, spec) in enumerate(zip(ops, specs, strict=True)):
-        args = (Ref(name), place)
-        yield made_like(op, op.name, "operator.getitem", args, (spec,), view_of=name, **how)
-
-
-def _wide(spec: TensorSpec, width: int) -> TensorSpec:
-    return replace(spec, shape=(*spec.shape[:-1], width))
+        part, target = (Ref(name), place), "operator.getitem"
+        yield made_like(op, op.name, target, part, (spec,), modules=around, view_of=name)

@@ -10,9 +10,9 @@ Source: Jacob et al., CVPR 2018, section 3.2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from bigbrain_fx.core import Arg, Graph, Op, ParamRef, Ref, RewritePlace, TensorSpec
+from bigbrain_fx.core import Arg, Graph, ModuleCall, Op, ParamRef, Ref, RewritePlace
 from bigbrain_fx.plan.rewriting.making import fresh, is_plain, made_like
 from bigbrain_fx.planning import mutated_roots
 
@@ -34,70 +34,74 @@ def find(graph: Graph) -> Iterator[RewritePlace]:
 
 
 def _before(graph: Graph, op: Op) -> Op | None:
-    """Return the convolution whose result alone a norm of inference reads."""
+    """Return the convolution whose result a norm of inference reads."""
     match op.args:
         case (Ref(v), ParamRef(), ParamRef(), ParamRef(), ParamRef(), False, _, float(), _):
-            conv = graph.op.get(v)
-            is_norm = op.target == _NORM and not op.kwargs and conv is not None
-            return conv if is_norm and conv is not None and _is_conv(conv) else None
+            conv = graph.op.get(v) if op.target == _NORM and not op.kwargs else None
+            return conv if conv is not None and _is_conv(conv) else None
     return None
 
 
 def _is_conv(op: Op) -> bool:
     match op.args:
-        case (Ref(), ParamRef(), *_):
+        case (Ref(), ParamRef()) | (Ref(), ParamRef(), None | ParamRef(), *_):
             return op.target == _CONV and not op.kwargs and op.outputs[0].dtype == "float32"
     return False
 
 
 def _place(graph: Graph, conv: Op, norm: Op) -> RewritePlace:
-    made = tuple(_made(graph, conv, norm))
     specs = [graph.param[name].spec for name in (*conv.params, *norm.params)]
     alike = repr((conv.args[3:], norm.args[5:], conv.outputs, specs))
     layers = (norm.module_path or norm.name,)
+    made = _Folding(graph, conv, norm).made()
     return RewritePlace("norms", (conv.name, norm.name), norm.name, made, layers, alike)
 
 
-def _made(graph: Graph, conv: Op, norm: Op) -> Iterator[Op]:
-    """Yield the arithmetic of one norm, in the words of the module that calls both."""
-    _, gain, shift, mean, variance, _, _, eps, _ = norm.args
-    weight, bias = conv.args[1], conv.args[2] if len(conv.args) > 2 else None
-    around = _around(conv, norm)
-    assert isinstance(weight, ParamRef) and isinstance(gain, ParamRef)
-    filters, channel = graph.param[weight.param].spec, graph.param[gain.param].spec
-    names = iter(fresh(graph, f"{norm.name}_{n}") for n in range(9))
+@dataclass
+class _Folding:
+    """The ops that stand for a convolution and its norm, in the words of who calls both."""
 
-    def put(target: str, *args: Arg, spec: TensorSpec = channel) -> Op:
-        nbytes = spec.nbytes
-        return made_like(
-            norm, next(names), target, args, (replace(spec, requires_grad=False),),
-            modules=around, reads_bytes=2 * nbytes, writes_bytes=nbytes,
-        )
+    graph: Graph
+    conv: Op
+    norm: Op
+    ops: list[Op] = field(default_factory=list)
 
-    steady = put("aten.add.Tensor", variance, eps)
-    root = put("aten.rsqrt.default", Ref(steady.name))
-    scale = put("aten.mul.Tensor", gain, Ref(root.name))
-    wide = replace(channel, shape=(*channel.shape, 1, 1, 1))
-    column = put("aten.view.default", Ref(scale.name), (-1, 1, 1, 1), spec=wide)
-    column = replace(column, view_of=scale.name, reads_bytes=0, writes_bytes=0)
-    scaled = put("aten.mul.Tensor", weight, Ref(column.name), spec=filters)
-    yield from (steady, root, scale, column, scaled)
-    centre: Arg = mean
-    if isinstance(bias, ParamRef):
-        off = put("aten.sub.Tensor", mean, bias)
-        yield off
-        centre = Ref(off.name)
-    moved = put("aten.mul.Tensor", centre, Ref(scale.name))
-    added = put("aten.sub.Tensor", shift, Ref(moved.name))
-    yield from (moved, added)
-    args = (conv.args[0], Ref(scaled.name), Ref(added.name), *conv.args[3:])
-    yield made_like(
-        conv, norm.name, _CONV, args, norm.outputs[:1], modules=around, flops=conv.flops,
-        reads_bytes=conv.reads_bytes, writes_bytes=conv.writes_bytes,
-    )
+    def made(self) -> tuple[Op, ...]:
+        """Return them in order."""
+        _, gain, shift, mean, variance, _, _, eps, _ = self.norm.args
+        weight, bias = self.conv.args[1], self.conv.args[2] if len(self.conv.args) > 2 else None
+        steady = self._op("steady", "aten.add.Tensor", (variance, eps), gain)
+        root = self._op("root", "aten.rsqrt.default", (steady,), gain)
+        scale = self._op("scale", "aten.mul.Tensor", (gain, root), gain)
+        column = self._column(scale, gain)
+        filters = self._op("filters", "aten.mul.Tensor", (weight, column), weight)
+        if bias is not None:
+            mean = self._op("centre", "aten.sub.Tensor", (mean, bias), gain)
+        moved = self._op("moved", "aten.mul.Tensor", (mean, scale), gain)
+        added = self._op("added", "aten.sub.Tensor", (shift, moved), gain)
+        args, around = (self.conv.args[0], filters, added, *self.conv.args[3:]), self._around()
+        conv = replace(self.conv, name=self.norm.name, args=args, modules=around, saves=None)
+        return (*self.ops, replace(conv, lines=self.conv.lines[: len(around) + 1]))
 
+    def _op(self, word: str, target: str, args: tuple[Arg, ...], like: Arg) -> Ref:
+        """Put an op whose result is like one of the model's tensors."""
+        assert isinstance(like, ParamRef)
+        spec = replace(self.graph.param[like.param].spec, requires_grad=False)
+        name, around = fresh(self.graph, f"{self.norm.name}_{word}"), self._around()
+        made = made_like(self.norm, name, target, args, (spec,), modules=around, moves=spec)
+        self.ops.append(made)
+        return Ref(name)
 
-def _around(conv: Op, norm: Op) -> tuple[object, ...]:
-    """Return the module calls that both belong to."""
-    pairs = zip(conv.modules, norm.modules, strict=False)
-    return tuple(one for one, other in pairs if one == other)
+    def _column(self, scale: Ref, like: Arg) -> Ref:
+        """Put a view of the scales: one for each filter."""
+        found = self._op("column", "aten.view.default", (scale, (-1, 1, 1, 1)), like)
+        made = self.ops[-1]
+        wide = replace(made.outputs[0], shape=(*made.outputs[0].shape, 1, 1, 1), strides=(1,) * 4)
+        nothing = replace(made, flops=0, reads_bytes=0, writes_bytes=0)
+        self.ops[-1] = replace(nothing, outputs=(wide,), view_of=scale.value)
+        return found
+
+    def _around(self) -> tuple[ModuleCall, ...]:
+        """Return the module calls that both belong to."""
+        pairs = zip(self.conv.modules, self.norm.modules, strict=False)
+        return tuple(one for one, other in pairs if one == other)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Op, Ref, RewritePlace, TensorSpec
 from bigbrain_fx.plan.rewriting.making import fresh, is_plain, made_like
@@ -27,10 +28,9 @@ def find(graph: Graph) -> Iterator[RewritePlace]:
         product = _scaled(graph, op)
         if product is None or not is_plain(graph, product.name, written):
             continue
-        if written & {op.name, *product.refs} or graph.consumers[product.name] != (op.name,):
-            continue
+        is_free = not written & {op.name, *product.refs}
         side = _smaller(graph, product)
-        if side is not None:
+        if is_free and side is not None and graph.consumers[product.name] == (op.name,):
             yield _place(graph, op, product, side)
 
 
@@ -49,16 +49,13 @@ def _scaled(graph: Graph, op: Op) -> Op | None:
 def _smaller(graph: Graph, product: Op) -> int | None:
     """Return the place of the operand with the fewest numbers, if it has fewer than the result."""
     rows = graph.static_batch or graph.batch
-    sizes = [_spec(graph, arg.value).at(rows).numel for arg in product.args if _is_value(arg)]
-    if len(sizes) != 2 or min(sizes) >= product.outputs[0].at(rows).numel:
+    specs = [_spec(graph, arg.value) for arg in product.args if isinstance(arg, Ref)]
+    if len(specs) != 2:
         return None
-    specs = [_spec(graph, ref) for ref in product.refs]
+    sizes = [spec.at(rows).numel for spec in specs]
     side = sizes.index(min(sizes))
-    return side if specs[min(side, len(specs) - 1)].dtype == product.outputs[0].dtype else None
-
-
-def _is_value(arg: object) -> bool:
-    return isinstance(arg, Ref)
+    fits = sizes[side] < product.outputs[0].at(rows).numel
+    return side if fits and specs[side].dtype == product.outputs[0].dtype else None
 
 
 def _spec(graph: Graph, name: str) -> TensorSpec:
@@ -69,19 +66,9 @@ def _place(graph: Graph, op: Op, product: Op, side: int) -> RewritePlace:
     operand = product.args[side]
     assert isinstance(operand, Ref)
     spec, name = _spec(graph, operand.value), fresh(graph, f"{op.name}_operand")
-    nbytes = dict(flops=0, reads_bytes=0, writes_bytes=0)
-    scaled = made_like(op, name, op.target, (operand, *op.args[1:]), (spec,), **nbytes)
+    scaled = made_like(op, name, op.target, (operand, *op.args[1:]), (spec,), moves=spec)
     args = (*product.args[:side], Ref(name), *product.args[side + 1 :])
-    moved = made_like(
-        product,
-        op.name,
-        product.target,
-        args,
-        product.outputs,
-        flops=product.flops,
-        reads_bytes=product.reads_bytes,
-        writes_bytes=product.writes_bytes,
-    )
+    moved = replace(product, name=op.name, args=args, saves=None)
     alike = repr((side, op.args[1:], op.target, spec, product.outputs))
     layers = (op.module_path or op.name,)
     return RewritePlace("scales", (product.name, op.name), op.name, (scaled, moved), layers, alike)

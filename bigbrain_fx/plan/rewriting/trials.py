@@ -1,4 +1,4 @@
-"""A place -> two small graphs, as it is and rewritten, with the same inputs, tensors and outputs."""
+"""A place -> two small graphs, as it is and rewritten, with the same inputs and outputs."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class _OneProcess:
 class _Lockstep(_OneProcess):
     """The graphs of a tensor group's members, run in lockstep: outputs are the last member's."""
 
-    what = "members' graphs"  # type: ignore[assignment]
+    what = "members' graphs"
 
     def _graph(self) -> Graph:
         return self.plan.sharded.members[-1]

@@ -35,16 +35,17 @@ def same_rewritten(captured: Captured, plan: Plan) -> list[dict[str, object]]:
     if not plan.source.rewritten:
         return []
     rows = None if captured.graph.static_batch is not None else plan.rows
-    lines, said = [], []
+    lines, said, rounded = [], [], False
     for exact, limit in CLOSE:
         most, count = rewritten_apart(captured, plan.graph, rows, exact=exact)
         if not exact and limit < most < math.inf:
             own = own_rounding if captured.graph.training else outputs_rounding
             limit = max(limit, _AS_NEAR * own(captured, rows))
+        rounded = rounded or most > 0
         kind = "float64" if exact else "its own types"
         said.append(f"{most:.0e} in {kind} (allowed {limit:g})")
         if not most <= limit:
             lines.append(f"a loss, gradient or output differs by {most:.1e} in {kind}")
     places = len(plan.source.rewritten)
     what = f"{count} tensors, {places} places rewritten: {', '.join(said)}"
-    return [{**link("captured graph ≈ rewritten graph", lines, what), "rounded": True}]
+    return [{**link("captured graph ≈ rewritten graph", lines, what), "rounded": rounded}]

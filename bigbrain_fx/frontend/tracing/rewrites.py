@@ -20,13 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbrain_fx.core import Dim, Graph, Op, RewriteProof, RewriteTrial, TensorSpec
 from bigbrain_fx.errors import CaptureError
-from bigbrain_fx.frontend.tracing.interpret import Interpreter, run_graph
+from bigbrain_fx.frontend.tracing.interpret import Interpreter, autocast, run_graph
 from bigbrain_fx.frontend.tracing.saves import ROWS, blank, numbers_of, with_saves
 from bigbrain_fx.frontend.tracing.trying import in_float64, widened
 from bigbrain_fx.frontend.translation.sizes import plus, times
 
-_ALLOWED = {"float64": 1e-12, "float32": 1e-5}  # of the largest; sixteen bits:
-_HALF = 2e-2
+_ALLOWED = {"float64": 1e-12, "float32": 1e-5}
+"""How far apart two ways may be, of the largest number."""
+_HALF = 2e-2  # in sixteen bits: what is no rounding, float64 finds
 _SEED = 11
 
 Tensors = Mapping[str, Tensor]
@@ -76,7 +77,8 @@ class _Run:
 
     def results(self, op: Op) -> list[Tensor]:
         """Run one op; keep what it gives for those that read it."""
-        with self.mode, torch.no_grad():
+        cpu = torch.device("cpu")
+        with self.mode, torch.no_grad(), autocast(self.graph.autocast, cpu, casts_once=False):
             given = {name: self._value(name) for name in op.refs}
             result = self.machine.call(op, given, op.name)
         self.env[op.name] = result
@@ -155,7 +157,8 @@ def prove(trial: RewriteTrial) -> RewriteProof:
         return RewriteProof(1.0, False, str(error).splitlines()[0])
     if not all(bool(t.isfinite().any()) for t in want.values() if t.numel()):
         return RewriteProof(1.0, False, "it makes no numbers to compare")
-    for problem in (*_unlike(want, have), *_unlike(*exact)):
+    rounding = _HALF if trial.before.autocast else None
+    for problem in (*_unlike(want, have, rounding), *_unlike(*exact)):
         return RewriteProof(1.0, False, problem)
     apart = max((_apart(t, have[name]) for name, t in want.items()), default=0.0)
     same = all(torch.equal(t, have[name]) for name, t in want.items())
@@ -212,10 +215,11 @@ def _filled(spec: TensorSpec, dice: torch.Generator, trains: bool) -> Tensor:
     return made.requires_grad_(spec.requires_grad and trains)
 
 
-def _unlike(want: Tensors, have: Tensors) -> Iterator[str]:
+def _unlike(want: Tensors, have: Tensors, limit: float | None = None) -> Iterator[str]:
     for name, tensor in want.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        allowed, apart = _ALLOWED.get(dtype, _HALF), _apart(tensor, have[name])
+        allowed = limit or _ALLOWED.get(dtype, _HALF)
+        apart = _apart(tensor, have[name])
         if not apart <= allowed:
             yield f"{name} differs by {apart:.1e} of the largest, {allowed:g} is allowed ({dtype})"
 

@@ -11,6 +11,11 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_process_that_dies_in_a_write_is_replaced[gems",
         "test_a_process_that_dies_in_a_write_is_replaced[1f1b-22",
     ),
+    "tests/bundles/test_rewriting.py": (
+        "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[2-choices2",
+        "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[2-choices3",
+        "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[4",
+    ),
     "tests/measure/ops/test_profiler.py": ("test_without_a_model_it_measures_twenty_dear_ops",),
     "tests/plan/tensor/test_together.py": tuple(
         f"test_nothing_is_faster_than_what_is_planned_together[{seed}]"

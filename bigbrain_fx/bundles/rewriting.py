@@ -18,6 +18,7 @@ from bigbrain_fx.plan import (
     Compared,
     Options,
     Plan,
+    apart,
     layers_text,
     require_rewritable,
     rewrite_places,
@@ -25,9 +26,6 @@ from bigbrain_fx.plan import (
     rewrites_of,
     rewritten_graph,
 )
-
-WORTH = 0.002
-"""By which share a step must be faster for "auto" to give up the bits of one process."""
 
 Planned = tuple[Plan, tuple[str, ...]]
 Class = tuple[RewritePlace, ...]
@@ -84,7 +82,6 @@ _LACKS = {
     "those that are hooked, parametrized, tied, quantised, or inside a leaf",
     "scales": "it moves a number that alone reads a product of two values, where an operand is "
     "smaller than the product",
-    "norms": "it folds a BatchNorm that alone reads a convolution, with --mode eval",
 }
 
 
@@ -113,7 +110,10 @@ class _Search:
             self.kept = [same for same in self.kept if same not in failed]
 
     def fastest(self, classes: Sequence[Class]) -> Planned:
-        """Plan without, and with one class more while that is faster by forecast."""
+        """Plan without, and with one class more while that is faster by forecast.
+
+        By more than forecasts can tell apart: the bits of one process are given up for it.
+        """
         without, notes = self._planned([])
         plan, compared = without, []
         for same in classes:
@@ -122,7 +122,9 @@ class _Search:
                 continue
             other, more = tried
             change = other.forecast.step_s / plan.forecast.step_s - 1
-            pays = change < -WORTH and self._holds(same, self._proofs([same], other.rows)[0])
+            pays = change < -apart(other.cluster) and self._holds(
+                same, self._proofs([same], other.rows)[0]
+            )
             word = "taken" if pays else "left as it is"
             compared.append(Compared(_said(same), other.forecast.step_s, f"{change:+.1%}: {word}"))
             if pays:

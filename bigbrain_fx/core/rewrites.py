@@ -7,10 +7,10 @@ from typing import Literal
 
 from bigbrain_fx.core.graph import Graph, Op
 
-Rewrite = Literal["linears", "scales", "norms"]
+Rewrite = Literal["linears", "scales"]
 """What can be computed otherwise: linear layers that read one value, as one product; a number that
-scales a product, moved to its smaller operand; a BatchNorm of inference, in its convolution."""
-REWRITES: tuple[Rewrite, ...] = ("linears", "scales", "norms")
+scales a product, moved to its smaller operand."""
+REWRITES: tuple[Rewrite, ...] = ("linears", "scales")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ _NAMED = 3
 _WORDS: dict[Rewrite, tuple[str, str]] = {
     "linears": ("linear layers that read one value", "one product, its weights joined for it"),
     "scales": ("numbers that scale a product", "moved to its smaller operand"),
-    "norms": ("BatchNorms of inference", "folded into their convolutions"),
 }
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bigbrain_fx.core import Graph, Op, Rewrite, RewritePlace, Rewritten
-from bigbrain_fx.plan.rewriting import linears, norms, scales
+from bigbrain_fx.plan.rewriting import linears, scales
 
 _FIND: Mapping[Rewrite, Callable[[Graph], Iterator[RewritePlace]]] = {
     "linears": linears.find,
     "scales": scales.find,
-    "norms": norms.find,
 }
 
 

@@ -75,7 +75,9 @@ def test_layers_that_read_one_value_are_one_product_whose_parts_keep_their_names
          ("q", "v")),
     ],
 )  # fmt: skip
-def test_what_is_not_alike_is_left_as_it_is(changed: dict[str, Op], joined: tuple[str]) -> None:
+def test_what_is_not_alike_is_left_as_it_is(
+    changed: dict[str, Op], joined: tuple[str, ...]
+) -> None:
     found = rewrite_places(qkv(**changed), ["linears"])
     assert [place.ops for place in found] == ([joined] if joined else [])
 

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         write_parts as write_parts,
     )
     from bigbrain_fx.bundles.resplitting import Resplit as Resplit, resplit as resplit
+    from bigbrain_fx.bundles.rewriting import with_rewrites as with_rewrites
     from bigbrain_fx.bundles.serving import (
         ServeOptions as ServeOptions,
         Serving as Serving,

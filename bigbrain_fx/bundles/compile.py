@@ -127,16 +127,16 @@ def split(
     followed = read_plan(like) if isinstance(like, str | Path) else like
     chosen, cluster = checked(options, model), _cluster_or(devices, followed)
     require_placeable(chosen, cluster)
-    chosen = _with_rewrites(_with_cache(_with_stores(chosen, cluster)))
+    chosen = _with_cache(_with_stores(chosen, cluster))
+    require_rewritable(chosen)
     _require_followable(chosen, followed)
     chosen = _of_whole_tensors(chosen) if weights_by_reference else chosen
     given = Given(checkpoint_of(model, weights), weights_by_reference)
     with captured_model(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
-        plan, kept = with_rewrites(
-            found, chosen, partial(_tried_plan, cluster=cluster, options=chosen, followed=followed)
-        )
+        make = partial(_tried_plan, cluster=cluster, followed=followed)
+        plan, kept = with_rewrites(found, chosen, make)
         rounded = half_sums_text(plan.graph, plan.stages), turned_text(plan.graph)
         notes = (*rewritten_note(plan), *(text for texts in rounded for text in texts))
         said = (
@@ -174,12 +174,6 @@ def _with_stores(options: Options, cluster: Cluster) -> Options:
         zero_stage=options.zero_stage,
     )
     return replace(options, tensor=1)
-
-
-def _with_rewrites(options: Options) -> Options:
-    """Return options without tensor groups where ops are rewritten; refuse what does not go."""
-    require_rewritable(options)
-    return replace(options, tensor=1) if options.rewrite else options
 
 
 def _with_cache(options: Options) -> Options:
@@ -245,9 +239,10 @@ def estimate(
     """
     chosen, cluster = checked(options, model), _cluster(devices)
     require_placeable(chosen, cluster)
-    chosen = _with_rewrites(_with_cache(_with_stores(chosen, cluster)))
+    chosen = _with_cache(_with_stores(chosen, cluster))
+    require_rewritable(chosen)
     with captured_model(model, chosen, example_batch, loss, time_limit_s, meta=True) as found:
-        make = partial(_tried_plan, cluster=cluster, options=chosen, followed=None)
+        make = partial(_tried_plan, cluster=cluster, followed=None)
         plan, _ = with_rewrites(found, chosen, make)
         return plan
 
@@ -319,7 +314,7 @@ def _cluster_or(devices: str | Path | Cluster | None, followed: Plan | None) -> 
 
 
 def _tried_plan(
-    found: FoundModel, cluster: Cluster, options: Options, followed: Plan | None
+    found: FoundModel, options: Options, cluster: Cluster, followed: Plan | None
 ) -> tuple[Plan, tuple[str, ...]]:
     """Plan a model, with rules of tensor groups tried; say what the user should know."""
     return with_tried_rules(found, options, lambda own: _plan(found, cluster, own, followed))

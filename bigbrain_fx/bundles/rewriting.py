@@ -29,7 +29,7 @@ from bigbrain_fx.plan import (
 
 Planned = tuple[Plan, tuple[str, ...]]
 Class = tuple[RewritePlace, ...]
-Make = Callable[[FoundModel], Planned]
+Make = Callable[[FoundModel, Options], Planned]
 
 
 def with_rewrites(found: FoundModel, options: Options, make: Make) -> Planned:
@@ -48,9 +48,9 @@ def with_rewrites(found: FoundModel, options: Options, make: Make) -> Planned:
         BigBrainError: as `make` does.
     """
     if not options.rewrite:
-        return make(found)
+        return make(found, options)
     require_rewritable(options)
-    search = _Search(found, make)
+    search = _Search(found, replace(options, tensor=1), make)
     classes = _classes(rewrite_places(found.graph, rewrites_of(options)))
     if "auto" in options.rewrite:
         return search.fastest(classes)
@@ -90,6 +90,7 @@ class _Search:
     """The classes of places that are kept so far: mutable, used once."""
 
     found: FoundModel
+    options: Options
     make: Make
     kept: list[Class] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -150,7 +151,7 @@ class _Search:
         places = [place for same in classes for place in same]
         known = tuple(Rewritten(p.rewrite, p.ops, p.layers) for p in places)
         source = replace(self.found.source, rewritten=known)
-        return self.make(replace(self.found, graph=graph, source=source))
+        return self.make(replace(self.found, graph=graph, source=source), self.options)
 
     def _laid(self, classes: Sequence[Class]) -> Graph | None:
         """Return the graph with these rewritten; None where the last cannot be, which is said."""

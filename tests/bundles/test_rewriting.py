@@ -23,6 +23,7 @@ from bigbrain_fx.plan import Options, Plan, Source, explain, make_plan
 from bigbrain_fx.verification.bundle.imported_bundle import run_bundle
 from bigbrain_fx.verification.bundle.links import same_training
 from bigbrain_fx.verification.bundle.rewritten import same_rewritten
+from bigbrain_fx.verification.comparison import compare
 from tools.matrix import Bench, imported, other_bytes
 
 STEPS = 3
@@ -127,8 +128,8 @@ def planned(
     options = Options(**given)  # type: ignore[arg-type]  # fields of Options
     found = FoundModel(bench.captured.graph, source, bench, (), 0)
 
-    def make(each: FoundModel) -> tuple[Plan, tuple[str, ...]]:
-        return make_plan(each.graph, cluster(devices), each.source, options), ()
+    def make(each: FoundModel, given: Options) -> tuple[Plan, tuple[str, ...]]:
+        return make_plan(each.graph, cluster(devices), each.source, given), ()
 
     return with_rewrites(found, options, make)
 
@@ -252,3 +253,11 @@ def test_the_text_is_the_users_class_and_does_not_grow_with_depth(
         assert "gate, up = " in text
         lines.append(len(text.splitlines()))
     assert lines[1] <= 1.15 * lines[0]
+
+
+def test_compare_rewrites_each_contenders_plan(bench: Bench) -> None:
+    options = Options(rewrite=("scales",), micro_batches=4)
+    found = compare(bench.file.path, cluster(2), ("naive",), options)
+    (contender,) = found.contenders
+    assert contender.plan is not None
+    assert {each.rewrite for each in contender.plan.source.rewritten} == {"scales"}

@@ -22,10 +22,11 @@ from bigbrain_fx.bundles import (
     require_gpus,
     require_optimizer,
     run,
+    with_rewrites,
     with_tried_rules,
 )
 from bigbrain_fx.cluster import read_cluster
-from bigbrain_fx.core import Cluster, Graph
+from bigbrain_fx.core import Cluster
 from bigbrain_fx.emit import check_out, write_bundle
 from bigbrain_fx.errors import BigBrainError, InputError
 from bigbrain_fx.plan import Options, Plan, make_plan
@@ -175,11 +176,10 @@ def _planned(
 ) -> Contender:
     """Plan once, on a graph that nobody has looked at before: what it caches is worked out anew."""
     say(f"planning {name}")
-    fresh = replace(found.graph)
+    fresh = replace(found, graph=replace(found.graph))
     begun_s = time.perf_counter()
     try:
-        make = partial(_fresh, fresh, cluster, found)
-        plan, _ = with_tried_rules(found, options, make)
+        plan, _ = with_rewrites(fresh, options, partial(_tried_plan, cluster=cluster))
     except Exception as error:  # a third party's partitioner raises anything
         took_s = time.perf_counter() - begun_s
         blank = Contender(name, label(options.partitioner), options.estimator, took_s)
@@ -188,8 +188,11 @@ def _planned(
     return Contender(name, label(options.partitioner), plan.estimator, took_s, plan)
 
 
-def _fresh(graph: Graph, cluster: Cluster, found: FoundModel, options: Options) -> Plan:
-    return make_plan(graph, cluster, found.source, options)
+def _tried_plan(
+    found: FoundModel, options: Options, cluster: Cluster
+) -> tuple[Plan, tuple[str, ...]]:
+    make = partial(make_plan, found.graph, cluster, found.source)
+    return with_tried_rules(found, options, make)
 
 
 def _failed(contender: Contender, error: Exception) -> Contender:

@@ -12,6 +12,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_process_that_dies_in_a_write_is_replaced[1f1b-22",
     ),
     "tests/bundles/test_rewriting.py": (
+        "test_the_text_does_not_grow_with_depth",
         "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[2-choices2",
         "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[2-choices3",
         "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[4",

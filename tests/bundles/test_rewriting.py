@@ -238,21 +238,23 @@ def test_what_is_nowhere_is_refused_with_what_it_would_be(tmp_path: Path) -> Non
     assert "an operand is smaller" in str(told.value.help)
 
 
-def test_the_text_is_the_users_class_and_does_not_grow_with_depth(
-    bench: Bench, tmp_path: Path
-) -> None:
+def written(bench: Bench, folder: Path) -> str:
+    plan, _ = planned(bench, "linears", "scales", devices=1)
+    return (write_bundle(plan, bench, folder) / "device_d0.py").read_text()
+
+
+def test_the_text_is_the_users_class_with_one_line_for_all(bench: Bench, tmp_path: Path) -> None:
+    text = written(bench, tmp_path / "bundle")
+    assert "for block in self.blocks:" in text
+    assert "torch.cat([self.q.weight, self.k.weight, self.v.weight])" in text
+    assert "q, k, v = " in text
+    assert "gate, up = " in text
+
+
+def test_the_text_does_not_grow_with_depth(bench: Bench, tmp_path: Path) -> None:
     longer = bench_of(tmp_path / "net.py", MODEL.replace("BLOCKS = 3", "BLOCKS = 6"))
-    lines: list[int] = []
-    for each in (bench, longer):
-        plan, _ = planned(each, "linears", "scales", devices=1)
-        folder = write_bundle(plan, each, tmp_path / f"bundle{len(lines)}")
-        text = (folder / "device_d0.py").read_text()
-        assert "for block in self.blocks:" in text
-        assert "torch.cat([self.q.weight, self.k.weight, self.v.weight])" in text
-        assert "q, k, v = " in text
-        assert "gate, up = " in text
-        lines.append(len(text.splitlines()))
-    assert lines[1] <= 1.15 * lines[0]
+    short, long = (written(each, tmp_path / name) for each, name in ((bench, "a"), (longer, "b")))
+    assert len(long.splitlines()) <= 1.15 * len(short.splitlines())
 
 
 def test_compare_rewrites_each_contenders_plan(bench: Bench) -> None:

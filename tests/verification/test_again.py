@@ -11,7 +11,7 @@ import pytest
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend import ModelFile, capture, load_model_file
-from bigbrain_fx.plan import with_frozen
+from bigbrain_fx.plan import Source, with_frozen
 from bigbrain_fx.verification.bundle.again import capture_again
 from tests.support.bundles import MODEL
 
@@ -31,7 +31,8 @@ def loaded(folder: Path, text: str) -> ModelFile:
 
 def frozen_plan(file: ModelFile) -> Any:
     graph = capture(file.model, file.example_batch, file.loss).graph
-    return SimpleNamespace(graph=with_frozen(replace(graph, training=True), ["blocks.0"]))
+    frozen = with_frozen(replace(graph, training=True), ["blocks.0"])
+    return SimpleNamespace(graph=frozen, source=Source("model.py"))
 
 
 def test_what_was_frozen_since_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:

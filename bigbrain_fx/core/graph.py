@@ -375,6 +375,14 @@ class Graph:
             )
         return self._sized[batch]
 
+    def of_batch(self, batch: int) -> Graph:
+        """Return the graph for an example batch of so many rows; what was worked out is kept."""
+        found = replace(self, batch=batch)
+        kept = ("op", "place", "param", "input", "graded", "consumers")
+        found.__dict__.update((name, self.__dict__[name]) for name in kept if name in self.__dict__)
+        found.__dict__["_sized"] = self._sized  # of these rows, whatever the batch is
+        return found
+
     @cached_property
     def _sized(self) -> dict[int, Graph]:
         """What `at` gave, by rows: planning asks for the same few sizes again and again."""

@@ -280,7 +280,7 @@ class Stages:
 
     def of(self, device: str) -> tuple[Stage, ...]:
         """Return the stages of one device, in order."""
-        return tuple(stage for stage in self.stages if stage.device == device)
+        return self._on.get(device, ())
 
     def replicas_on(self, device: str) -> tuple[int, ...]:
         """Return the replicas that a device is part of: one, but where two lie in reverse."""
@@ -297,6 +297,13 @@ class Stages:
     def out_of(self, stage: int, kind: EdgeKind) -> tuple[Edge, ...]:
         """Return the edges of one kind that start at a stage, in the order they are sent."""
         return self._out_of.get((stage, kind), ())
+
+    @cached_property
+    def _on(self) -> Mapping[str, tuple[Stage, ...]]:
+        found: dict[str, list[Stage]] = {}
+        for stage in self.stages:
+            found.setdefault(stage.device, []).append(stage)
+        return {device: tuple(own) for device, own in found.items()}
 
     @cached_property
     def _into(self) -> Mapping[tuple[int, EdgeKind], tuple[Edge, ...]]:

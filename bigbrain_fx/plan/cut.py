@@ -17,6 +17,7 @@ from bigbrain_fx.core import Edge, Graph, Placement, Stage, Stages, TensorSpec
 from bigbrain_fx.planning import is_size, live_ops as live_ops, units
 
 SIZE = "aten.sym_size.int"
+_UPDATING = "_updating"  # as a cached property is: stages are frozen
 _REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
@@ -401,6 +402,14 @@ def owners(graph: Graph, stages: Stages) -> dict[str, list[str]]:
 
 def updating(graph: Graph, stages: Stages) -> dict[str, int]:
     """Return the replica whose piece of its bucket each parameter is in, where pieces are whole."""
+    known = stages.__dict__.get(_UPDATING)  # every device asks
+    if known is None or known[0] is not graph:
+        known = stages.__dict__[_UPDATING] = graph, _updating(graph, stages)
+    found: dict[str, int] = known[1]
+    return found
+
+
+def _updating(graph: Graph, stages: Stages) -> dict[str, int]:
     found: dict[str, int] = {}
     firsts = (b for b in stages.buckets if not stages.stages[b.stages[0]].member)
     for bucket in firsts:  # other members have the same parameters in the same pieces

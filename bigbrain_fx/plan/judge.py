@@ -24,6 +24,9 @@ from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded, label
 
+MOST_KEPT = 1_000_000
+"""Instructions of trials that are kept, some 100 bytes each; the winner's are made again."""
+
 
 class Maker(Protocol):
     """Turns placements of one graph on one cluster into plans.
@@ -130,6 +133,7 @@ class Judge:
         self._costs: dict[int, Costs] = {}
         self._plans: dict[int, tuple[Trial, Plan]] = {}
         self._fastest_s = float("inf")
+        self._instructions = 0
 
     def plan(self, known: Sequence[Plan]) -> Plan:
         """Search, and return the best plan with what was tried."""
@@ -152,7 +156,7 @@ class Judge:
             cut_at=options.cut_at,
         )
         trial, found = search(ask)
-        _, plan = self._plans[id(trial)]
+        plan = self._whole(trial)
         require_sound(plan.programs, plan.stages)
         if (
             plan.stages.deferring and found.bounds
@@ -181,8 +185,18 @@ class Judge:
         costs = self.costs(self.graph.batch // micro_batches)
         return placement_of(self.graph, self.cluster, options, micro_batches, costs)
 
-    def score(self, trial: Trial) -> Score:
-        """Simulate a trial; "auto" makes single ops again where whole stages would have to run."""
+    def _whole(self, trial: Trial) -> Plan:
+        """Return a trial's plan with its programs, made again where they were not kept."""
+        _, plan = self._plans[id(trial)]
+        return plan if plan.programs else self._made(trial, is_trial=False)
+
+    def _kept(self, plan: Plan) -> Plan:
+        """Return a plan as it is kept: the programs of many large ones would fill the memory."""
+        self._instructions += sum(len(each.instructions) for each in plan.programs)
+        return plan if self._instructions <= MOST_KEPT else replace(plan, programs=())
+
+    def _made(self, trial: Trial, *, is_trial: bool) -> Plan:
+        """Make a trial's plan; "auto" makes single ops again where whole stages would have to."""
         asked = self.options.recompute
         options = replace(
             self.options,
@@ -192,8 +206,12 @@ class Judge:
         )
         micro = trial.micro_batches
         costs = self.costs(self.graph.batch // micro)
-        plan = self.maker.placed(options, micro, trial.placement, costs, is_trial=True)
-        self._plans[id(trial)] = trial, plan
+        return self.maker.placed(options, micro, trial.placement, costs, is_trial=is_trial)
+
+    def score(self, trial: Trial) -> Score:
+        """Simulate a trial."""
+        plan = self._made(trial, is_trial=True)
+        self._plans[id(trial)] = trial, self._kept(plan)
         self._fastest_s = min(self._fastest_s, plan.forecast.step_s)
         tell(f"{len(self._plans):,} plans simulated, the fastest {self._fastest_s:.3g} s a step")
         return _score(plan)

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from bigbrain_fx.core import DTYPE_BYTES, Bucket, Edge, Graph, Placement, Stage, Stages
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.cut import cut, graded_params, holders, live_ops, norms, updating
+from bigbrain_fx.plan.cut_alike import cut_each
 from bigbrain_fx.plan.replica_statistics import statistics, statistics_edges
 
 TRACED = ("aten.", "operator.", "region.", "math.", "assume.")
@@ -62,7 +63,7 @@ def _joined(
     *,
     like: Graph,
 ) -> Stages:
-    parts = _cut_each(graph, placement, rows)
+    parts = cut_each(graph, placement, rows)
     firsts = [0, *accumulate(len(part.stages) for part in parts)]
     stages = tuple(
         replace(stage, index=stage.index + firsts[number], replica=number)
@@ -131,19 +132,12 @@ def with_waiting_buckets(
     return replace(found, stages=stages.stages)
 
 
-def _cut_each(graph: Graph, placement: Placement, rows: int) -> list[Stages]:
-    return [
-        cut(graph, Placement(each.device_of), rows, breaks=each.breaks)
-        for each in placement.replicas
-    ]
-
-
 def with_breaks(graph: Graph, placement: Placement, rows: int) -> Placement:
     """Break stages so that all replicas make the gradients of a tied weight apart alike.
 
     Where one replica uses it in two stages, the others do, if need be on one device.
     """
-    parts = _cut_each(graph, placement, rows)
+    parts = cut_each(graph, placement, rows)
     stage_of = [_stage_of(part) for part in parts]
     breaks: list[list[str]] = [[] for _ in parts]
     for uses in _tied_uses(graph):

@@ -95,10 +95,19 @@ def likeness(cluster: Cluster) -> tuple[object, ...]:
         (replace(d, name="", host=""), hosts.index(d.host), shared.get(d.host))
         for d in cluster.devices
     )
-    return devices, tuple(_links(cluster))
+    return devices, cluster.default_link, tuple(_other_links(cluster))
 
 
-def _links(cluster: Cluster) -> Iterator[Link]:
-    for a in cluster.devices:
-        for b in cluster.devices:
-            yield cluster.link(a.name, b.name)
+def _other_links(cluster: Cluster) -> Iterator[tuple[int, int, Link]]:
+    """Yield the links that are not as most are, by the places of their ends."""
+    place = {device.name: i for i, device in enumerate(cluster.devices)}
+    named = {(place[a], place[b]): (a, b) for a, b, _ in cluster.links if {a, b} <= place.keys()}
+    ways = {
+        way: ends
+        for (i, j), (a, b) in named.items()
+        for way, ends in (((i, j), (a, b)), ((j, i), (b, a)))
+    }
+    for (i, j), (a, b) in sorted(ways.items()):
+        link = cluster.link(a, b)
+        if link != cluster.default_link:
+            yield i, j, link

@@ -24,6 +24,8 @@ from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import SPLIT
 from bigbrain_fx.planning import label
 
+MOST_TRIED = 64
+"""Devices up to which every number of micro-batches is tried for all replicas together."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
 Join: TypeAlias = Callable[[TensorParallel | None], Maker]
@@ -134,6 +136,10 @@ def _planned(
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
     groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
     work = _Work(graph, cluster, source, options, make, join, groups)
+    if count > 1 and work.is_wide():
+        best = work.as_one_is()
+        _require_one_kind(best)
+        return best
     tries = _micro_batches(graph, cluster, options, count)
     best = fastest([partial(work.plan, n) for n in tries], but=(NoPlanError, InputError))
     _require_one_kind(best)
@@ -248,6 +254,24 @@ class _Work:
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         return self.joined(micro_batches, alone, micros)
 
+    def is_wide(self) -> bool:
+        """Whether these are many devices, and one replica's plan is all of theirs."""
+        count, asked = len(self.groups), self.options.micro_batches or len(self.groups)
+        step = count * (self.graph.static_batch or 1)
+        if len(self.cluster.devices) <= MOST_TRIED or self.options.replica_shares:
+            return False
+        if self.graph.batch % step or asked % count or self.options.sum_order == "backend":
+            return False
+        return len({likeness(only(self.cluster, group)) for group in self.groups}) == 1
+
+    def as_one_is(self) -> Plan:
+        """Plan one replica, its micro-batches left open, and all as it is."""
+        count, asked = len(self.groups), self.options.micro_batches
+        alone = self._made(0, self.graph.batch // count, asked and asked // count)
+        each = sums_each(self.options.sum_order, self.options.zero_stage)
+        micros = numbered([alone.micro_batches] * count, in_turn=each)
+        return self.joined(alone.micro_batches * count, [alone] * count, micros)
+
     def _shares(self, micro_batches: int) -> tuple[int, ...]:
         if self.options.replica_shares:
             return asked(micro_batches, self.options.replica_shares, self.graph.batch)
@@ -258,19 +282,23 @@ class _Work:
 
     def _alone(self, number: int, rows: int, micro_batches: int) -> Plan:
         """Plan one replica by itself, with its own micro-batches as the batch."""
-        cluster = self._roomy(only(self.cluster, self.groups[number]))
+        cluster = only(self.cluster, self.groups[number])
         key = likeness(cluster), rows, micro_batches
         if key not in self.known:
-            graph = replace(self.graph, batch=rows * micro_batches)
-            options = replace(
-                _of_one(self.options),
-                micro_batches=micro_batches,
-                recompute="all" if self.options.recompute == "all" else None,
-                defer=None if isinstance(self.options.defer, tuple) else self.options.defer,
-                in_flight=None,
-            )
-            self.known[key] = self.make(graph, cluster, self._source(), options)
+            self.known[key] = self._made(number, rows * micro_batches, micro_batches)
         return self.known[key]
+
+    def _made(self, number: int, batch: int, micro_batches: int | None) -> Plan:
+        """Plan one replica by itself, for a batch of its own."""
+        options = replace(
+            _of_one(self.options),
+            micro_batches=micro_batches,
+            recompute="all" if self.options.recompute == "all" else None,
+            defer=None if isinstance(self.options.defer, tuple) else self.options.defer,
+            in_flight=None,
+        )
+        cluster = self._roomy(only(self.cluster, self.groups[number]))
+        return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
 
     def _roomy(self, cluster: Cluster) -> Cluster:
         """Return a replica's devices as if its weights took no room: with ZeRO 3 few of them stay.

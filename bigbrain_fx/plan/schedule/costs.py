@@ -36,7 +36,7 @@ from bigbrain_fx.plan.schedule.update_costs import (
     trainable,
     visiting_bytes,
 )
-from bigbrain_fx.plan.schedule.walk import Working, walk
+from bigbrain_fx.plan.schedule.walk import Working, walked
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def stage_costs(graph: Graph, stages: Stages, costs: Costs) -> StageCosts:
         },
         stored_s={d: stored_s(graph, stages, costs, d) for d in stages.devices},
         visiting_bytes=tuple(visiting_bytes(graph, stages, stage) for stage in stages.stages),
-        working=tuple(map(walk, parts)),
+        working=tuple(map(walked, parts)),
         gappy_bytes=dict(_gappy(graph, stages)),
         optimizer_workspace_bytes=optimizer_workspace(graph, stages, costs),
         optimizer_s=times.optimizer_s,

@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bigbrain_fx.core import Stage
+from bigbrain_fx.core import EdgeKind, Stage
 from bigbrain_fx.plan.schedule.stage_part import Part, trained_params
 from bigbrain_fx.plan.schedule.walk_backward import BackwardWalk, GradientStore, Waits
 from bigbrain_fx.plan.schedule.walk_forward import ForwardWalk
+
+_KNOWN = "_walked"  # as a cached property is: a graph is frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,29 @@ class Working:
     backward_bytes: tuple[int, int, int]
     waiting_bytes: int = 0
     weight_bytes: tuple[int, int, int] = (0, 0, 0)
+
+
+def walked(part: Part) -> Working:
+    """Return what `walk` does, each stage followed once: replicas and trials have the same ones."""
+    if part.stages.gathers:
+        return walk(part)  # it looks at buckets of all replicas, too
+    known = part.graph.__dict__.setdefault(_KNOWN, {})
+    costs = part.costs.ops[part.stage.device]
+    key = _key(part, id(costs))
+    if key not in known:
+        known[key] = walk(part), costs  # held, so that its id stays its own
+    found: Working = known[key][0]
+    return found
+
+
+def _key(part: Part, costs: int) -> tuple[object, ...]:
+    """Return all that a walk depends on, names and numbers of the stage left out."""
+    stage, stages = part.stage, part.stages
+    ways: tuple[EdgeKind, ...] = ("activation", "gradient")
+    sent = tuple(tuple((e.value, e.nbytes) for e in part.edges(kind)) for kind in ways)
+    back = tuple(edge.value for edge in stages.into(stage.index, "gradient"))
+    alike = replace(stage, index=0, device="", replica=0, member=0)
+    return alike, costs, part.kind, part.stores, sent, back
 
 
 def walk(part: Part) -> Working:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from heapq import heapify, heapreplace
 from typing import TypeAlias, cast
 
 from bigbrain_fx.core import (
@@ -57,9 +59,19 @@ def lengths(size: int, shares: Shares) -> tuple[int, ...]:
             at="--tensor",
             help=f"use at most {size} members, or leave the axis out",
         )
+    return _dealt(size, tuple(shares))
+
+
+@lru_cache(maxsize=1024)
+def _dealt(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Deal indices one by one; hundreds of alike axes are asked for, some of 50,000 words."""
     found = [1] * len(shares)
+    nexts = [(2 / share, member) for member, share in enumerate(shares)]
+    heapify(nexts)
     for _ in range(size - len(shares)):
-        found[min(range(len(shares)), key=lambda i: (found[i] + 1) / shares[i])] += 1
+        _, member = nexts[0]
+        found[member] += 1
+        heapreplace(nexts, ((found[member] + 1) / shares[member], member))
     return tuple(found)
 
 

@@ -108,7 +108,8 @@ def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
     maker = GroupMaker(plan.graph, plan.cluster, plan.source, options, tensor)
     placement = _of_graph(maker.graph, plan.placement)
     given = replace(options, in_flight=plan.in_flight)
-    made = maker.placed(given, plan.micro_batches, placement, maker.estimated(plan.rows))
+    about = given, plan.micro_batches, placement, maker.estimated(plan.rows)
+    made = maker.placed(*about, is_trial=True)
     return made.forecast.step_s
 
 

@@ -29,6 +29,7 @@ from bigbrain_fx.core import (
     Statistics,
 )
 from bigbrain_fx.errors import InputError
+from bigbrain_fx.plan.cut_alike import on_devices
 from bigbrain_fx.plan.replica_cut import cut_replicas, with_waiting_buckets
 from bigbrain_fx.weights import part_name
 
@@ -43,6 +44,7 @@ def cut_columns(
     placement: Placement,
     rows: int,
     mark: Mark,
+    alike: Sequence[int],
 ) -> tuple[Stages, ...]:
     """Cut each member's graph as the first one's is cut.
 
@@ -52,6 +54,7 @@ def cut_columns(
         placement: of the first member's ops.
         rows: of a micro-batch.
         mark: says how stages run.
+        alike: for each member the first that has as much of everything: they are cut once.
 
     Raises:
         InputError: as `cut_replicas` does, or a member has nothing to sum where another has.
@@ -65,6 +68,10 @@ def cut_columns(
     first = cut(like, placement)
     columns = [first]
     for member, graph in enumerate(members[1:], start=1):
+        if alike[member] < member:
+            twin = {group[alike[member]]: group[member] for group in groups}
+            columns.append(on_devices(columns[alike[member]], twin))
+            continue
         to = {group[0]: group[member] for group in groups}
         columns.append(cut(graph, _placed_like(first, placement, to)))
         _require_same(first, columns[-1])
@@ -216,7 +223,7 @@ def _moved(
     instruction: Instruction, edges: Mapping[Edge, Edge], numbers: Mapping[int, int]
 ) -> Instruction:
     if isinstance(instruction, Send | Recv):
-        return replace(instruction, edge=edges[instruction.edge])
+        return type(instruction)(edges[instruction.edge], instruction.micro)
     if isinstance(instruction, Compute):
-        return replace(instruction, stage=numbers[instruction.stage])
+        return type(instruction)(numbers[instruction.stage], instruction.micro)
     return instruction

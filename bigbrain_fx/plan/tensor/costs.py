@@ -49,11 +49,12 @@ def column_costs(
     alike = twins(tensor)
     own = {first: estimated(members[first], busy, source, estimator) for first in set(alike)}
     each = [own[first] for first in alike]
+    prices = _Prices(members, each, alike, busy, groups)
     return tuple(
         replace(
             costs,
             cluster=column(busy, groups, member),
-            ops=_groups(members[member], each, busy, groups, member),
+            ops=prices.of_column(member),
             optimizer_s_per_byte=_of(costs.optimizer_s_per_byte, groups, member),
             optimizer_s_per_tensor=_of(costs.optimizer_s_per_tensor, groups, member),
             measured={d: ops for d, ops in costs.measured.items() if d in _column(groups, member)},
@@ -81,19 +82,39 @@ def _of(
     return {d: s for d, s in by_device.items() if d in _column(groups, member)}
 
 
-def _groups(
-    graph: Graph, each: Sequence[Costs], cluster: Cluster, groups: Groups, member: int
-) -> dict[str, Mapping[str, OpCost]]:
-    """Return the costs of one member's ops by its device in each group; alike groups have one."""
-    tables: dict[object, Mapping[str, OpCost]] = {}
-    found = {}
-    for group in groups:
-        pairs = zip(each, group, strict=True)
-        key = tuple(id(own.ops[device]) for own, device in pairs), _ways(cluster, group)
-        if key not in tables:
-            tables[key] = _group(graph, each, cluster, group, member)
-        found[group[member]] = tables[key]
-    return found
+class _Prices:
+    """What ops cost in each group; mutable: alike groups, and members alike, have one table."""
+
+    def __init__(
+        self,
+        members: Sequence[Graph],
+        each: Sequence[Costs],
+        alike: Sequence[int],
+        cluster: Cluster,
+        groups: Groups,
+    ) -> None:
+        self.members, self.each, self.alike = members, each, alike
+        self.cluster, self.groups = cluster, groups
+        self._kinds = [self._kind(group) for group in groups]
+        self._tables: dict[object, Mapping[str, OpCost]] = {}
+
+    def of_column(self, member: int) -> dict[str, Mapping[str, OpCost]]:
+        """Return the costs of one member's ops by its device in each group."""
+        return {
+            group[member]: self._table(number, member) for number, group in enumerate(self.groups)
+        }
+
+    def _kind(self, group: Sequence[str]) -> tuple[object, ...]:
+        pairs = zip(self.each, group, strict=True)
+        return tuple(id(own.ops[device]) for own, device in pairs), _ways(self.cluster, group)
+
+    def _table(self, number: int, member: int) -> Mapping[str, OpCost]:
+        group, first = self.groups[number], self.alike[member]
+        own = self.each[member].ops[group[member]]
+        key = self._kinds[number], first, id(own)
+        if key not in self._tables:
+            self._tables[key] = _group(self.members[first], self.each, self.cluster, group, member)
+        return self._tables[key]
 
 
 def _ways(cluster: Cluster, group: Sequence[str]) -> tuple[object, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 from bigbrain_fx.core import (
     Cluster,
@@ -87,8 +88,8 @@ class GroupMaker:
 
     @property
     def recomputes(self) -> bool:
-        """Whether a search may choose what runs again: not yet, only the user may."""
-        return False
+        """Whether a search may choose what runs again."""
+        return self.whole.training and self.options.recompute in (None, "auto")
 
     @property
     def scope(self) -> str:
@@ -145,7 +146,7 @@ class GroupMaker:
 
     def _costs(self, rows: int) -> tuple[Costs, ...]:
         if rows not in self._known:
-            concrete = [graph.at(rows) for graph in self.sharded.members]
+            concrete = _concrete(self.sharded, self.tensor, rows)
             about = self.tensor, self._used, self.source, self.options.estimator
             self._known[rows] = column_costs(concrete, *about)
         return self._known[rows]
@@ -175,7 +176,7 @@ class GroupMaker:
             return scheduled(Step(*about, is_trial), schedule, options.in_flight)
 
         about = concrete, columns[0], costs, with_backward, options.recompute, micro_batches, made
-        first, programs, _ = lightened(*about)
+        first, programs, forecast = lightened(*about)
         columns = again_alike(columns, first)
         stages = joined_columns(columns)
         count = len(columns[0].stages)
@@ -192,20 +193,27 @@ class GroupMaker:
             replace(placement, tensor=self.tensor, reason=_of_groups(placement.reason)),
             stages,
             tuple(sorted(s + m * count for m in range(len(columns)) for s in with_backward)),
-            tuple(
-                program
-                for own in (part_of(stages, member) for member in range(len(columns)))
-                for program in moved_programs(programs, columns[0], own)
-            ),
+            () if is_trial else tuple(_of_members(programs, columns[0], stages)),
             Forecast(0.0, ()),
             in_flight=options.in_flight,
         )
         plan = self._known_sharded(plan)
-        if self.source.clip_norm is not None and self.whole.training:
-            plan = self._known_sharded(with_norms(plan))
-        forecast = tensor_forecast(plan, self._costs(rows))
+
+        def own(member: int) -> _Column:
+            column = column_of(stages, member)
+            return column, moved_programs(programs, columns[0], column)
+
+        known = forecast if self._is_known(rows, costs) else None
+        forecast = _forecast(plan, self._costs(rows), own, known)
         require_fits(forecast, self.all_devices)
+        if self.source.clip_norm is not None and self.whole.training and not is_trial:
+            plan = self._known_sharded(with_norms(plan))
         return self._known_sharded(replace(plan, forecast=forecast))
+
+    def _is_known(self, rows: int, costs: Costs) -> bool:
+        """Whether the first column was simulated already as it is in a plan: no norms are sent."""
+        clips = self.source.clip_norm is not None and self.whole.training
+        return costs is self._costs(rows)[0] and not clips
 
     def _columns(
         self, options: Options, micro_batches: int, placement: Placement
@@ -221,12 +229,17 @@ class GroupMaker:
 
         rows = self.whole.batch // micro_batches
         about = self.sharded.members, self.tensor.groups, placement, rows
-        return cut_columns(*about, mark), schedules[0]
+        return cut_columns(*about, mark, twins(self.tensor)), schedules[0]
 
     def _known_sharded(self, plan: Plan) -> Plan:
         """Spare a plan to work out the members' graphs again."""
         plan.__dict__["sharded"] = self.sharded
         return plan
+
+
+def _concrete(found: Sharded, tensor: TensorParallel, rows: int) -> list[Graph]:
+    """Return each member's graph in numbers; where members are alike, the first one's."""
+    return [found.members[first].at(rows) for first in twins(tensor)]
 
 
 _BY_FIRST = "each group by its first device: "
@@ -241,7 +254,7 @@ def tensor_costs(plan: Plan) -> tuple[Costs, ...]:
     """Estimate the ops of each member of a plan's groups again."""
     assert plan.placement.tensor is not None
     tensor = plan.placement.tensor
-    concrete = [graph.at(plan.rows) for graph in plan.sharded.members]
+    concrete = _concrete(plan.sharded, tensor, plan.rows)
     used = only(plan.cluster, [name for group in tensor.groups for name in group])
     return column_costs(concrete, tensor, used, plan.source, plan.estimator)
 
@@ -249,27 +262,54 @@ def tensor_costs(plan: Plan) -> tuple[Costs, ...]:
 def tensor_forecast(
     plan: Plan, costs: Sequence[Costs] | None = None, *, timeline: bool = False
 ) -> Forecast:
-    """Simulate each column by itself: in the costs members wait for each other already.
+    """Simulate each column by itself: in the costs members wait for each other already."""
 
-    Columns that are alike but for names are simulated once.
+    def own(member: int) -> _Column:
+        column = column_of(plan.stages, member)
+        return column, moved_programs(plan.programs, part_of(plan.stages, member), column)
+
+    return _forecast(plan, costs or tensor_costs(plan), own, None, timeline)
+
+
+_Column: TypeAlias = tuple[Stages, tuple[Program, ...]]
+"""One member's stages, numbered from 0, and what its devices run."""
+
+
+def _of_members(programs: Sequence[Program], first: Stages, stages: Stages) -> Iterator[Program]:
+    """Yield the programs of all members, which run what the first one's devices do."""
+    for member in range(stages.members):
+        yield from moved_programs(programs, first, part_of(stages, member))
+
+
+def _forecast(
+    plan: Plan,
+    costs: Sequence[Costs],
+    own: Callable[[int], _Column],
+    first: Forecast | None = None,
+    timeline: bool = False,
+) -> Forecast:
+    """Put the columns' forecasts together; those that are alike but for names are simulated once.
+
+    `first` is the first column's, where it is known.
     """
     assert plan.placement.tensor is not None
-    costs = costs or tensor_costs(plan)
     known: dict[object, tuple[Cluster, Forecast]] = {}
     found = []
     for member, twin in enumerate(twins(plan.placement.tensor)):
-        own = costs[member].cluster
-        key = twin, likeness(own)
+        cluster = costs[member].cluster
+        key = twin, likeness(cluster)
         if key not in known:
-            known[key] = own, _column_forecast(plan, member, costs[member], timeline)
-        found.append(_renamed(known[key][1], known[key][0], own))
+            given = first if member == 0 else None
+            made = given or _column_forecast(plan, *own(member), member, costs[member], timeline)
+            known[key] = cluster, made
+        found.append(_renamed(known[key][1], known[key][0], cluster))
     step_s, posted = max(forecast.step_s for forecast in found), posted_bytes(plan)
     return Forecast(
         step_s,
         tuple(
-            _in_group(entry, step_s - own.step_s, posted[entry.device])
-            for own in found
-            for entry in own.devices
+            _in_group(entry, step_s - each.step_s, posted[entry.device])
+            for each in found
+            for entry in each.devices
         ),
         tuple(bar for forecast in found for bar in forecast.timeline),
     )
@@ -277,8 +317,12 @@ def tensor_forecast(
 
 def _renamed(forecast: Forecast, of: Cluster, to: Cluster) -> Forecast:
     """Return one column's forecast with the devices of another."""
+    if of is to:
+        return forecast
     pairs = [(a.name, b.name) for a, b in zip(of.devices, to.devices, strict=True)]
-    names = dict(pairs) | {f"{a}->{c}": f"{b}->{d}" for a, b in pairs for c, d in pairs}
+    names = dict(pairs)
+    if forecast.timeline:
+        names |= {f"{a}->{c}": f"{b}->{d}" for a, b in pairs for c, d in pairs}
     return replace(
         forecast,
         devices=tuple(replace(entry, device=names[entry.device]) for entry in forecast.devices),
@@ -296,10 +340,17 @@ def _in_group(entry: DeviceForecast, more_s: float, more_bytes: int) -> DeviceFo
     )
 
 
-def _column_forecast(plan: Plan, member: int, costs: Costs, timeline: bool) -> Forecast:
-    concrete = plan.sharded.members[member].at(plan.rows)
-    stages = column_of(plan.stages, member)
-    programs = moved_programs(plan.programs, part_of(plan.stages, member), stages)
+def _column_forecast(
+    plan: Plan,
+    stages: Stages,
+    programs: Sequence[Program],
+    member: int,
+    costs: Costs,
+    timeline: bool,
+) -> Forecast:
+    assert plan.placement.tensor is not None
+    first = twins(plan.placement.tensor)[member]
+    concrete = plan.sharded.members[first].at(plan.rows)
     each = stage_costs(concrete, stages, costs)
     if plan.source.clip_norm is not None and concrete.training:
         each = _clipping(each, stages)

@@ -21,6 +21,7 @@ from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import apart
 from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.judge import Maker
+from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
 from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import (
@@ -39,6 +40,8 @@ Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan as asked, with nothing left open but what a partitioner chooses."""
 MOST = 5
 """Groupings that are planned, of those that no bound rules out."""
+MOST_DEVICES = 4096
+"""Of all plans together, where each has many devices."""
 SURE = 0.95
 """Of a grouping's least step, which is about right: what so reaches the best is left out."""
 
@@ -62,6 +65,9 @@ def plan_together(
         InputError: what was asked for cannot be.
     """
     found = _SoFar()
+    if is_wide(cluster) and _goes_by_levels(graph, cluster, options):
+        _by_levels(found, graph, cluster, source, options, make)
+        return found.best(apart(cluster))
     alone = replace(options, tensor=1) if tensor_is_open(options) else options
     for one in _numbers(graph, cluster, alone):
         found.add(_said(one), partial(make, graph, cluster, source, one))
@@ -73,6 +79,40 @@ def plan_together(
     if tensor_is_open(options) and not found.stopped:
         _groups(found, graph, cluster, source, options)
     return found.best(apart(cluster))
+
+
+def _goes_by_levels(graph: Graph, cluster: Cluster, options: Options) -> bool:
+    """Whether numbers of replicas and members are all that is left open."""
+    if options.tensor is None and not _replicas_are_open(cluster, options):
+        return False
+    if options.replicas not in (None, 1):
+        require_sensible(graph, options)
+    groups_go = options.tensor in (None, 1) or not list(not_yet(graph, cluster, options))
+    return groups_go and not (cluster.replicas or options.replica_shares)
+
+
+def _by_levels(
+    found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
+) -> None:
+    """Plan for many devices what a closed form finds the most promising; one is planned at least.
+
+    A plan of all of them takes long: as many are made as have `MOST_DEVICES` together.
+    """
+    tell(f"{len(cluster.devices):,} devices: which replicas and groups are worth a plan")
+    left, failed = MOST_DEVICES, MOST
+    for each in levels(graph, cluster, source, options, *open_numbers(cluster, options)):
+        what = _said(each.options)
+        is_over = found.stopped or (found.fits and left < len(cluster.devices)) or failed == 0
+        if is_over or SURE * each.about_s >= found.best_s:
+            room = "" if each.fits else ", and lacks memory"
+            found.leave(what, f"takes about {each.about_s:.4g} s{room}, by a closed form")
+            continue
+        found.add(what, partial(make, graph, cluster, source, each.options))
+        if found.lacks_memory and (each.options.replicas or 1) > 1 and not each.options.zero_stage:
+            divided = replace(each.options, zero_stage=1)
+            found.add(_said(divided), partial(make, graph, cluster, source, divided))
+        left -= len(cluster.devices)
+        failed -= found.is_failed
 
 
 def _numbers(graph: Graph, cluster: Cluster, options: Options) -> Iterator[Options]:
@@ -201,6 +241,7 @@ class _SoFar:
     Attributes:
         failure: of the first that is no plan.
         lacks_memory: whether the last one did not fit.
+        is_failed: whether it is no plan.
         stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
     """
 
@@ -208,6 +249,7 @@ class _SoFar:
     failed: list[Compared] = field(default_factory=list)
     failure: BigBrainError | None = None
     lacks_memory: bool = False
+    is_failed: bool = False
     stopped: bool = False
 
     @property
@@ -232,7 +274,7 @@ class _SoFar:
 
     def add(self, what: str, make: Callable[[], Plan]) -> None:
         """Plan one, or note why there is none."""
-        self.lacks_memory = False
+        self.lacks_memory = self.is_failed = False
         tell(what)
         try:
             plan = make()
@@ -244,7 +286,7 @@ class _SoFar:
             self.stopped = True
             self.leave(what, "stopped by Ctrl-C")
         except (NoPlanError, InputError) as error:
-            self.lacks_memory = isinstance(error, NoPlanError)
+            self.lacks_memory, self.is_failed = isinstance(error, NoPlanError), True
             self.failure = self.failure or error
             self.failed.append(Compared(what, None, error.what))
 

@@ -15,18 +15,18 @@ from bigbrain_fx.planning.device_kinds import natural, traits
 MOST_DEVICES = 256
 
 
-def looked_at(cluster: Cluster) -> Cluster:
+def looked_at(cluster: Cluster, most: int = MOST_DEVICES) -> Cluster:
     """Return the devices that a search looks at, in the order of the cluster: all, if not too many.
 
     Hosts go by their devices' rates, then by name; of the last one it may be some devices only.
     """
-    if len(cluster.devices) <= MOST_DEVICES:
+    if len(cluster.devices) <= most:
         return cluster
     hosts: dict[str, list[Device]] = {}
     for device in sorted(cluster.devices, key=lambda each: (traits(each), natural(each.name))):
         hosts.setdefault(device.host, []).append(device)
     ranked = sorted(hosts.values(), key=lambda own: ([*map(traits, own)], natural(own[0].host)))
-    taken = {device.name for device in [each for own in ranked for each in own][:MOST_DEVICES]}
+    taken = {device.name for device in [each for own in ranked for each in own][:most]}
     return replace(
         cluster,
         devices=tuple(device for device in cluster.devices if device.name in taken),

@@ -12,6 +12,8 @@ from bigbrain_fx.plan.replicas.divide import (
     only as only,
 )
 from bigbrain_fx.plan.replicas.make import (
+    MOST_TRIED as MOST_TRIED,
+    has_many_messages as has_many_messages,
     plan_replicas as plan_replicas,
     replicate as replicate,
     require_sensible as require_sensible,

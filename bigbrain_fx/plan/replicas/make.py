@@ -17,13 +17,15 @@ from bigbrain_fx.plan.gathered_parts import with_parts
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import counts
-from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
+from bigbrain_fx.plan.replica_cut import BUCKETS, cut_replicas, with_breaks
 from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import SPLIT
 from bigbrain_fx.planning import label
 
+MOST_MESSAGES = 2_000_000
+"""Of a step, for sums: more would fill the memory of who plans, and of who runs it."""
 MOST_TRIED = 64
 """Devices up to which every number of micro-batches is tried for all replicas together."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
@@ -86,6 +88,24 @@ def plan_replicas(
     return _planned(graph, cluster, source, options, make, join, count)
 
 
+def has_many_messages(replicas: int) -> bool:
+    """Whether so many replicas, each of which sends to each other, are too many for a plan."""
+    return 2 * BUCKETS * replicas * (replicas - 1) > MOST_MESSAGES
+
+
+def _require_few_messages(replicas: int) -> None:
+    if has_many_messages(replicas):
+        most = next(n for n in range(replicas, 0, -1) if not has_many_messages(n))
+        raise InputError(
+            f"{replicas:,} replicas that each send to each other are "
+            f"{2 * BUCKETS * replicas * (replicas - 1):,} messages a step for one stage alone, and "
+            f"a plan has room for {MOST_MESSAGES:,}",
+            at="--replicas",
+            help=f"use at most --replicas {most}, each a pipeline or tensor groups of several "
+            "devices",
+        )
+
+
 def require_sensible(graph: Graph, options: Options) -> None:
     """Refuse what replicas cannot do, before any work is done."""
     if graph.loss is None or not graph.training:
@@ -134,6 +154,7 @@ def _planned(
 ) -> Plan:
     if count == 1 and options.sum_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
+    _require_few_messages(count)
     groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
     work = _Work(graph, cluster, source, options, make, join, groups)
     if count > 1 and work.is_wide():

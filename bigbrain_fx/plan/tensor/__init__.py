@@ -9,6 +9,7 @@ This room knows what goes together and what does not; how a graph is divided is 
 from __future__ import annotations
 
 from bigbrain_fx.plan.tensor.asked import (
+    named_axes as named_axes,
     not_yet as not_yet,
     require_grid as require_grid,
     require_no_groups as require_no_groups,
@@ -16,7 +17,9 @@ from bigbrain_fx.plan.tensor.asked import (
     wanted_axes as wanted_axes,
     wants_tensor as wants_tensor,
 )
+from bigbrain_fx.plan.tensor.bounds import Prices as Prices
 from bigbrain_fx.plan.tensor.choices import AxisChoice as AxisChoice, axis_choices as axis_choices
+from bigbrain_fx.plan.tensor.groupings import Grouping as Grouping, neighbours as neighbours
 from bigbrain_fx.plan.tensor.make import (
     GroupMaker as GroupMaker,
     group_maker as group_maker,

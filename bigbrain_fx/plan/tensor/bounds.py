@@ -33,7 +33,7 @@ class Prices:
 
     def speeds(self) -> dict[str, float]:
         """Return how often a second each device could do all of the model's work."""
-        return {name: 1 / max(sum(each.values()), 1e-12) for name, each in self._seconds.items()}
+        return {name: 1 / max(whole_s, 1e-12) for name, whole_s in self._all_s.items()}
 
     def paying(self, axes: Iterable[Axis], grouping: Grouping) -> tuple[Axis, ...]:
         """Return the axes whose exchanges take less than dividing their work saves."""
@@ -43,8 +43,19 @@ class Prices:
         """Return about the least that a step takes: all groups busy to its end."""
         divided = {name for axis in axes for name in (*axis.along, *axis.summed)}
         sent = {(e.kind, e.value): e for axis in axes for e in axis.exchanges}
-        each = [self._group_s(group, divided, sent.values()) for group in grouping.groups]
-        return 1 / sum(1 / max(seconds, 1e-12) for seconds in each)
+        known: dict[object, float] = {}  # hundreds of groups are of a few kinds
+        speed = 0.0
+        for group in grouping.groups:
+            key = self._kind(group)
+            if key not in known:
+                known[key] = self._group_s(group, divided, sent.values())
+            speed += 1 / max(known[key], 1e-12)
+        return 1 / speed
+
+    def _kind(self, group: Sequence[str]) -> tuple[object, ...]:
+        """Return all that a group's seconds depend on."""
+        rates = (bytes_per_s(self.cluster, group[0], other) for other in group[1:])
+        return (*(id(self._seconds[name]) for name in group), *rates)
 
     def _pays(self, axis: Axis, grouping: Grouping) -> bool:
         group = grouping.groups[0]
@@ -80,7 +91,8 @@ class Prices:
 
     @cached_property
     def _all_s(self) -> dict[str, float]:
-        return {name: sum(each.values()) for name, each in self._seconds.items()}
+        sums = {id(each): sum(each.values()) for each in self._seconds.values()}
+        return {name: sums[id(each)] for name, each in self._seconds.items()}
 
     @cached_property
     def _seconds(self) -> dict[str, dict[str, float]]:

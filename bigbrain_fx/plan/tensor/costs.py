@@ -6,7 +6,7 @@ behind all the others waits for none. This file knows ops and members; it knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -21,7 +21,7 @@ from bigbrain_fx.plan.tensor.exchange import (
     sends_forward,
     sum_s,
 )
-from bigbrain_fx.plan.tensor.groups import Groups, column
+from bigbrain_fx.plan.tensor.groups import Groups, column, seen_by
 from bigbrain_fx.plan.tensor.messages import waits
 from bigbrain_fx.planning import crowded
 
@@ -106,22 +106,35 @@ class _Prices:
 
     def _kind(self, group: Sequence[str]) -> tuple[object, ...]:
         pairs = zip(self.each, group, strict=True)
-        return tuple(id(own.ops[device]) for own, device in pairs), _ways(self.cluster, group)
+        seen = seen_by(self.cluster, self.groups, group)
+        return tuple(id(own.ops[device]) for own, device in pairs), _ways(seen, group)
 
     def _table(self, number: int, member: int) -> Mapping[str, OpCost]:
         group, first = self.groups[number], self.alike[member]
         own = self.each[member].ops[group[member]]
         key = self._kinds[number], first, id(own)
         if key not in self._tables:
-            self._tables[key] = _group(self.members[first], self.each, self.cluster, group, member)
+            seen = seen_by(self.cluster, self.groups, group)
+            self._tables[key] = _group(self.members[first], self.each, seen, group, member)
         return self._tables[key]
 
 
 def _ways(cluster: Cluster, group: Sequence[str]) -> tuple[object, ...]:
     """Return all that exchanges of a group depend on."""
     ends = (replace(cluster.device[name], name="", host="") for name in group)
-    links = (cluster.link(a, b) for a in group for b in group if a != b)
-    return (*ends, *links)
+    pairs = [(a, b) for a in group for b in group if a != b]
+    links = (cluster.link(a, b) for a, b in pairs)
+    return (*ends, *links, *(_nics(cluster, pairs) if cluster.has_shared_nics else ()))
+
+
+def _nics(
+    cluster: Cluster, pairs: Iterable[tuple[str, str]]
+) -> Iterator[tuple[tuple[int, float], ...]]:
+    """Yield the NICs that each pair's messages pass: by number, since other groups have others."""
+    number: dict[str, int] = {}
+    for a, b in pairs:
+        passed = cluster.nics(a, b)
+        yield tuple((number.setdefault(name, len(number)), rate) for name, rate in passed)
 
 
 def _group(

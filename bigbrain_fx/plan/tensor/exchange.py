@@ -8,7 +8,8 @@ This file knows one op, links and members' clocks; it knows no graph and no stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from bigbrain_fx.core import SENT_BACKWARD, SENT_FORWARD, Cluster, Op
 
@@ -99,10 +100,36 @@ def _round(
 def _arrived_s(
     cluster: Cluster, group: Sequence[str], nbytes: int, sent_s: Sequence[float], member: int
 ) -> float:
-    """Return when the last of the others' messages is there: one after another as they are sent."""
-    arrived_s = 0.0
+    """Return when the last of the others' messages is there: one after another as they are sent.
+
+    What leaves a host, or comes to it, goes through its NIC beside all else of this exchange.
+    """
+    arrived_s, through_s, own = 0.0, 0.0, group[member]
+    crowded = _crowded_s(cluster, group, nbytes, own) if cluster.has_shared_nics else {}
     for begun_s, other in sorted(zip(sent_s, group, strict=True)):
-        if other != group[member]:
-            link = cluster.link(other, group[member])
+        if other != own:
+            link = cluster.link(other, own)
             arrived_s = max(arrived_s, begun_s + link.latency_s) + nbytes / link.bytes_per_s
-    return arrived_s
+            through_s = max(through_s, begun_s + link.latency_s + crowded.get(other, 0.0))
+    return max(arrived_s, through_s)
+
+
+def _crowded_s(
+    cluster: Cluster, group: Sequence[str], nbytes: int, own: str
+) -> Mapping[str, float]:
+    """Return, by who sends to a member, what the fullest NIC on the way takes for all messages."""
+    used = Counter(nic for a in group for b in group if a != b for nic in cluster.nics(a, b))
+    return {
+        other: max(
+            (count * nbytes / rate for (_, rate), count in _on_way(cluster, used, other, own)),
+            default=0.0,
+        )
+        for other in group
+        if other != own
+    }
+
+
+def _on_way(
+    cluster: Cluster, used: Counter[tuple[str, float]], a: str, b: str
+) -> Iterator[tuple[tuple[str, float], int]]:
+    return ((nic, used[nic]) for nic in cluster.nics(a, b))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from bigbrain_fx.core import Cluster, Device
 from bigbrain_fx.plan.shard import lengths
-from bigbrain_fx.plan.tensor.groups import Groups
+from bigbrain_fx.plan.tensor.groups import Groups, grouped
 
 _NEAR, _MOST = 0.02, 12
 """How near shares come to speeds, and the parts a member that may be needed for it."""
@@ -56,6 +56,15 @@ def groupings(cluster: Cluster, speeds: Mapping[str, float], most: int) -> tuple
             if groups:
                 found[_shared(groups, speeds)] = None
     return tuple(found)
+
+
+def neighbours(cluster: Cluster, members: int) -> Grouping:
+    """Return groups of neighbours of the file, each with equal shares.
+
+    Raises:
+        InputError: as `grouped`.
+    """
+    return Grouping(grouped(cluster, members), (1,) * members)
 
 
 def _pools(cluster: Cluster, speeds: Mapping[str, float]) -> Iterator[list[Device]]:

@@ -8,7 +8,7 @@ This file knows devices; it knows no model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -74,17 +74,43 @@ def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cl
     own = {group[member] for group in groups}
     used = Counter(cluster.device[name].host for group in groups for name in group)
     mine = Counter(cluster.device[name].host for name in own)
+    left = _with_nics(cluster, {host: mine[host] / used[host] for host in mine})
     return replace(
-        cluster,
+        left,
         devices=tuple(device for device in cluster.devices if device.name in own),
         links=tuple(link for link in cluster.links if {link[0], link[1]} <= own),
         replicas=(),
+    )
+
+
+def seen_by(cluster: Cluster, groups: Sequence[Sequence[str]], group: Sequence[str]) -> Cluster:
+    """Return a cluster as the exchanges of one group see it.
+
+    Groups over several hosts exchange at the same time: each has of a host's NIC what its members
+    there are of all such groups'.
+    """
+    if not cluster.has_shared_nics:
+        return cluster
+
+    def hosts_of(members: Sequence[str]) -> Counter[str]:
+        found = Counter(cluster.device[name].host for name in members)
+        return found if len(found) > 1 else Counter()
+
+    used: Counter[str] = Counter()
+    for other in groups:
+        used += hosts_of(other)
+    mine = hosts_of(group)
+    return _with_nics(cluster, {host: mine[host] / used[host] for host in mine})
+
+
+def _with_nics(cluster: Cluster, shares: Mapping[str, float]) -> Cluster:
+    """Return a cluster whose hosts have such a share of their NICs; others all of theirs."""
+    return replace(
+        cluster,
         hosts=tuple(
             host
-            if host.nic_bytes_per_s is None or not mine[host.name]
-            else replace(
-                host, nic_bytes_per_s=host.nic_bytes_per_s * mine[host.name] / used[host.name]
-            )
+            if host.nic_bytes_per_s is None or host.name not in shares
+            else replace(host, nic_bytes_per_s=host.nic_bytes_per_s * shares[host.name])
             for host in cluster.hosts
         ),
     )

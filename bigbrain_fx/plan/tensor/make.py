@@ -40,10 +40,13 @@ from bigbrain_fx.plan.tensor.columns import (
     part_of,
 )
 from bigbrain_fx.plan.tensor.costs import column_costs, twins
-from bigbrain_fx.plan.tensor.groups import column, grouped
+from bigbrain_fx.plan.tensor.groups import Groups, column, grouped
 from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
-from bigbrain_fx.planning import crowded, label
+from bigbrain_fx.planning import crowded, label, looked_at
+
+MOST_GROUPS = 128
+"""That one pipeline is searched on; replicas are what uses more."""
 
 
 def plan_tensor(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
@@ -71,9 +74,17 @@ def group_maker(graph: Graph, cluster: Cluster, source: Source, options: Options
     require_possible(graph, cluster, options)
     assert options.tensor is not None
     shares = options.tensor_shares or (1,) * options.tensor
-    groups = grouped(cluster, options.tensor)
+    groups = _looked_at(cluster, grouped(cluster, options.tensor))
     tensor = TensorParallel(groups, shares, wanted_axes(graph, options), scatters=True)
     return GroupMaker(graph, cluster, source, options, tensor)
+
+
+def _looked_at(cluster: Cluster, groups: Groups) -> Groups:
+    """Return the groups that a pipeline is searched on: all, or those of the fastest hosts."""
+    if len(groups) <= MOST_GROUPS:
+        return groups
+    seen = looked_at(column(cluster, groups, 0), MOST_GROUPS)
+    return tuple(group for group in groups if group[0] in seen.device)
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,10 @@ class GroupMaker:
     @property
     def scope(self) -> str:
         """What all of its plans have in common."""
-        return "of these tensor groups and axes"
+        count, every = len(self.tensor.groups), len(self.all_devices.devices)
+        some = every // self.tensor.members
+        of = f", on {count} of {some} groups" if count == MOST_GROUPS < some else ""
+        return f"of these tensor groups and axes{of}"
 
     @property
     def graph(self) -> Graph:

@@ -10,6 +10,7 @@ from bigbrain_fx.plan.nouns import Plan
 from bigbrain_fx.plan.shard import lengths
 from bigbrain_fx.plan.tensor.choices import alike
 from bigbrain_fx.plan.tensor.exchange import exchange_s, sum_s
+from bigbrain_fx.plan.tensor.groups import seen_by
 from bigbrain_fx.plan.tensor.messages import exchanges_of, part_channels, passes, waiting_sums
 
 # A plan of `auto` may have groups that nobody asked for.
@@ -106,10 +107,13 @@ def exchanges_s(plan: Plan, device: str) -> float:
 
 
 def _exchanges(plan: Plan, device: str, group: Sequence[str]) -> Iterator[float]:
+    tensor = plan.placement.tensor
+    assert tensor is not None
     graph = plan.sharded.members[group.index(device)].at(plan.rows)
+    seen = seen_by(plan.cluster, tensor.groups, group)
     for stage in plan.stages.of(device):
         for op in exchanges_of(graph, stage):
             for backward, count in passes(graph, op, again=stage.runs_again):
-                yield count * exchange_s(op, plan.cluster, group, backward=backward)
+                yield count * exchange_s(op, seen, group, backward=backward)
         for spec in waiting_sums(graph, stage):
-            yield sum_s(spec.nbytes, plan.cluster, group)
+            yield sum_s(spec.nbytes, seen, group)

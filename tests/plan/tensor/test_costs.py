@@ -6,12 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from bigbrain_fx.core import Cluster, Device, Graph, Link, Op, Overheads, TensorParallel, TensorSpec
+from bigbrain_fx.core import (
+    Cluster,
+    Device,
+    Graph,
+    Host,
+    Link,
+    Op,
+    Overheads,
+    TensorParallel,
+    TensorSpec,
+)
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import Options, Source, sharded, wanted_axes
 from bigbrain_fx.plan.one import estimated
 from bigbrain_fx.plan.tensor.costs import column_costs
 from bigbrain_fx.plan.tensor.exchange import exchange_s, exchanged_s
+from bigbrain_fx.plan.tensor.groups import seen_by
 
 NBYTES = 4_000_000
 HANDLED = Overheads(message_s=1e-3, message_bytes_per_s=1e9)
@@ -54,6 +65,35 @@ def test_messages_to_one_member_follow_each_other() -> None:
     on_s = exchanged_s(op, cluster, ("d0", "d1", "d2"), [0.0] * 3, backward=False)
     closed_s = 2 * handled_s + 0.01 + 2 * wire_s + 2 * 3 * 4000 / 1e12
     assert on_s == pytest.approx([closed_s] * 3)
+
+
+def on_two_hosts(nic_bytes_per_s: float | None) -> Cluster:
+    """Four devices, two a host, whose links would carry ten times what the NICs do."""
+    devices = tuple(Device(f"d{i}", f"h{i // 2}", "cpu", 2**34, 1e9, 1e15) for i in range(4))
+    hosts = tuple(Host(name, nic_bytes_per_s) for name in ("h0", "h1"))
+    return Cluster(devices, Link(0.01, 1e9), hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("groups", "messages"),
+    [
+        ((("d0", "d1", "d2", "d3"),), 4),  # two here send to two there
+        ((("d0", "d2"), ("d1", "d3")), 2),  # one of each group
+        ((("d0", "d2"),), 1),
+        ((("d0", "d1"), ("d2", "d3")), 0),  # nothing leaves a host
+    ],
+)
+def test_exchanges_through_one_nic_share_it(
+    groups: tuple[tuple[str, ...], ...], messages: int
+) -> None:
+    op, cluster = summed(1000), on_two_hosts(1e8)  # too small for pieces
+    others_s = (len(groups[0]) - 1) * 4000 / 1e9
+    closed_s = 0.01 + max(messages * 4000 / 1e8, others_s) + (len(groups[0]) - 1) * 3 * 4000 / 1e15
+    for group in groups:
+        seen = seen_by(cluster, groups, group)
+        assert exchange_s(op, seen, group) == pytest.approx(closed_s)
+        alone = seen_by(on_two_hosts(None), groups, group)
+        assert exchange_s(op, alone, group) <= closed_s
 
 
 class Net(nn.Module):

@@ -19,7 +19,7 @@ from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
-from bigbrain_fx.plan.progress import tell
+from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.schedule import require_sound
 from bigbrain_fx.plan.search import Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded, label
@@ -156,6 +156,8 @@ class Judge:
             cut_at=options.cut_at,
         )
         trial, found = search(ask)
+        if found.stopped:
+            stop()
         plan = self._whole(trial)
         require_sound(plan.programs, plan.stages)
         if (
@@ -188,7 +190,14 @@ class Judge:
     def _whole(self, trial: Trial) -> Plan:
         """Return a trial's plan with its programs, made again where they were not kept."""
         _, plan = self._plans[id(trial)]
-        return plan if plan.programs else self._made(trial, is_trial=False)
+        if plan.programs:
+            return plan
+        tell("the best plan, with the programs of all devices")
+        try:
+            return self._made(trial, is_trial=False)
+        except KeyboardInterrupt:  # all is decided: who presses it again means it
+            stop()
+            return self._made(trial, is_trial=False)
 
     def _kept(self, plan: Plan) -> Plan:
         """Return a plan as it is kept: the programs of many large ones would fill the memory."""

@@ -23,7 +23,7 @@ from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source
-from bigbrain_fx.plan.progress import tell
+from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
 from bigbrain_fx.plan.replicas import (
     divide,
     likeness,
@@ -65,9 +65,17 @@ def plan_together(
         InputError: what was asked for cannot be.
     """
     found = _SoFar()
+    with until_stopped():
+        _plan_all(found, graph, cluster, source, options, make)
+    return found.best(apart(cluster))
+
+
+def _plan_all(
+    found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
+) -> None:
     if is_wide(cluster) and _goes_by_levels(graph, cluster, options):
         _by_levels(found, graph, cluster, source, options, make)
-        return found.best(apart(cluster))
+        return
     alone = replace(options, tensor=1) if tensor_is_open(options) else options
     for one in _numbers(graph, cluster, alone):
         found.add(_said(one), partial(make, graph, cluster, source, one))
@@ -78,7 +86,6 @@ def plan_together(
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
     if tensor_is_open(options) and not found.stopped:
         _groups(found, graph, cluster, source, options)
-    return found.best(apart(cluster))
 
 
 def _goes_by_levels(graph: Graph, cluster: Cluster, options: Options) -> bool:
@@ -96,14 +103,15 @@ def _by_levels(
 ) -> None:
     """Plan for many devices what a closed form finds the most promising; one is planned at least.
 
-    A plan of all of them takes long: as many are made as have `MOST_DEVICES` together.
+    That form errs alike for all, so the others are held against its own figure of the first. A plan
+    of all of them takes long: as many are made as have `MOST_DEVICES` together.
     """
     tell(f"{len(cluster.devices):,} devices: which replicas and groups are worth a plan")
-    left, failed = MOST_DEVICES, MOST
+    left, failed, first_s = MOST_DEVICES, MOST, float("inf")
     for each in levels(graph, cluster, source, options, *open_numbers(cluster, options)):
         what = _said(each.options)
         is_over = found.stopped or (found.fits and left < len(cluster.devices)) or failed == 0
-        if is_over or SURE * each.about_s >= found.best_s:
+        if is_over or SURE * each.about_s >= first_s:
             room = "" if each.fits else ", and lacks memory"
             found.leave(what, f"takes about {each.about_s:.4g} s{room}, by a closed form")
             continue
@@ -113,6 +121,7 @@ def _by_levels(
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
         left -= len(cluster.devices)
         failed -= found.is_failed
+        first_s = first_s if found.is_failed else min(first_s, each.about_s)
 
 
 def _numbers(graph: Graph, cluster: Cluster, options: Options) -> Iterator[Options]:
@@ -279,7 +288,7 @@ class _SoFar:
         try:
             plan = make()
             self.plans.append((what, plan))
-            self.stopped = plan.search is not None and plan.search.stopped
+            self.stopped = is_stopped() or (plan.search is not None and plan.search.stopped)
         except KeyboardInterrupt:
             if not self.plans:
                 raise

@@ -13,12 +13,12 @@ from bigbrain_fx.plan.replicas.divide import (
 )
 from bigbrain_fx.plan.replicas.make import (
     MOST_TRIED as MOST_TRIED,
-    has_many_messages as has_many_messages,
     plan_replicas as plan_replicas,
     replicate as replicate,
     require_sensible as require_sensible,
     wants_replicas as wants_replicas,
 )
+from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages
 from bigbrain_fx.plan.replicas.mirror import (
     plan_mirrored as plan_mirrored,
     require_mirror as require_mirror,

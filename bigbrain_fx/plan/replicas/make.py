@@ -15,18 +15,18 @@ from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.gathered_parts import with_parts
 from bigbrain_fx.plan.judge import Maker
-from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
 from bigbrain_fx.plan.one import counts
-from bigbrain_fx.plan.replica_cut import BUCKETS, cut_replicas, with_breaks
+from bigbrain_fx.plan.progress import is_stopped, tell, until_stopped
+from bigbrain_fx.plan.replica_cut import cut_replicas, with_breaks
 from bigbrain_fx.plan.replicas.collectives import require_collectives
 from bigbrain_fx.plan.replicas.divide import Group, divide, likeness, only
+from bigbrain_fx.plan.replicas.many import require_few_messages
 from bigbrain_fx.plan.replicas.share import asked, by_speed, numbered
 from bigbrain_fx.plan.schedule import SPLIT
 from bigbrain_fx.planning import label
 
-MOST_MESSAGES = 2_000_000
-"""Of a step, for sums: more would fill the memory of who plans, and of who runs it."""
-MOST_TRIED = 64
+MOST_TRIED = 32
 """Devices up to which every number of micro-batches is tried for all replicas together."""
 Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan one replica."""
@@ -88,24 +88,6 @@ def plan_replicas(
     return _planned(graph, cluster, source, options, make, join, count)
 
 
-def has_many_messages(replicas: int) -> bool:
-    """Whether so many replicas, each of which sends to each other, are too many for a plan."""
-    return 2 * BUCKETS * replicas * (replicas - 1) > MOST_MESSAGES
-
-
-def _require_few_messages(replicas: int) -> None:
-    if has_many_messages(replicas):
-        most = next(n for n in range(replicas, 0, -1) if not has_many_messages(n))
-        raise InputError(
-            f"{replicas:,} replicas that each send to each other are "
-            f"{2 * BUCKETS * replicas * (replicas - 1):,} messages a step for one stage alone, and "
-            f"a plan has room for {MOST_MESSAGES:,}",
-            at="--replicas",
-            help=f"use at most --replicas {most}, each a pipeline or tensor groups of several "
-            "devices",
-        )
-
-
 def require_sensible(graph: Graph, options: Options) -> None:
     """Refuse what replicas cannot do, before any work is done."""
     if graph.loss is None or not graph.training:
@@ -154,7 +136,7 @@ def _planned(
 ) -> Plan:
     if count == 1 and options.sum_order != "tree":
         return make(graph, only(cluster, _all_of(cluster)), source, _of_one(options))
-    _require_few_messages(count)
+    require_few_messages(count)
     groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
     work = _Work(graph, cluster, source, options, make, join, groups)
     if count > 1 and work.is_wide():
@@ -162,7 +144,9 @@ def _planned(
         _require_one_kind(best)
         return best
     tries = _micro_batches(graph, cluster, options, count)
-    best = fastest([partial(work.plan, n) for n in tries], but=(NoPlanError, InputError))
+    with until_stopped():  # whoever presses Ctrl-C in one search wants no other
+        wanted = (partial(work.plan, n) for n in tries if n == tries[0] or not is_stopped())
+        best = fastest(wanted, but=(NoPlanError, InputError))
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
@@ -347,6 +331,7 @@ class _Work:
         self, micro_batches: int, alone: Sequence[Plan], micros: Sequence[tuple[int, ...]]
     ) -> Plan:
         """Plan all replicas together: each as it is alone, with these micro-batches."""
+        tell(f"{len(self.groups)} replicas together, {micro_text(micro_batches)}")
         tensor = self._tensor(alone)
         maker = self.join(tensor)
         replicas = tuple(

@@ -26,6 +26,7 @@ from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
 from bigbrain_fx.plan.one import in_pieces, marked
+from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import likeness, only
 from bigbrain_fx.plan.schedule import StageCosts, stage_costs
 from bigbrain_fx.plan.shard import sharded
@@ -45,7 +46,7 @@ from bigbrain_fx.plan.tensor.messages import posted_bytes, require_growing
 from bigbrain_fx.plan.tensor.norms import with_norms
 from bigbrain_fx.planning import crowded, label, looked_at
 
-MOST_GROUPS = 128
+MOST_GROUPS = 64
 """That one pipeline is searched on; replicas are what uses more."""
 
 
@@ -128,6 +129,7 @@ class GroupMaker:
             InputError: micro-batches may have fewer rows, and an exchange does not say of how many.
         """
         about = self.whole, self.tensor.axes, self.tensor.shares
+        tell(f"graphs of the {self.tensor.members} members of each group")
         found = sharded(*about, scatters=self.tensor.scatters)
         if self.source.drop_last is False and self.whole.training:
             require_growing(found.members[0])

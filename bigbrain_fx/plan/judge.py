@@ -21,7 +21,7 @@ from bigbrain_fx.plan.offloading import as_planners_see
 from bigbrain_fx.plan.one import counts, estimated, placed, placement_of
 from bigbrain_fx.plan.progress import stop, tell
 from bigbrain_fx.plan.schedule import require_sound
-from bigbrain_fx.plan.search import Ask, Score, Trial, search
+from bigbrain_fx.plan.search import MANY_DEVICES, Ask, Score, Trial, search
 from bigbrain_fx.planning import crowded, label
 
 MOST_KEPT = 1_000_000
@@ -142,7 +142,7 @@ class Judge:
             self.graph,
             crowded(self.cluster),
             self._seen,
-            tuple(counts(self.graph, self.cluster, options, 8)),
+            tuple(counts(self.graph, self.cluster, options, _most_each(self.cluster))),
             self.place,
             self.score,
             schedule=options.schedule,
@@ -159,7 +159,8 @@ class Judge:
         if found.stopped:
             stop()
         plan = self._whole(trial)
-        require_sound(plan.programs, plan.stages)
+        if sum(len(each.instructions) for each in plan.programs) <= MOST_KEPT:
+            require_sound(plan.programs, plan.stages)  # of larger ones one column was, as all run
         if (
             plan.stages.deferring and found.bounds
         ):  # the other bounds are of pipelines of whole backwards
@@ -224,6 +225,11 @@ class Judge:
         self._fastest_s = min(self._fastest_s, plan.forecast.step_s)
         tell(f"{len(self._plans):,} plans simulated, the fastest {self._fastest_s:.3g} s a step")
         return _score(plan)
+
+
+def _most_each(cluster: Cluster) -> int:
+    """Return for how many micro-batches a device, at most, a search looks."""
+    return 8 if len(cluster.devices) <= MANY_DEVICES else 64
 
 
 def _score(plan: Plan) -> Score:

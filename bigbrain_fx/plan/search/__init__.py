@@ -10,6 +10,7 @@ costs and memory; it knows nothing of how a plan is cut, of text, torch or proce
 from __future__ import annotations
 
 from bigbrain_fx.plan.search.nouns import (
+    MANY_DEVICES as MANY_DEVICES,
     MEMORY_SLACK as MEMORY_SLACK,
     Ask as Ask,
     Bound as Bound,

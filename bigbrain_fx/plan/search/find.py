@@ -15,6 +15,7 @@ from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.plan.search.nouns import (
     LATENCY_MICRO_BATCHES,
     LIMITS,
+    MANY_DEVICES,
     Ask,
     Bound,
     Limits,
@@ -136,7 +137,7 @@ class _Run:
         most = self.limits.instructions // (_INSTRUCTIONS * devices)
         every = tuple(n for n in known if n <= most) or (min(known),)
         if self.ask.objective != "latency":
-            return _spread(every, 4 * len(self.ask.cluster.devices), self.limits.counts)
+            return _spread(every, 4 * devices, self.limits.counts, many=devices > MANY_DEVICES)
         few = tuple(n for n in every if n <= LATENCY_MICRO_BATCHES)
         return few or (min(every),)
 
@@ -421,12 +422,18 @@ class _Run:
         return Bound(kind, every), Bound(covers, float(chains))
 
 
-def _spread(every: Sequence[int], around: int, most: int) -> tuple[int, ...]:
-    """Return the least number, and those nearest to `around` by ratio, `most` at all."""
+def _spread(every: Sequence[int], around: int, most: int, *, many: bool) -> tuple[int, ...]:
+    """Return the least number, and those nearest to `around` by ratio, `most` at all.
+
+    Of `many` devices the largest instead: one micro-batch keeps a long pipeline idle, and all that
+    is in flight on one fits only where micro-batches are small.
+    """
     if len(every) <= most:
         return tuple(every)
-    nearest = sorted(every[1:], key=lambda n: (max(n / around, around / n), n))
-    return tuple(sorted((every[0], *nearest[: most - 1])))
+    end = every[-1] if many else every[0]
+    others = (n for n in every if n != end)
+    nearest = sorted(others, key=lambda n: (max(n / around, around / n), n))
+    return tuple(sorted((end, *nearest[: most - 1])))
 
 
 def _by_pace(entry: Found) -> tuple[object, ...]:

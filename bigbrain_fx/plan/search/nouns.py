@@ -22,6 +22,10 @@ LATENCY_MICRO_BATCHES = 2
 """`latency` splits a batch into no more than so many micro-batches."""
 
 
+MANY_DEVICES = 32
+"""More are a long pipeline, for which more and smaller micro-batches are looked at."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One way to run the model, before anybody knows what it takes.

@@ -39,6 +39,7 @@ from bigbrain_fx.plan.shard.saved import ATTENTION, attention_saves, part_saves
 from bigbrain_fx.plan.shard.sizes import SizePart
 
 Shares: TypeAlias = Sequence[float]
+_OFTEN = "_read_often"  # as a cached property is: a graph is frozen
 
 
 def lengths(size: int, shares: Shares) -> tuple[int, ...]:
@@ -104,7 +105,8 @@ def exchanges(graph: Graph, axes: Iterable[Axis]) -> tuple[Exchange, ...]:
     axes = tuple(axes)
     touched = {name for a in axes for name in (*a.along, *a.summed, *a.whole)}
     rewriting = _Rewriting(graph.at(graph.batch), [SizePart(a, (a.size,), 0) for a in axes])
-    rewriting.visit(op for op in graph.at(graph.batch).ops if op.name in touched)
+    place = graph.place
+    rewriting.visit(rewriting.whole.op[name] for name in sorted(touched, key=place.__getitem__))
     return tuple(found for op in rewriting.forms.ops for found in _sent(op))
 
 
@@ -141,6 +143,31 @@ def _require_apart(axes: Sequence[Axis]) -> None:
                 )
 
 
+def _read_often(graph: Graph) -> tuple[tuple[str, bool, tuple[str, ...]], ...]:
+    """Return parameters that not just one op reads: whether they are tied, and who does.
+
+    Each axis of a graph is priced, hundreds of them: they are looked for once.
+    """
+    known = graph.__dict__.get(_OFTEN)
+    if known is None:
+        names: dict[str, list[str]] = {}
+        for param in graph.params:
+            names.setdefault(param.canonical, []).append(param.name)
+        readers: dict[str, dict[str, None]] = {}
+        for op in graph.ops:
+            for name in op.params:
+                if name in graph.param:
+                    readers.setdefault(graph.param[name].canonical, {})[op.name] = None
+        known = graph.__dict__[_OFTEN] = tuple(
+            (name, len(own) > 1, tuple(readers.get(canonical, ())))
+            for canonical, own in names.items()
+            for name in own
+            if len(own) > 1 or len(readers.get(canonical, ())) != 1
+        )
+    found: tuple[tuple[str, bool, tuple[str, ...]], ...] = known
+    return found
+
+
 class _Rewriting:
     """One member: the ops of the graph, each as a part or whole."""
 
@@ -152,7 +179,9 @@ class _Rewriting:
             for name in (*part.axis.along, *part.axis.summed):
                 self.active.setdefault(name, []).append(part)
         self.forms.scattered = dict(self._scattered(parts))
-        self.forms.mixed = {param.name for param in graph.params if self._is_mixed(param)}
+        self.forms.mixed = {
+            name for name, tied, readers in _read_often(graph) if tied or self._is_mixed(readers)
+        }
 
     def _scattered(self, parts: Iterable[SizePart]) -> Iterator[tuple[str, Held]]:
         """Yield the sums of which each op that reads them reads the member's own part."""
@@ -167,12 +196,10 @@ class _Rewriting:
         tensors = [op.name for op in readers if op.outputs]
         return bool(tensors) and all(self.active.get(reader) == [part] for reader in tensors)
 
-    def _is_mixed(self, param: Param) -> bool:
+    def _is_mixed(self, readers: Sequence[str]) -> bool:
         """Whether some op reads a parameter otherwise than through a copy that others share."""
-        names = {other.name for other in self.whole.params if other.canonical == param.canonical}
-        readers = [op.name for op in self.whole.ops if names & set(op.params)]
         along = [any(r in part.axis.along for part in self.active.get(r, ())) for r in readers]
-        return len(names) > 1 or not (len(readers) == 1 or all(along))
+        return not all(along)
 
     def graph(self) -> Graph:
         """Return the member's graph."""

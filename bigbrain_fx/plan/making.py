@@ -40,6 +40,7 @@ from bigbrain_fx.plan.replicas import (
     plan_mirrored,
     plan_replicas,
     require_mirror,
+    run_as_one,
     wants_mirror,
     wants_replicas,
 )
@@ -144,14 +145,18 @@ def _require_cuts(options: Options) -> None:
 
 def _grouped(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     """Plan tensor groups; with replicas, those of each by itself, and then all together."""
-    return grouped_plan(graph, options, partial(_of_axes, graph, cluster, source))
+    make = partial(_of_axes, graph, cluster, source)
+    if wants_replicas(graph, cluster, options) and run_as_one(graph, cluster, options):
+        return make(options)  # the one has axes of its own choice
+    return grouped_plan(graph, options, make)
 
 
 def _of_axes(graph: Graph, cluster: Cluster, source: Source, options: Options) -> Plan:
     if not wants_replicas(graph, cluster, options):
         return plan_tensor(graph, cluster, source, options)
     require_grid(graph, cluster, options)
-    options = replace(options, tensor_tried=wanted_axes(graph, options))  # the same in all replicas
+    if not run_as_one(graph, cluster, options):  # the same in all replicas
+        options = replace(options, tensor_tried=wanted_axes(graph, options))
     join = partial(_joined, graph, cluster, source, options)
     return plan_replicas(graph, cluster, source, options, make_plan, join)
 

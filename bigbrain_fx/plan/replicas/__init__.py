@@ -16,6 +16,7 @@ from bigbrain_fx.plan.replicas.make import (
     plan_replicas as plan_replicas,
     replicate as replicate,
     require_sensible as require_sensible,
+    run_as_one as run_as_one,
     wants_replicas as wants_replicas,
 )
 from bigbrain_fx.plan.replicas.many import has_many_messages as has_many_messages

@@ -88,6 +88,22 @@ def plan_replicas(
     return _planned(graph, cluster, source, options, make, join, count)
 
 
+def run_as_one(
+    graph: Graph, cluster: Cluster, options: Options, groups: Sequence[Group] | None = None
+) -> bool:
+    """Whether these are many devices, in replicas of which one's plan is all of theirs."""
+    count = options.replicas or len(cluster.replicas) or 1
+    asked, step = options.micro_batches or count, count * (graph.static_batch or 1)
+    if count == 1 or len(cluster.devices) <= MOST_TRIED or options.replica_shares:
+        return False
+    if graph.batch % step or asked % count or options.sum_order == "backend":
+        return False
+    if groups is None:
+        require_few_messages(count)
+        groups = divide(cluster, count)
+    return len({likeness(only(cluster, group)) for group in groups}) == 1
+
+
 def require_sensible(graph: Graph, options: Options) -> None:
     """Refuse what replicas cannot do, before any work is done."""
     if graph.loss is None or not graph.training:
@@ -139,7 +155,7 @@ def _planned(
     require_few_messages(count)
     groups = divide(cluster, count) if count > 1 else (_all_of(cluster),)
     work = _Work(graph, cluster, source, options, make, join, groups)
-    if count > 1 and work.is_wide():
+    if run_as_one(graph, cluster, options, groups):
         best = work.as_one_is()
         _require_one_kind(best)
         return best
@@ -258,16 +274,6 @@ class _Work:
         rows = self.graph.batch // micro_batches
         alone = [self._alone(i, rows, len(micros[i])) for i in range(len(self.groups))]
         return self.joined(micro_batches, alone, micros)
-
-    def is_wide(self) -> bool:
-        """Whether these are many devices, and one replica's plan is all of theirs."""
-        count, asked = len(self.groups), self.options.micro_batches or len(self.groups)
-        step = count * (self.graph.static_batch or 1)
-        if len(self.cluster.devices) <= MOST_TRIED or self.options.replica_shares:
-            return False
-        if self.graph.batch % step or asked % count or self.options.sum_order == "backend":
-            return False
-        return len({likeness(only(self.cluster, group)) for group in self.groups}) == 1
 
     def as_one_is(self) -> Plan:
         """Plan one replica, its micro-batches left open, and all as it is."""

@@ -314,16 +314,24 @@ class _Work:
     def _roomy(self, cluster: Cluster) -> Cluster:
         """Return a replica's devices as if its weights took no room: with ZeRO 3 few of them stay.
 
+        With ZeRO 1 and 2 of many devices, with less: shares of the state are not even.
+
         Whether they fit is said of all replicas together, whose account is exact.
         """
-        if self.options.zero_stage != 3:
-            return cluster
         held = {p.canonical: p.spec.nbytes for p in self.graph.params if p.spec.requires_grad}
-        state = 2 + max((self.source.optimizer_state, *self.source.optimizer_states.values()))
-        more = int(sum(held.values()) * state)
+        state = max((self.source.optimizer_state, *self.source.optimizer_states.values()))
+        if self.options.zero_stage == 3:
+            more = int(sum(held.values()) * (2 + state))
+        elif self.options.zero_stage and len(self.cluster.devices) > MOST_TRIED:
+            # parameters are dealt out whole: somebody has one more than an even share
+            more = -int(2 * state * max(held.values(), default=0) / (self.options.tensor or 1))
+        else:
+            return cluster
         return replace(
             cluster,
-            devices=tuple(replace(d, memory_bytes=d.memory_bytes + more) for d in cluster.devices),
+            devices=tuple(
+                replace(d, memory_bytes=max(1, d.memory_bytes + more)) for d in cluster.devices
+            ),
         )
 
     def _source(self) -> Source:

@@ -18,8 +18,8 @@ from bigbrain_fx.plan import (
     Compared,
     Options,
     Plan,
-    apart,
     layers_text,
+    least_gap,
     require_rewritable,
     rewrite_places,
     rewrite_trial,
@@ -123,7 +123,7 @@ class _Search:
                 continue
             other, more = tried
             change = other.forecast.step_s / plan.forecast.step_s - 1
-            pays = change < -apart(other.cluster) and self._holds(
+            pays = change < -least_gap(other.cluster) and self._holds(
                 same, self._proofs([same], other.rows)[0]
             )
             word = "taken" if pays else "left as it is"

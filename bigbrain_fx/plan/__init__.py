@@ -8,7 +8,7 @@ torch, of emitted text, or of how a plan is run. `plan.json` is the noun `Plan`,
 
 from __future__ import annotations
 
-from bigbrain_fx.plan.apart import apart as apart
+from bigbrain_fx.plan.apart import least_gap as least_gap
 from bigbrain_fx.plan.asynchronous import require_no_overlap as require_no_overlap
 from bigbrain_fx.plan.by_hand import (
     read_pins as read_pins,

@@ -18,6 +18,6 @@ card on unlike numbers of GPUs is 4.2 % off. At that distance the forecast's ord
 times in four, and below it less."""
 
 
-def apart(cluster: Cluster) -> float:
+def least_gap(cluster: Cluster) -> float:
     """Return the share that a plan must be faster by; the largest of a cluster's devices'."""
     return max(CPU if device.kind == "cpu" else GPU for device in cluster.devices)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import apart
+from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
 from bigbrain_fx.plan.memory_check import needed_bytes
@@ -151,7 +151,7 @@ class Judge:
             effort=options.effort,
             known=tuple(_trial_of(plan) for plan in known if self.can_run(plan)),
             recompute=self.maker.recomputes,
-            apart=apart(self.cluster),
+            apart=least_gap(self.cluster),
             scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
             cut_at=options.cut_at,
         )

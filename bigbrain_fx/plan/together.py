@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
-from bigbrain_fx.plan.apart import apart
+from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
@@ -67,7 +67,7 @@ def plan_together(
     found = _SoFar()
     with until_stopped():
         _plan_all(found, graph, cluster, source, options, make)
-    return found.best(apart(cluster))
+    return found.best(least_gap(cluster))
 
 
 def _plan_all(

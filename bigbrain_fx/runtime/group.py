@@ -184,12 +184,13 @@ class Group:
         self, given: Tensor, dim: int, inner: int, lengths: Shape, *, grows: bool = True
     ) -> Tensor:
         """Add the members' tensors, which have one shape; return this member's part of the sum."""
-        room, count = self._room(given, grows=grows), sum(lengths)
-        private = _private(given)
-        parts = [part_of_whole(private, dim, inner, lengths, m) for m in range(len(lengths))]
+        room, count, given = self._room(given, grows=grows), sum(lengths), given.detach()
         for member in self.others:
-            self._give(member, parts[member].reshape(-1), room // count * lengths[member])
-        own, found = parts[self.rank], list(parts)
+            part = part_of_whole(given, dim, inner, lengths, member)
+            part = part.clone() if part._is_view() else part  # nobody writes into it as it travels
+            self._give(member, part.reshape(-1), room // count * lengths[member])
+        own = part_of_whole(given, dim, inner, lengths, self.rank)
+        found = [own] * len(lengths)
         for member in self.others:
             got = self._take(member, room // count * lengths[self.rank], own.dtype)
             found[member] = got[: own.numel()].view(own.shape)
@@ -339,7 +340,7 @@ class _GatherToGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, part: Tensor, *how: Any) -> Tensor:  # noqa: ANN401
         ctx.group, ctx.how = group, how
-        return group.whole(part.clone(memory_format=torch.contiguous_format), *how)
+        return group.whole(part, *how)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ANN401

@@ -15,7 +15,7 @@ from bigbrain_fx.core import SENT_BACKWARD, SENT_FORWARD, Cluster, Op
 
 SPACE = "shard."
 LARGE = 1 << 14  # numbers; `runtime.group` has it, too
-_TOUCHES = 3.0  # adding a tensor to another moves its bytes three times
+_ADDS, _COPIES = 3, 2  # how often the bytes of a tensor move that is added to another, or copied
 
 
 def pieces(numel: int, members: int) -> tuple[int, ...]:
@@ -60,30 +60,40 @@ def exchanged_s(
         backward: in which pass.
     """
     clocks_s = list(ready_s)
-    for nbytes, adds in _rounds(op, len(group), backward=backward):
-        clocks_s = _round(cluster, group, nbytes, clocks_s, adds=adds)
+    for nbytes, touched_bytes in _rounds(op, len(group), backward=backward):
+        clocks_s = _round(cluster, group, nbytes, clocks_s, touched_bytes)
     return clocks_s
 
 
 def sum_s(nbytes: int, cluster: Cluster, group: Sequence[str]) -> float:
     """Return the seconds of a sum of which each member sends all to every other."""
-    return max(_round(cluster, group, nbytes, [0.0] * len(group), adds=True))
+    others = len(group) - 1
+    return max(_round(cluster, group, nbytes, [0.0] * len(group), others * _ADDS * nbytes))
 
 
-def _rounds(op: Op, members: int, *, backward: bool) -> Iterator[tuple[int, bool]]:
-    """Yield what each member sends each other one, and whether what comes is touched again."""
-    spec, kind = op.outputs[0], op.target.removeprefix(SPACE)
-    if kind in ("all_gather", "gather_to_group"):
-        yield spec.nbytes // members, True
-    elif kind in ("split", "reduce_scatter") or len(pieces(spec.numel, members)) == 1:
-        yield spec.nbytes, True  # what comes out of the first two is a part
-    else:
+def _rounds(op: Op, members: int, *, backward: bool) -> Iterator[tuple[int, int]]:
+    """Yield the bytes that each member sends each other one, and those that it touches itself."""
+    spec, kind, others = op.outputs[0], op.target.removeprefix(SPACE), members - 1
+    if kind in ("all_reduce", "copy_to_group"):
+        if len(pieces(spec.numel, members)) == 1:
+            yield spec.nbytes, others * _ADDS * spec.nbytes
+            return
         piece = -(-spec.nbytes // members)
-        yield from ((piece, True), (piece, False))
+        yield from ((piece, others * _ADDS * piece), (piece, 0))
+        return
+    is_part = kind in ("split", "reduce_scatter")
+    part = spec.nbytes if is_part else spec.nbytes // members
+    moved = _COPIES * part * members  # parts are put together, or taken out of the whole
+    is_sum = kind == ("gather_to_group" if backward else "reduce_scatter")
+    yield part, moved + (others * _ADDS * part if is_sum else 0)
 
 
 def _round(
-    cluster: Cluster, group: Sequence[str], nbytes: int, ready_s: Sequence[float], *, adds: bool
+    cluster: Cluster,
+    group: Sequence[str],
+    nbytes: int,
+    ready_s: Sequence[float],
+    touched_bytes: int,
 ) -> list[float]:
     others = len(group) - 1
     devices = [cluster.device[name] for name in group]
@@ -92,7 +102,7 @@ def _round(
     return [
         max(sent_s[i], _arrived_s(cluster, group, nbytes, sent_s, i))
         + each_s[i]
-        + adds * others * _TOUCHES * nbytes / device.memory_bytes_per_s
+        + touched_bytes / device.memory_bytes_per_s
         for i, device in enumerate(devices)
     ]
 

@@ -14,6 +14,7 @@ from bigbrain_fx.core import (
     Link,
     Op,
     Overheads,
+    Ref,
     TensorParallel,
     TensorSpec,
 )
@@ -150,3 +151,22 @@ def walked(members: list[Graph], cluster: Cluster, source: Source) -> tuple[floa
                 ready = [max(sent[i], there[i]) + each + 3 * nbytes / 1e12 for i in (0, 1)]
         passes.append(max(ready))
     return passes[0], passes[1]
+
+
+def scattered(kind: str, numel: int) -> Op:
+    """Return an exchange of a whole tensor of so many numbers, half of it each member's."""
+    part = numel // 2 if kind == "reduce_scatter" else numel
+    spec = TensorSpec((part,), "float32", (1,), requires_grad=True)
+    return Op("part", f"shard.{kind}", (Ref("x"), 0, 1, (1, 1)), outputs=(spec,))
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "gather_to_group"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_half_a_sum_is_sent_by_halves(kind: str, backward: bool) -> None:
+    """Half the bytes on the wire; taken apart or put together, and where it is a sum, added."""
+    cluster, half = cluster_of(1, 1), NBYTES // 2
+    took_s = exchange_s(scattered(kind, NBYTES // 4), cluster, ("d0", "d1"), backward=backward)
+    is_sum = backward == (kind == "gather_to_group")
+    handled_s = 1e-3 + half / 1e9
+    touched = 2 * NBYTES + (3 * half if is_sum else 0)
+    assert took_s == pytest.approx(2 * handled_s + 0.01 + half / 1e8 + touched / 1e12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from bigbrain_fx.core import Graph
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.plan.nouns import AUTO, Options
 from bigbrain_fx.plan.schedule import SPLIT
@@ -41,3 +42,14 @@ def with_members(options: Options, why: str) -> Iterator[Conflict]:
     """Yield what runs a stage on several devices together."""
     if options.tensor not in (None, 1) or options.tensor_shares:
         yield f"--tensor: {why}", "leave --tensor out"
+
+
+def require_backwards(graph: Graph, options: Options) -> None:
+    """Raise InputError where inference is to do something about backwards."""
+    for flag, asked in (("--defer", options.defer), ("--recompute", options.recompute)):
+        if asked and not graph.training:
+            raise InputError(
+                f"nothing is trained in inference: {flag} is for training",
+                at=flag,
+                help=f"leave {flag} out, or split with --mode train",
+            )

@@ -25,6 +25,7 @@ from bigbrain_fx.plan.by_hand import (
     with_homes,
 )
 from bigbrain_fx.plan.compiling import require_compilable
+from bigbrain_fx.plan.conflicts import require_backwards
 from bigbrain_fx.plan.deferring import Defer, defer_of
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
@@ -81,7 +82,7 @@ def make_plan(
         InputError: the batch cannot be split as asked.
     """
     _require_cuts(options)
-    _require_backwards(graph, options)
+    require_backwards(graph, options)
     require_asynchronous(graph, cluster, source, options)
     require_compilable(graph, source, options)
     require_quantisable(options)
@@ -108,17 +109,6 @@ def make_plan(
     if options.partitioner == AUTO:
         return _searched(graph, cluster, source, options, known)
     return by_partitioner(PipelineMaker(graph, cluster, source, options), known)
-
-
-def _require_backwards(graph: Graph, options: Options) -> None:
-    """Raise InputError where inference is to do something about backwards."""
-    for flag, asked in (("--defer", options.defer), ("--recompute", options.recompute)):
-        if asked and not graph.training:
-            raise InputError(
-                f"nothing is trained in inference: {flag} is for training",
-                at=flag,
-                help=f"leave {flag} out, or split with --mode train",
-            )
 
 
 def _require_cuts(options: Options) -> None:

@@ -40,7 +40,7 @@ from bigbrain_fx.core import (
 )
 from bigbrain_fx.frontend import capture_file
 from bigbrain_fx.frontend.location import resolved
-from bigbrain_fx.plan import Options, Source, make_plan
+from bigbrain_fx.plan import Options, Plan, Source, make_plan
 
 WIDTH, TOKENS, HEADS, BATCH = 256, 64, 8, 32
 OPS_PER_BLOCK = 20
@@ -86,7 +86,10 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One plan: what it took to make, and how good it is known to be."""
+    """One plan: what it took to make, and how good it is known to be.
+
+    Gaps, and the fullest device's memory, are a search's; replicas of one searched plan have none.
+    """
 
     name: str
     ops: int
@@ -97,9 +100,10 @@ class Row:
     step_s: float
     devices: int
     micro_batches: int
-    gap_any: float
-    gap_chains: float
-    most_memory: float
+    shape: str
+    gap_any: float | None = None
+    gap_chains: float | None = None
+    most_memory: float | None = None
 
 
 @click.command()
@@ -138,9 +142,24 @@ def _show(row: Row, as_json: bool) -> None:
     click.echo(
         f"{row.name} {row.ops:6d} ops, {row.effort}: captured in {row.capture_s:.1f} s, planned in "
         f"{row.plan_s:.2f} s ({row.max_rss_bytes / 2**30:.2f} GiB); step {row.step_s:.4g} s on "
-        f"{row.devices} devices, {row.micro_batches} micro-batches, fullest {row.most_memory:.0%}; "
-        f"gap {row.gap_any:.1%} to any plan, {row.gap_chains:.1%} to any contiguous one"
+        f"{row.devices} devices, {row.micro_batches} micro-batches, {row.shape}{_gaps(row)}"
     )
+
+
+def _gaps(row: Row) -> str:
+    if row.gap_any is None or row.gap_chains is None or row.most_memory is None:
+        return ""
+    return (
+        f", fullest {row.most_memory:.0%}; gap {row.gap_any:.1%} to any plan, "
+        f"{row.gap_chains:.1%} to any contiguous one"
+    )
+
+
+def _shape(plan: Plan) -> str:
+    """Say how many replicas, stages of one, members of a group, and what is divided."""
+    stages = plan.stages
+    each = len(stages.devices) // stages.replicas // stages.members
+    return f"{stages.replicas} x {each} x {stages.members}, ZeRO {stages.zero_stage}"
 
 
 def _planned(
@@ -149,8 +168,8 @@ def _planned(
     start_s = time.process_time()
     plan = make_plan(graph, cluster, source, options)
     took_s = time.process_time() - start_s
-    assert plan.search is not None
-    gap_any, gap_chains = plan.search.gaps
+    found = plan.search
+    known = (*found.gaps, found.winner.memory_share) if found is not None else ()
     return Row(
         name,
         len(graph.ops),
@@ -161,9 +180,8 @@ def _planned(
         plan.forecast.step_s,
         len(plan.stages.devices),
         plan.micro_batches,
-        gap_any,
-        gap_chains,
-        plan.search.winner.memory_share,
+        _shape(plan),
+        *known,
     )
 
 

@@ -367,12 +367,12 @@ HEAD = (
 )
 
 
-FOUND = """Where bytes are 1.000, ours are the least at equal memory and no more computing;
-where they are more, the sequence is divided from the block's input on, whose gradient is gathered
-once (in a model once in all, not in every block). What is left of the step is work that ours leaves
-whole: the sequence of so small a block is not always divided, since each exchange also has a
-latency, which the program does not count; and ours keeps one axis for a value wherever it is
-read."""
+FOUND = """Bytes are the least that our exchanges allow, at equal memory and no more computing (of
+the MoE but for its router). What is left of the step is work that ours leaves whole: norms,
+residual sums and what follows them along the sequence. They are divided, too, where that gains more
+than forecasts can tell apart; in blocks as small as these a latency for each exchange, which the
+program does not count, takes what it would gain. `--tensor-axes heads,hidden,sequence` asks for
+it."""
 
 
 @click.command()

@@ -22,7 +22,7 @@ from bigbrain_fx.bundles.found import (
     with_true_copies,
 )
 from bigbrain_fx.bundles.found_model import FoundModel, Loss, Recipe
-from bigbrain_fx.bundles.rewriting import with_rewrites
+from bigbrain_fx.bundles.rewriting import Make, with_rewrites
 from bigbrain_fx.bundles.typed import of_its_types
 from bigbrain_fx.cluster import read_cluster
 from bigbrain_fx.core import Cluster, Graph
@@ -136,20 +136,28 @@ def split(
         model, chosen, example_batch, loss, time_limit_s, given=given, recipe=recipe
     ) as found:
         make = partial(_tried_plan, cluster=cluster, followed=followed)
-        plan, kept = with_rewrites(found, chosen, make)
-        rounded = half_sums_text(plan.graph, plan.stages), turned_text(plan.graph)
-        notes = (*rewritten_note(plan), *(text for texts in rounded for text in texts))
-        said = (
-            *found.warnings,
-            *kept,
-            *group_warnings(plan),
-            *require_optimizer(found, plan),
-            *notes,
-        )
+        plan, said = _said_plan(found, chosen, make)
         plan, copied = with_true_copies(found, plan)
         _require_training(plan, lean=lean)
         write_bundle(plan, found.weights, Path(os.path.abspath(out)), force=force, lean=lean)
         return Split(plan, Path(out), (*said, *copied), found.parameters, found.capture_s)
+
+
+def _said_plan(found: FoundModel, options: Options, make: Make) -> tuple[Plan, tuple[str, ...]]:
+    """Return a plan, and what the user should know of it; its optimizer was tried."""
+    plan, kept = with_rewrites(found, options, make)
+    notes = (
+        *rewritten_note(plan),
+        *half_sums_text(plan.graph, plan.stages),
+        *turned_text(plan.graph),
+    )
+    return plan, (
+        *found.warnings,
+        *kept,
+        *group_warnings(plan),
+        *require_optimizer(found, plan),
+        *notes,
+    )
 
 
 def _of_whole_tensors(options: Options) -> Options:

@@ -53,17 +53,17 @@ def main(models: str, shares: str, rounds: int, steps: int, width: int | None) -
     click.echo(
         "model    share   auto: forecast measured   all: forecast measured   what auto makes"
     )
-    benches = map(Bench.of, models.split(",")) if width is None else [_wide(width)]
-    for bench in benches:
-        kept = bench.plan(parse_cell(f"{bench.captured.graph.name}/naive/1/gpipe"))
-        for share in map(float, shares.split(",")):
-            click.echo(_row(bench, kept, share, rounds, steps))
+    with tempfile.TemporaryDirectory(prefix="again-") as scratch:  # where bundles find the file
+        benches = map(Bench.of, models.split(",")) if width is None else [_wide(width, scratch)]
+        for bench in benches:
+            kept = bench.plan(parse_cell(f"{bench.captured.graph.name}/naive/1/gpipe"))
+            for share in map(float, shares.split(",")):
+                click.echo(_row(bench, kept, share, rounds, steps))
 
 
-def _wide(width: int) -> Bench:
-    with tempfile.TemporaryDirectory(prefix="again-") as scratch:
-        file = load_model_file(model_file(Size(4, width, 128, 32), Path(scratch)))
-        return Bench(file, capture(file.model, file.example_batch, file.loss, name="gpt"))
+def _wide(width: int, scratch: str) -> Bench:
+    file = load_model_file(model_file(Size(4, width, 128, 32), Path(scratch)))
+    return Bench(file, capture(file.model, file.example_batch, file.loss, name="gpt"))
 
 
 def _row(bench: Bench, kept: Plan, share: float, rounds: int, steps: int) -> str:

@@ -55,7 +55,7 @@ HOOKS = {
     "net.blocks[1].up.weight.register_post_accumulate_grad_hook(halve)": "blocks.1.up.weight",
     "net.blocks[2].register_full_backward_hook(lambda m, i, o: (i[0] * 0.5,))": "gradient of",
     "net.norm.register_forward_hook(lambda m, a, out: out * 1.001)": "loss of step 0",
-    "net.blocks[3].norm.eps = 2e-5": "loss of step 0",
+    "net.blocks[3].norm.eps = 2e-3": "loss of step 0",
 }
 HALVE = """
 def halve(parameter):

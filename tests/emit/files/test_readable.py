@@ -49,8 +49,9 @@ def device_lines(blocks: int, partitioner: str, schedule: str, micro_batches: in
 @pytest.mark.parametrize("blocks", [8, 12, 24])
 def test_many_blocks_on_4_devices(blocks: int, partitioner: str, schedule: str) -> None:
     few, many = (device_lines(blocks, partitioner, schedule, count) for count in MICRO)
-    assert max(few) < LINES
-    assert few == many
+    assert max(*few, *many) < LINES
+    if partitioner == "naive":  # chain-dp cuts anew for each number: in a block, where that pays
+        assert few == many
     twice = device_lines(2 * blocks, partitioner, schedule, MICRO[0])
     assert all(abs(a - b) <= 10 for a, b in zip(few, twice, strict=True)), (few, twice)
 

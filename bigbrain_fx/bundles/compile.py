@@ -171,7 +171,7 @@ def _of_whole_tensors(options: Options) -> Options:
 
 
 def _with_stores(options: Options, cluster: Cluster) -> Options:
-    """Return options without tensor groups where devices offload; refuse what does not go."""
+    """Return options that open no tensor groups where devices offload; refuse what does not go."""
     if not options.offload:
         return options
     require_stores(
@@ -181,7 +181,7 @@ def _with_stores(options: Options, cluster: Cluster) -> Options:
         groups=wants_tensor(options),
         zero_stage=options.zero_stage,
     )
-    return replace(options, tensor=1)
+    return options if wants_tensor(options) else replace(options, tensor=1)
 
 
 def _with_cache(options: Options) -> Options:

@@ -67,11 +67,11 @@ def require_stores(
             at="--offload",
             help="leave --offload out",
         )
-    if groups:
+    if groups and "weights" in offload:
         raise InputError(
-            "--offload does not go with tensor groups yet",
+            "--offload weights does not go with tensor groups: a device runs its layers by itself",
             at="--offload",
-            help="leave --tensor out, or --offload",
+            help="use --offload activations,state, or leave --tensor out",
         )
     if zero_stage == 3:
         raise InputError(

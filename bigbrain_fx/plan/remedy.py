@@ -127,7 +127,8 @@ def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _
     has_stores = all(device.name in case.cluster.store for device in case.cluster.devices)
     if supposed == has_stores:
         return
-    if not case.graph.training or wants_tensor(options):
+    groups = wants_tensor(options)
+    if not case.graph.training:
         return
     tried: tuple[tuple[Offloaded, ...], ...] = (
         ("state",),
@@ -135,9 +136,10 @@ def _offloading(case: _Case, *, supposed: bool = False) -> Iterator[tuple[str, _
         ("activations", "state"),
         ("activations", "state", "weights"),
     )
-    for offload in tried:
+    for offload in tried[:-1] if groups else tried:
         if set(offload) > set(options.offload):
-            asked = replace(case, options=replace(options, offload=offload, tensor=1))
+            members = options.tensor if groups else 1
+            asked = replace(case, options=replace(options, offload=offload, tensor=members))
             words = "weights" if "weights" in offload else ",".join(offload)
             yield _in_stores(asked, words, has_stores=has_stores)
 

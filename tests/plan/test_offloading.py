@@ -65,14 +65,14 @@ def test_words_are_read_and_the_nearest_is_named() -> None:
     ("more", "message"),
     [
         ({"trains": False}, "nothing is trained in inference"),
-        ({"groups": True}, "tensor groups"),
+        ({"groups": True, "offload": ("weights",)}, "tensor groups"),
         ({"zero_stage": 3}, "does not go with --zero 3 yet"),
     ],
 )
 def test_what_does_not_go_together_is_refused(more: dict[str, object], message: str) -> None:
-    given = {"trains": True, "groups": False, "zero_stage": 0, **more}
+    given = {"offload": STATE, "trains": True, "groups": False, "zero_stage": 0, **more}
     with pytest.raises(InputError, match=message):
-        require_stores(STATE, with_stores(PAIR), **given)  # type: ignore[arg-type]
+        require_stores(cluster=with_stores(PAIR), **given)  # type: ignore[arg-type]
 
 
 def test_a_device_without_a_store_is_named_with_the_line_to_add() -> None:

@@ -91,8 +91,9 @@ def likeness(cluster: Cluster) -> tuple[object, ...]:
     """Return what two clusters have in common that are alike but for names: a plan serves both."""
     hosts = list(dict.fromkeys(device.host for device in cluster.devices))
     shared = {host.name: replace(host, name="") for host in cluster.hosts}
+    stores = {each.device: replace(each, name="", device="") for each in cluster.stores}
     devices = tuple(
-        (replace(d, name="", host=""), hosts.index(d.host), shared.get(d.host))
+        (replace(d, name="", host=""), hosts.index(d.host), shared.get(d.host), stores.get(d.name))
         for d in cluster.devices
     )
     return devices, cluster.default_link, tuple(_other_links(cluster))

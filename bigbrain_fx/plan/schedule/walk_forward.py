@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from bigbrain_fx.core import ModuleCall, Op, Saves
@@ -43,6 +43,8 @@ class ForwardWalk:
         self.again = frozenset(part.stage.again)
         self.root, calls = of_graph(part.graph)
         self._variables: dict[tuple[tuple[ModuleCall, ...], str], str] = {}
+        self._place = {op.name: i for i, op in enumerate(part.ops())}
+        self._draws = dict(self._divided_draws())
         here = Counter(call for op in part.ops() for call in op.modules)
         self._cut = {call for call, count in here.items() if count < calls[call]}
         self.sent = {self.root.get(name, name) for name in part.stage.sends}
@@ -123,12 +125,36 @@ class ForwardWalk:
         another value takes the name.
         """
         maker = self.part.graph.op.get(root)
-        if maker is None or root not in self.held or maker.source == reader.source:
+        if maker is None or root not in self.held:
             self.free(root)
+            return
+        if maker.source == reader.source:
+            self._read_in_line(maker, reader)
             return
         both = zip(maker.modules, reader.modules, strict=False)
         frame = tuple(a for a, b in takewhile(lambda pair: pair[0] == pair[1], both))
-        self._name(frame, _variable(maker), root)
+        self._name(frame, _name_in(frame, maker), root)
+
+    def _read_in_line(self, maker: Op, reader: Op) -> None:
+        """Free a value that its own line has read, unless a device file makes several of that line.
+
+        It does where a group draws for all its members and each takes its part: what was made
+        before the draw and is read after it has a name there, and so has what is drawn.
+        """
+        at, read_at = self._place[maker.name], self._place[reader.name]
+        drawn_at = self._draws.get(maker.source, read_at)
+        if at <= drawn_at < read_at or (drawn_at < at and at + 1 < read_at):
+            self._name(maker.modules, maker.name, maker.name)
+        else:
+            self.free(maker.name)
+
+    def _divided_draws(self) -> Iterator[tuple[str, int]]:
+        """Yield lines with a draw of which a member takes its part, and the draw's place."""
+        ops = self.part.graph.op
+        for op in self.part.ops():
+            drawn = [ref for ref in op.refs if ref in self._place and ops[ref].random]
+            if drawn and op.target.startswith("shard."):
+                yield op.source, self._place[drawn[0]]
 
     def _name(self, frame: tuple[ModuleCall, ...], name: str, root: str) -> None:
         """Give a name to a storage; what had it goes."""
@@ -150,6 +176,16 @@ class ForwardWalk:
         """Let go of a storage, unless it is sent: then the ledger of messages has it."""
         if root in self.held and root not in self.sent:
             self.live -= self.held.pop(root)
+
+
+def _name_in(frame: tuple[ModuleCall, ...], maker: Op) -> str:
+    """Return the name that a value has in a call; a module's result goes with the next one's.
+
+    What a class returns to a loop over such modules has one name there, in every round.
+    """
+    if len(maker.modules) > len(frame) and maker.code.startswith("return "):
+        return f"return of {maker.modules[len(frame)].type}"
+    return _variable(maker)
 
 
 def _variable(op: Op) -> str:

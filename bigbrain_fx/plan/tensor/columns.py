@@ -139,6 +139,10 @@ def joined_columns(columns: Sequence[Stages]) -> Stages:
         first.zero_stage,
         first.sum_order,
         tuple(_shared_by(each, m, count) for m, c in numbered for each in c.statistics),
+        first.offload,
+        saves=tuple(
+            replace(each, stage=each.stage + m * count) for m, c in numbered for each in c.saves
+        ),
     )
 
 
@@ -176,6 +180,7 @@ def part_of(stages: Stages, member: int) -> Stages:
         edges=tuple(edge for edge in edges if edge.kind != "norm"),
         buckets=tuple(each for each in stages.buckets if set(each.stages) <= held),
         statistics=tuple(each for each in stages.statistics if set(each.stages) <= held),
+        saves=tuple(each for each in stages.saves if each.stage in held),
     )
 
 
@@ -192,6 +197,7 @@ def column_of(stages: Stages, member: int) -> Stages:
         ),
         buckets=tuple(_from_zero(each, first) for each in part.buckets),
         statistics=tuple(_from_zero(each, first) for each in part.statistics),
+        saves=tuple(replace(each, stage=each.stage - first) for each in part.saves),
     )
 
 

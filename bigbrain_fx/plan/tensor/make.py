@@ -25,10 +25,11 @@ from bigbrain_fx.plan.judge import by_partitioner
 from bigbrain_fx.plan.lightening import lightened
 from bigbrain_fx.plan.memory_check import require_fits, with_data
 from bigbrain_fx.plan.nouns import Options, Plan, Source
+from bigbrain_fx.plan.offloading import offloading, require_capacity
 from bigbrain_fx.plan.one import in_pieces, marked
 from bigbrain_fx.plan.progress import tell
 from bigbrain_fx.plan.replicas import likeness, only
-from bigbrain_fx.plan.schedule import StageCosts, stage_costs
+from bigbrain_fx.plan.schedule import StageCosts, stage_costs, with_saved_in_stores
 from bigbrain_fx.plan.shard import sharded
 from bigbrain_fx.plan.simulate import simulate
 from bigbrain_fx.plan.tensor.asked import require_possible, wanted_axes
@@ -187,13 +188,14 @@ class GroupMaker:
         concrete = members[0].at(rows)
 
         def made(stages: Stages) -> tuple[tuple[Program, ...], Forecast]:
+            stages = with_saved_in_stores(concrete, stages, costs, with_backward)
             each = stage_costs(concrete, stages, costs)
             about = concrete, stages, micro_batches, each, with_backward, costs.cluster
             return scheduled(Step(*about, is_trial), schedule, options.in_flight)
 
         about = concrete, columns[0], costs, with_backward, options.recompute, micro_batches, made
         first, programs, forecast = lightened(*about)
-        columns = again_alike(columns, first)
+        columns = self._stored(again_alike(columns, first), rows, with_backward)
         stages = joined_columns(columns)
         count = len(columns[0].stages)
         plan = Plan(
@@ -222,6 +224,7 @@ class GroupMaker:
         known = forecast if self._is_known(rows, costs) else None
         forecast = _forecast(plan, self._costs(rows), own, known)
         require_fits(forecast, self.all_devices)
+        require_capacity(forecast, self.all_devices)
         if self.source.clip_norm is not None and self.whole.training and not is_trial:
             plan = self._known_sharded(with_norms(plan))
         return self._known_sharded(replace(plan, forecast=forecast))
@@ -239,6 +242,7 @@ class GroupMaker:
 
         def mark(graph: Graph, stages: Stages) -> Stages:
             known = trained(graph, stages.stages)
+            stages = offloading(stages, options.offload)
             found, schedule = marked(graph, stages, known, micro_batches, options, True)
             schedules.append(schedule)
             return found
@@ -246,6 +250,18 @@ class GroupMaker:
         rows = self.whole.batch // micro_batches
         about = self.sharded.members, self.tensor.groups, placement, rows
         return cut_columns(*about, mark, twins(self.tensor)), schedules[0]
+
+    def _stored(
+        self, columns: Sequence[Stages], rows: int, with_backward: frozenset[int]
+    ) -> tuple[Stages, ...]:
+        """Say of each member's stages what of their activations lies in its own store."""
+        if "activations" not in columns[0].offload:
+            return tuple(columns)
+        concrete = _concrete(self.sharded, self.tensor, rows)
+        return tuple(
+            with_saved_in_stores(graph, column, own, with_backward)
+            for graph, column, own in zip(concrete, columns, self._costs(rows), strict=True)
+        )
 
     def _known_sharded(self, plan: Plan) -> Plan:
         """Spare a plan to work out the members' graphs again."""

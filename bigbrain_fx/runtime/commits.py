@@ -190,8 +190,12 @@ def write_record(
     generation: int,
     about: Mapping[str, Any],
     disk: Disk = DISK,
+    *,
+    aside: bool = False,
 ) -> Record:
     """Make a commit of what all devices have written; from here on it is the newest.
+
+    `aside`: under a name that does not count until somebody renames it.
 
     Raises:
         FencedError: the writer was replaced.
@@ -205,7 +209,7 @@ def write_record(
     record = Record(step, generation, folder_name(step, generation), devices, dict(about))
     with locked(folder):
         require_newest(folder, generation)
-        disk.put(folder / f"commit-{step}.json", [record.text.encode()])
+        disk.put(folder / f"commit-{step}.json{ASIDE * aside}", [record.text.encode()])
     return record
 
 

@@ -252,12 +252,12 @@ class Committer:
 
         The others wait for the word: whatever goes wrong here, it must be said.
         """
-        said = self._written(self.name, self.buffer, folder, generation)
+        said = self.written(self.name, self.buffer, folder, generation)
         if not self.leads and kind == SHARD:
             self._hear_own(step, said)
         self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps(said))
 
-    def _written(
+    def written(
         self, name: str, image: Buffer, folder: Path, generation: int
     ) -> dict[str, str | int]:
         """Write a device's part of a commit; return what to say of that."""

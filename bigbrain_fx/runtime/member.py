@@ -31,7 +31,7 @@ from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
-from .peers import StepAgainError
+from .peers import HeadLostError, StepAgainError
 from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
@@ -51,7 +51,8 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    knows = ["forget", "part", "check", *(["peers"] if can_take_from_peers(bundle) else [])]
+    knows = ["forget", "part", "check", "last_commit"]
+    knows += ["peers"] if can_take_from_peers(bundle) else []
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
@@ -65,6 +66,8 @@ def serve(
             duty = control.next_duty()
         del checker  # it may hold a device
         _train(bundle, options, commits, seed, control, duty)
+    except HeadLostError:
+        control.say("kept", text="a device had not begun yet")
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
         code = NOT_FINITE if isinstance(error, NotFiniteError) else code
@@ -166,7 +169,7 @@ def _train(
         from .compiled import is_compiling  # only bundles of --compile have it
 
         control.is_busy = is_compiling
-    committer = None
+    committer = survivor = None
     if commits is not None:
         committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
     if cls.micros:
@@ -186,6 +189,22 @@ def _train(
         transport.start(first, {})
     if transport.inner is None:
         transport.form()
+    try:
+        _run_to_end(device, snapshots, committer, options, first)
+    except HeadLostError:
+        none = {"text": "no other host has all that the first one had"}
+        control.say("kept", **(none if survivor is None else survivor.keep_last()))
+
+
+def _run_to_end(
+    device: Device,
+    snapshots: OwnSnapshots,
+    committer: SupervisedCommitter | None,
+    options: argparse.Namespace,
+    first: int,
+) -> None:
+    """Run the steps from `first`, keep what comes out, and be there for the others."""
+    transport, control = snapshots.transport, snapshots.control
     recorder = TapeRecorder(transport, control, control.suspect) if control.suspect else None
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full

@@ -20,10 +20,11 @@ from typing import Protocol
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
-from .hosts import Agent, Bridge, admit, start_on
+from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
 from .processes import ADDRESS
+from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
@@ -59,11 +60,14 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         parser.exit(BAD_INPUT, f"error: no logs can be kept: {error}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     bridges: dict[str, Bridge] = {}
+    door: socket.socket | None = None
     try:
         if options.join is not None:
-            sys.exit(_join(options, folder, environment, logs))
+            places = _places(devices, hosts)
+            sys.exit(_join(options, folder, environment, logs, places))
         if options.listen is not None:
-            bridges = _bridges(options, hosts)
+            door = socket.create_server(_address(options.listen))
+            bridges = _bridges(door, options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
     except SilentError as error:
         parser.exit(1, f"error: {_lost_head(error)}\n")
@@ -89,6 +93,8 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     code = _run(job, bridges, events, options.json)
     for bridge in bridges.values():
         bridge.close(code)
+    if door is not None:  # it takes calls, which nobody answers, as long as this process is there
+        door.close()
     sys.exit(code)
 
 
@@ -111,21 +117,35 @@ def _require_hosts(
         parser.error(f"--host is one of {named}, found {options.host!r}: {hosts[0]} listens")
 
 
-def _bridges(options: argparse.Namespace, hosts: Sequence[str]) -> dict[str, Bridge]:
+def _bridges(
+    door: socket.socket, options: argparse.Namespace, hosts: Sequence[str]
+) -> dict[str, Bridge]:
     """Wait for the agents of all hosts but the first."""
     pair = Pair(Path(options.secret))
-    with socket.create_server(_address(options.listen)) as listener:
-        return admit(listener, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
+    return admit(door, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
+
+
+def _places(devices: Sequence[str], hosts: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return all hosts but the first, which decides, and the devices of each."""
+    where = list(zip(devices, hosts, strict=True))
+    others = dict.fromkeys(host for host in hosts if host != hosts[0])
+    return [(host, [device for device, at in where if at == host]) for host in others]
 
 
 def _join(
-    options: argparse.Namespace, folder: Path, environment: dict[str, str], logs: Path
+    options: argparse.Namespace,
+    folder: Path,
+    environment: dict[str, str],
+    logs: Path,
+    places: Places,
 ) -> int:
     """Be the agent of a host; return the exit code of the run."""
     pair = Pair(Path(options.secret))
     connection = _reached(_address(options.join))
     secured = Secured(connection, pair, is_head=False)
-    agent = Agent(secured, folder, {**environment, **_address_of(secured)}, logs)
+    own = {**environment, **_address_of(secured)}
+    grace_s = LAST_COMMIT_S if options.grace is None else options.grace
+    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s)
     with stopped_by_sigterm(agent):
         code = agent.run(options.host)
     if code:
@@ -136,11 +156,8 @@ def _join(
 
 
 def _lost_head(error: SilentError) -> str:
-    """Say what follows where nobody decides any more; nothing was committed since."""
-    return (
-        f"the supervisor, on the first host, is lost: {error}; all processes here were ended, and "
-        "nothing was committed: go on from the newest commit with --resume, on all hosts"
-    )
+    """Say what follows where nobody decides any more."""
+    return f"the supervisor, on the first host, is lost; all processes here were ended: {error}"
 
 
 def _reached(address: tuple[str, int]) -> socket.socket:

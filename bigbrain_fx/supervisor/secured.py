@@ -32,6 +32,7 @@ from typing import Any
 
 LONGEST = 4 << 20  # characters of a line
 CALL_S = 2.0  # for a port to take a call, or to refuse it
+CALL_AGAIN_S = 0.2
 PATIENCE_S = 10.0  # for the other end to show its certificate
 TICKS = 8  # looks, and words, within the longest silence
 MOST_TICK_S = 1.0
@@ -264,14 +265,15 @@ class Secured:
 
     def is_gone(self) -> bool:
         """Whether a connection that was reset was so by the end of the process that took it."""
-        if not self._was_reset:
-            return False
-        try:
-            socket.create_connection(self._peer[:2], CALL_S).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
+        until = time.monotonic() + CALL_S
+        while self._was_reset and time.monotonic() < until:
+            try:
+                socket.create_connection(self._peer[:2], CALL_S).close()
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                return False
+            time.sleep(CALL_AGAIN_S)  # a process that ends closes one thing after another
         return False
 
     def break_off(self, why: OSError | str) -> None:

@@ -252,6 +252,20 @@ def prune(
         return kept
 
 
+def drop_parts(folder: Path, step: int, generation: int, disk: Disk = DISK) -> None:
+    """Remove what was written of a commit that was missed: the next one needs the room.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    place = folder / folder_name(step, generation)
+    if place.is_symlink() or not place.is_dir():
+        return
+    for path in sorted(place.iterdir()):
+        disk.remove(path)
+    disk.remove(place)
+
+
 def prune_own(folder: Path, device: str, kept: Sequence[str], disk: Disk = DISK) -> None:
     """Remove one device's files of commits that are older than the kept ones.
 

@@ -32,7 +32,7 @@ from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
 from .peers import HeadLostError, StepAgainError
-from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
+from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER, TOO_LONG
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
@@ -40,6 +40,7 @@ from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
 from .suspicion import Checker, TapeRecorder, require_repeatable
+from .tensor_file import SaveError
 from .weights import WeightsError
 
 
@@ -72,13 +73,14 @@ def serve(
         code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
         code = NOT_FINITE if isinstance(error, NotFiniteError) else code
         code = TAKEN_OVER if isinstance(error, FencedError) else code
+        code = NOT_SAVED if isinstance(error, SaveError) else code
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             code = TOO_LONG
             error = OSError(f"{error}: raise `ulimit -f`, the size that files may have here")
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
         control.say("failed", text=said(error), code=code)
-        if code in (BAD_INPUT, NOT_FINITE, TAKEN_OVER, TOO_LONG):
+        if code in (BAD_INPUT, NOT_FINITE, NOT_SAVED, TAKEN_OVER, TOO_LONG):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(code)
         raise

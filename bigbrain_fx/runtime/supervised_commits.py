@@ -85,6 +85,7 @@ class SupervisedCommitter(Committer):
         self.control = transport.control
         self.transport = transport
         self.is_written = True
+        self.warned = 0  # times
         self.also: dict[str, frozenset[str]] = {}  # lost devices -> what this has of their states
         self.images: dict[str, bytearray] = {}  # of them
 
@@ -180,6 +181,15 @@ class SupervisedCommitter(Committer):
     def _tell_event(self, event: str, step: int, facts: dict[str, object]) -> None:
         """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
         self.ledger.post(f"event/{step}/{self.name}-{event}", json.dumps(facts))
+
+    def _warn(self, text: str) -> None:
+        super()._warn(text)
+        if self.leads:
+            self.warned += 1
+            about: dict[str, object] = {
+                "text": text.removeprefix("WARNING: ").removeprefix("warning: ")
+            }
+            self._tell_event("warned", self.warned, about)
 
     def _needed(self) -> tuple[str, ...]:
         """Keep what a replacement begins with, until all devices have a snapshot, or peers."""

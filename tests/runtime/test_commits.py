@@ -556,3 +556,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     disk.full = False
     commit(folder, 30, generation, disk)
     assert loaded_step(folder) == 30
+
+
+def test_a_record_of_another_step_is_no_record_of_these_files(tmp_path: Path) -> None:
+    """A run would begin at that step, with the state of the other."""
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / "commit-20.json"
+    whole = unsealed(path.read_bytes(), "a test")
+    path.write_bytes(sealed({**whole, "step": 23}))
+    said: list[str] = []
+    assert [record.step for record in read_records(folder, said.append)] == [10]
+    assert "it names the folder 'commit-20-g1'" in said[0]
+    (folder / "commit-20-g1").rename(folder / "commit-23-g1")
+    path.write_bytes(sealed({**whole, "step": 23, "folder": "commit-23-g1"}))
+    assert loaded_step(folder, said) == 10
+    assert "it is of step 20, and the record of step 23" in said[-2]

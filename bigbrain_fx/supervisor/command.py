@@ -66,7 +66,7 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
             places = _places(devices, hosts)
             sys.exit(_join(options, folder, environment, logs, places))
         if options.listen is not None:
-            door = socket.create_server(_address(options.listen))
+            door = _door(_address(options.listen))
             bridges = _bridges(door, options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
     except SilentError as error:
@@ -115,6 +115,26 @@ def _require_hosts(
     if options.join and options.host not in others:
         named = ", ".join(others)
         parser.error(f"--host is one of {named}, found {options.host!r}: {hosts[0]} listens")
+
+
+def _door(address: tuple[str, int]) -> socket.socket:
+    """Listen at an address, of IPv4 or IPv6.
+
+    Raises:
+        StrangerError: it is none of this host's, or another process listens there.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        remedy = "--listen takes a name or address of this host, and a port that is free"
+        raise StrangerError(f"cannot listen at {_shown(address)}: {why}: {remedy}") from error
+
+
+def _shown(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _bridges(
@@ -166,8 +186,9 @@ def _reached(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(address, AGENTS_S)
-        except socket.gaierror as error:
-            why = f"no host {address[0]!r} is known here ({error.strerror})"
+        except (socket.gaierror, UnicodeError) as error:  # a name may be too long to be one
+            reason = getattr(error, "strerror", None) or error
+            why = f"no host {address[0]!r} is known here ({reason})"
             raise StrangerError(f"{why}: --join takes the first host's name or address") from error
         except ConnectionRefusedError:
             if time.monotonic() > until:
@@ -184,7 +205,7 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > MOST_PORT:
         raise StrangerError(f"expected HOST:PORT after --listen or --join, found {text!r}")
-    return host or "127.0.0.1", int(port)
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: bool) -> int:

@@ -11,6 +11,7 @@ from bigbrain_fx.supervisor import last_lines
 
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
+SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
 OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
 NOT_SAVED = 73  # and of one that could not write the files of --save
@@ -55,7 +56,7 @@ def failure(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
         notes=tail,
-        help=_missing(tail[-1] if tail else "") or _advice(code, program),
+        help=_missing(tail[-1] if tail else "") or _starting(reason) or _advice(code, program),
     )
 
 
@@ -82,6 +83,11 @@ def _missing(last: str) -> str | None:
     if "ModuleNotFoundError: " in last:
         return "install it into this Python, or run with PYTHONPATH=the folder that it is in"
     return None
+
+
+def _starting(reason: str | None) -> str | None:
+    """Return what to do where this host gave no process; it says so itself."""
+    return SHORT if reason is not None and reason.startswith("no process can be started") else None
 
 
 def _advice(code: int, program: str) -> str:

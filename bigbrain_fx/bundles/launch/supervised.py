@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.compilers import patience_s
-from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
+from bigbrain_fx.bundles.launch.failures import SHORT, DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Backend, Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import (
@@ -37,7 +37,6 @@ from bigbrain_fx.supervisor import (
 )
 
 MIB = 2**20
-SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 
 
 def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:

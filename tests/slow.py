@@ -7,6 +7,9 @@ from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
     "tests/runtime/test_stored_activations.py": ("test_where_malloc_keeps_nothing_small",),
+    "tests/supervisor/test_remaining.py": (
+        "test_the_other_host_commits_when_the_listening_one_is_lost[19",
+    ),
     "tests/supervisor/test_stores.py": (
         "test_a_process_that_dies_in_a_write_is_replaced[gems",
         "test_a_process_that_dies_in_a_write_is_replaced[1f1b-22",

@@ -67,6 +67,10 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(2)
     except Exception as error:  # a fault of ours
+        if isinstance(error, OSError) and _is_of_printing(error):
+            _leave_stdout()
+            why = f"stdout cannot be written ({error.strerror}); what it would have said is lost"
+            _fail(error, debug, 1, f"{why}\n  help: let stdout go elsewhere")
         text = f"internal error: {type(error).__name__}: {error}"
         _fail(
             error, debug, 1, f"{text}\n  help: run it again with --debug and report what it shows"
@@ -78,6 +82,18 @@ def _fail(error: BaseException, debug: bool, code: int, text: str) -> None:
         traceback.print_exception(error)
     click.echo(f"error: {text}", err=True)
     sys.exit(code)
+
+
+def _is_of_printing(error: OSError) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name == "echo" and "click" in frame.filename for frame in frames)
+
+
+def _leave_stdout() -> None:
+    """Let what still waits to be printed go nowhere: at the end it would fail once more."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
 
 
 @contextmanager

@@ -287,6 +287,8 @@ def _print_done(plan: Plan, done: Run, as_json: bool) -> None:
         return
     if done.steps:
         click.echo(f"loss {done.steps[0].loss:.4f} -> {done.steps[-1].loss:.4f}")
+    elif plan.mode == "train" and done.stopped_at is None:
+        click.echo("no step was left to run: --steps counts those before the commit, too")
     if done.batches:
         rows, total_s = sum(b.rows for b in done.batches), sum(b.batch_s for b in done.batches)
         click.echo(f"{rows} rows in {total_s:.3f} s: {rows / total_s:.1f} rows a second")

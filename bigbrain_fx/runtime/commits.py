@@ -190,8 +190,12 @@ def write_record(
     generation: int,
     about: Mapping[str, Any],
     disk: Disk = DISK,
+    *,
+    aside: bool = False,
 ) -> Record:
     """Make a commit of what all devices have written; from here on it is the newest.
+
+    `aside`: under a name that does not count until somebody renames it.
 
     Raises:
         FencedError: the writer was replaced.
@@ -205,7 +209,7 @@ def write_record(
     record = Record(step, generation, folder_name(step, generation), devices, dict(about))
     with locked(folder):
         require_newest(folder, generation)
-        disk.put(folder / f"commit-{step}.json", [record.text.encode()])
+        disk.put(folder / f"commit-{step}.json{ASIDE * aside}", [record.text.encode()])
     return record
 
 
@@ -246,6 +250,20 @@ def prune(
         _remove_folders(folder, kept, generation, disk)
         _remove_aside(folder, disk)
         return kept
+
+
+def drop_parts(folder: Path, step: int, generation: int, disk: Disk = DISK) -> None:
+    """Remove what was written of a commit that was missed: the next one needs the room.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    place = folder / folder_name(step, generation)
+    if place.is_symlink() or not place.is_dir():
+        return
+    for path in sorted(place.iterdir()):
+        disk.remove(path)
+    disk.remove(place)
 
 
 def prune_own(folder: Path, device: str, kept: Sequence[str], disk: Disk = DISK) -> None:

@@ -30,6 +30,7 @@ from .commits import (
     Loaded,
     Record,
     Shard,
+    drop_parts,
     first_loadable,
     graph_in,
     load_shard,
@@ -43,7 +44,7 @@ from .disk import Disk
 from .image import Buffer
 from .ledger import Ledger
 from .misses import Misses
-from .records import about_of
+from .records import about_of, read_records
 from .state import State, restore, state_of
 from .telling import tell
 
@@ -142,7 +143,7 @@ class Committer:
         return 0
 
     def _start(self) -> CommitStart:
-        return CommitStart(self.folder, self.rescue, self.wanted_keep, self.disk, self._say)
+        return CommitStart(self.folder, self.rescue, self.wanted_keep, self.disk, self._warn)
 
     def _take_over(self, decided: Mapping[str, Any]) -> None:
         """Know what was decided for all devices."""
@@ -156,7 +157,7 @@ class Committer:
         def problems(record: Record) -> list[str]:
             mine = {"broken": "", "refused": ""}
             try:
-                loaded.append(load_shard(self.folder, record, self.name, expected, self._say))
+                loaded.append(load_shard(self.folder, record, self.name, expected, self._warn))
             except BrokenError as error:
                 mine["broken"] = str(error)
             except CommitError as error:
@@ -169,7 +170,7 @@ class Committer:
                 raise CommitError(refused[0])
             return [found["broken"] for found in all_of_us if found["broken"]]
 
-        quiet = (lambda _: None) if not self.leads else self._say
+        quiet = (lambda _: None) if not self.leads else self._warn
         record, self.unusable = first_loadable(found, problems, quiet)
         restore(device, State.from_buffer(loaded[-1].image))
         self.begun_with = record.folder
@@ -252,12 +253,12 @@ class Committer:
 
         The others wait for the word: whatever goes wrong here, it must be said.
         """
-        said = self._written(self.name, self.buffer, folder, generation)
+        said = self.written(self.name, self.buffer, folder, generation)
         if not self.leads and kind == SHARD:
             self._hear_own(step, said)
         self.ledger.post(f"{kind}/{step}/{self.name}", json.dumps(said))
 
-    def _written(
+    def written(
         self, name: str, image: Buffer, folder: Path, generation: int
     ) -> dict[str, str | int]:
         """Write a device's part of a commit; return what to say of that."""
@@ -309,6 +310,7 @@ class Committer:
             return False
         except Exception as error:  # as in `_write_part`
             self._missed(state.step, reason_of(error), folder)
+            self._drop(state.step, folder, generation)
             return False
         if folder == self.folder:
             self.misses.hit(state.step)
@@ -322,6 +324,12 @@ class Committer:
             self.misses.miss(step, why)
         else:
             self._say(f"WARNING: the rescue folder cannot take the commit of step {step}: {why}")
+
+    def _drop(self, step: int, folder: Path, generation: int) -> None:
+        """Remove the parts of a commit of which all have said how theirs went, and one missed."""
+        with suppress(OSError):
+            if not any(record.step == step for record in read_records(folder, lambda _: None)):
+                drop_parts(folder, step, generation, self.disk)
 
     def _prune(self, folder: Path, generation: int) -> None:
         """Remove older commits; those that cannot be removed stay, and go another time."""
@@ -358,6 +366,10 @@ class Committer:
 
     def _say(self, text: str) -> None:
         tell(f"{self.name}: {text}")
+
+    def _warn(self, text: str) -> None:
+        """Say what is wrong with commits that are there; whoever starts the run is to read it."""
+        self._say(text)
 
 
 def begin_together(

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from .duties import Duty, FedBatch, Meeting, TapeCheck
+from .duties import Duty, FedBatch, LastDuty, Meeting, TapeCheck
 from .launcher import end_with_parent
 from .lost_prints import let_prints_be_lost
 from .packets import LATER, LATER_S, JsonLine
-from .peers import PEER_LOST, PeerLostError
+from .peers import PEER_LOST, HeadLostError, PeerLostError
 from .process import CONTROL
 
 LONGEST_TEXT = 2_000  # characters of an error that travel
@@ -54,6 +54,7 @@ class Control:
         self.stop_at: int | None = None
         self.log_bytes = log_limit()
         self.ended = False
+        self.last: LastDuty | None = None  # the supervisor that decides is lost
         self.peers = False  # a dead device's state comes from its peers, not from a snapshot
         self.lost: frozenset[str] = frozenset()  # devices that the run goes on without
         self.fed = False  # the caller's process sends the batches, see `feeding`
@@ -120,7 +121,7 @@ class Control:
         One that `has_begun`, in the step before, is run: the next that has not is where it stops.
         """
         with self.changed:
-            self.changed.wait_for(lambda: not self._paused or self.stop_at is not None)
+            self._until(lambda: not self._paused or self.stop_at is not None)
             if self.stop_at is not None and step >= self.stop_at and not has_begun:
                 return False
             self._step = step
@@ -150,7 +151,7 @@ class Control:
         more = {} if lacks is None else {"lacks": lacks}
         self.say("ready", generation=generation, expected=expected, layouts=layouts, **more)
         with self.changed:
-            self.changed.wait_for(
+            self._until(
                 lambda: (
                     self.generation > generation
                     or (self.meeting is not None and self.meeting.generation == generation)
@@ -161,6 +162,16 @@ class Control:
     def put(self, key: str, value: bytes) -> None:
         """Tell all devices of the newest generation a value."""
         self.say("put", key=key, value=value.hex())
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for what only the supervisor that decides brings about.
+
+        Raises:
+            HeadLostError: it is lost.
+        """
+        self.changed.wait_for(lambda: is_so() or self.last is not None)
+        if self.last is not None and not is_so():
+            raise HeadLostError("the supervisor that decides is lost")
 
     def take(self, key: str, generation: int, timeout_s: float) -> bytes:
         """Wait for a value that some device has put.
@@ -396,6 +407,19 @@ class Control:
 
     def _do_end(self, files: tuple[int, ...]) -> None:
         self.ended = True
+
+    def _do_last_commit(
+        self,
+        files: tuple[int, ...],
+        host: str,
+        here: list[str],
+        places: list[tuple[str, list[str]]],
+        is_gone: bool,
+    ) -> None:
+        hosts = tuple((name, tuple(devices)) for name, devices in places)
+        self.last = LastDuty(host, tuple(here), hosts, is_gone)
+        self.generation += 1  # which nobody meets in: whoever waits for a message leaves it
+        self.on_generation()
 
 
 def log_limit() -> int | None:

@@ -47,6 +47,23 @@ class TapeCheck:
 
 
 @dataclass(frozen=True)
+class LastDuty:
+    """What a device is to do when the supervisor that decides is lost; see `last_commit`.
+
+    Attributes:
+        host: where it is.
+        here: the devices of that host.
+        places: each host but the lost one, and its devices, in the order of the plan.
+        is_gone: the supervisor has ended; else it may be there, and go on with others.
+    """
+
+    host: str
+    here: tuple[str, ...]
+    places: tuple[tuple[str, tuple[str, ...]], ...]
+    is_gone: bool
+
+
+@dataclass(frozen=True)
 class Meeting:
     """What all devices told each other before they formed a generation.
 

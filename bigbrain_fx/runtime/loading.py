@@ -141,9 +141,12 @@ def load_shard(
     file = place / f"{device}.safetensors"
     image = _mapped(file)
     try:
-        return Loaded(record, image, _whole(image, head, checks, file), checks)
+        layout = _whole(image, head, checks, file)
     except ImageError as error:
         raise BrokenError(f"{file}: {error}") from error
+    if (step := layout.facts.get("step")) != record.step:
+        raise BrokenError(f"{file}: it is of step {step}, and the record of step {record.step}")
+    return Loaded(record, image, layout, checks)
 
 
 def _manifest(path: Path, check: str) -> dict[str, Any]:

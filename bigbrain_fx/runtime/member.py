@@ -31,8 +31,8 @@ from .feeding import fed_batches, rest
 from .finite import NOT_FINITE, NotFiniteError
 from .network import NetworkTransport
 from .peer_states import PeerStates, can_take_from_peers
-from .peers import StepAgainError
-from .process import BAD_INPUT, INPUT_ERRORS, TAKEN_OVER, TOO_LONG
+from .peers import HeadLostError, StepAgainError
+from .process import BAD_INPUT, INPUT_ERRORS, NOT_SAVED, TAKEN_OVER, TOO_LONG
 from .rendezvous import PassedOn, form_mesh, own_device, require_gpu, write_report
 from .replay import ReplayTransport
 from .saving import save_replayed
@@ -40,6 +40,7 @@ from .snapshots import OwnSnapshots
 from .state import StateError
 from .supervised_commits import SupervisedCommitter
 from .suspicion import Checker, TapeRecorder, require_repeatable
+from .tensor_file import SaveError
 from .weights import WeightsError
 
 
@@ -51,7 +52,8 @@ def serve(
     control: Control,
 ) -> None:
     """Be what the supervisor says, to the end; never returns before all devices have finished."""
-    knows = ["forget", "part", "check", *(["peers"] if can_take_from_peers(bundle) else [])]
+    knows = ["forget", "part", "check", "last_commit"]
+    knows += ["peers"] if can_take_from_peers(bundle) else []
     control.say("hello", pid=os.getpid(), plan=bundle.plan, knows=knows, **_about(bundle, commits))
     try:
         duty = control.next_duty()
@@ -65,17 +67,20 @@ def serve(
             duty = control.next_duty()
         del checker  # it may hold a device
         _train(bundle, options, commits, seed, control, duty)
+    except HeadLostError:
+        control.say("kept", text="a device had not begun yet")
     except BaseException as error:
         code = BAD_INPUT if isinstance(error, INPUT_ERRORS) else 1
         code = NOT_FINITE if isinstance(error, NotFiniteError) else code
         code = TAKEN_OVER if isinstance(error, FencedError) else code
+        code = NOT_SAVED if isinstance(error, SaveError) else code
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             code = TOO_LONG
             error = OSError(f"{error}: raise `ulimit -f`, the size that files may have here")
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
         control.say("failed", text=said(error), code=code)
-        if code in (BAD_INPUT, NOT_FINITE, TAKEN_OVER, TOO_LONG):
+        if code in (BAD_INPUT, NOT_FINITE, NOT_SAVED, TAKEN_OVER, TOO_LONG):
             print(f"error: {error}", file=sys.stderr)
             sys.exit(code)
         raise
@@ -166,7 +171,7 @@ def _train(
         from .compiled import is_compiling  # only bundles of --compile have it
 
         control.is_busy = is_compiling
-    committer = None
+    committer = survivor = None
     if commits is not None:
         committer = SupervisedCommitter(transport, bundle, device, commits, options.deadline)
     if cls.micros:
@@ -186,6 +191,22 @@ def _train(
         transport.start(first, {})
     if transport.inner is None:
         transport.form()
+    try:
+        _run_to_end(device, snapshots, committer, options, first)
+    except HeadLostError:
+        none = {"text": "no other host has all that the first one had"}
+        control.say("kept", **(none if survivor is None else survivor.keep_last()))
+
+
+def _run_to_end(
+    device: Device,
+    snapshots: OwnSnapshots,
+    committer: SupervisedCommitter | None,
+    options: argparse.Namespace,
+    first: int,
+) -> None:
+    """Run the steps from `first`, keep what comes out, and be there for the others."""
+    transport, control = snapshots.transport, snapshots.control
     recorder = TapeRecorder(transport, control, control.suspect) if control.suspect else None
     has_ended = _run(device, snapshots, committer, options, first, recorder)
     if committer is not None:  # before the files of --save: their disk may be full

@@ -26,6 +26,10 @@ class StepAgainError(Exception):
     """Report that a step is begun again, by fewer devices: what this one has of it is gone."""
 
 
+class HeadLostError(RuntimeError):
+    """Report that the supervisor that decides is lost: nobody takes another step."""
+
+
 class LateMessageError(TimeoutError):
     """Report a message that did not come within the deadline: its sender is slow, or stuck."""
 

@@ -27,5 +27,6 @@ INPUT_ERRORS = (
     StateError,
     WeightsError,
 )
+NOT_SAVED = 73  # exit code where the files of --save cannot be written: EX_CANTCREAT of sysexits.h
 TAKEN_OVER = 77  # where another run or a rollback owns its commits: EX_NOPERM of sysexits.h
 TOO_LONG = 74  # and where a file may not grow as it must: EX_IOERR of sysexits.h

@@ -139,7 +139,7 @@ def record_of(text: bytes, where: str) -> Record:
     found = unsealed(text, where)
     try:
         record = Record(**{name: found[name] for name in Record.__slots__})
-        if not FOLDER.fullmatch(record.folder):
+        if record.folder != folder_name(record.step, record.generation):
             raise BrokenError(f"{where}: it names the folder {record.folder!r}")
         is_sound = _is_sound(record)
     except (KeyError, TypeError, AttributeError) as error:

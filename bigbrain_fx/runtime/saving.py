@@ -77,18 +77,40 @@ def save_replayed(device: Device, folder: Path, transport: ReplayTransport) -> N
     A replacement finds on the supervisor's board who has written.
 
     Raises:
-        SaveError: this device cannot write its own; the others then end with it.
+        SaveError: a device cannot write its own.
     """
-    control = transport.control
-    file = save_aside(device, folder)
-    control.post(f"aside/{device.name}", "written")
-
-    def all_have() -> bool:
-        return all(f"aside/{name}" in control.board for name in device.names)
-
-    while not all_have():
-        if control.wait_for_disk(all_have, transport.generation):
-            transport.form()
+    file, why = _tried(device, folder)
+    transport.control.post(f"aside/{device.name}", why)
+    failed = [text for text in _told(device, transport, "aside") if text]
+    failed += [why for key, why in transport.control.board.items() if key.startswith("dropped/")]
+    if failed:  # who ends first ends all: not before each has tidied up
+        if file is not None:
+            file.drop()
+        transport.control.post(f"dropped/{device.name}", failed[0])
+        _told(device, transport, "dropped")
+        raise SaveError(failed[0])
+    assert file is not None
     file.put()
     for lost in device.stands_for:
         save_aside(device, folder, lost).put()
+
+
+def _tried(device: Device, folder: Path) -> tuple[UnnamedFile | None, str]:
+    """Return the device's file, or why it cannot be written."""
+    try:
+        return save_aside(device, folder), ""
+    except SaveError as error:
+        return None, str(error)
+
+
+def _told(device: Device, transport: ReplayTransport, what: str) -> list[str]:
+    """Wait until all have said something, whoever dies meanwhile; return it."""
+    board, keys = transport.control.board, [f"{what}/{name}" for name in device.names]
+
+    def all_have() -> bool:
+        return all(key in board for key in keys)
+
+    while not all_have():
+        if transport.control.wait_for_disk(all_have, transport.generation):
+            transport.form()
+    return [board[key] for key in keys]

@@ -43,7 +43,7 @@ def replicas_of(bundle: Bundle, *, commits: bool) -> list[list[str]]:
     )
     if not (plain and first.sum_order in ("micro", "tree") and can_take_from_peers(bundle)):
         return []
-    if commits and not _alike(bundle):
+    if commits and not alike(bundle):
         return []
     found: list[list[str]] = [[] for _ in first.micros]
     for cls in bundle.devices:
@@ -51,7 +51,7 @@ def replicas_of(bundle: Bundle, *, commits: bool) -> list[list[str]]:
     return found
 
 
-def _alike(bundle: Bundle) -> dict[str, tuple[str, ...]]:
+def alike(bundle: Bundle) -> dict[str, tuple[str, ...]]:
     """Return, by device, those that hold the same, by replica; nothing, where cuts differ."""
     home = _home(bundle)
     listed = read_buckets(bundle.folder).values()
@@ -62,9 +62,9 @@ def _alike(bundle: Bundle) -> dict[str, tuple[str, ...]]:
 
 def heirs(bundle: Bundle, lost: Collection[str]) -> dict[str, str]:
     """Return who writes each lost device's files, where cuts are alike."""
-    alike = _alike(bundle)
-    names = [cls.name for cls in bundle.devices if cls.name in lost and alike]
-    return {name: next(other for other in alike[name] if other not in lost) for name in names}
+    holders = alike(bundle)
+    names = [cls.name for cls in bundle.devices if cls.name in lost and holders]
+    return {name: next(other for other in holders[name] if other not in lost) for name in names}
 
 
 def _home(bundle: Bundle) -> dict[int, str]:

@@ -18,6 +18,7 @@ from .commits import CommitError, graph_in, record_of
 from .committing import RESCUE, SHARD, Committer
 from .control import Control
 from .misses import no_event
+from .peers import HeadLostError
 from .records import read_records
 from .replay import ReplayTransport
 from .state import State
@@ -45,11 +46,14 @@ class Board:
     def wait(self, key: str) -> str:
         """Return what was said, as soon as it is."""
         with self.control.changed:
-            if not self.control.changed.wait_for(
-                lambda: key in self.control.board, self.deadline_s
-            ):
-                raise TimeoutError(f"waited {self.deadline_s:g} s for {key}")
-            return self.control.board[key]
+            self.control.changed.wait_for(
+                lambda: key in self.control.board or self.control.last is not None, self.deadline_s
+            )
+            if key in self.control.board:
+                return self.control.board[key]
+        if self.control.last is not None:
+            raise HeadLostError("the supervisor that decides is lost")
+        raise TimeoutError(f"waited {self.deadline_s:g} s for {key}")
 
     def claim(self, key: str) -> bool:
         """Return whether this process is the first to ask."""
@@ -73,7 +77,7 @@ class SupervisedCommitter(Committer):
         deadline_s: float,
     ) -> None:
         about: Mapping[str, Any] = {"plan": bundle.plan, "graph": graph_in(bundle.folder)}
-        board = Board(transport.control, deadline_s)
+        self.board = board = Board(transport.control, deadline_s)
         folder, every, rescue = options.folder, options.every, options.rescue
         own = folder, every, device.name, device.names, board, about
         super().__init__(*own, rescue=rescue, keep=options.keep)
@@ -81,6 +85,7 @@ class SupervisedCommitter(Committer):
         self.control = transport.control
         self.transport = transport
         self.is_written = True
+        self.warned = 0  # times
         self.also: dict[str, frozenset[str]] = {}  # lost devices -> what this has of their states
         self.images: dict[str, bytearray] = {}  # of them
 
@@ -177,6 +182,15 @@ class SupervisedCommitter(Committer):
         """Tell the supervisor, as a note: one that is older than events of devices keeps it."""
         self.ledger.post(f"event/{step}/{self.name}-{event}", json.dumps(facts))
 
+    def _warn(self, text: str) -> None:
+        super()._warn(text)
+        if self.leads:
+            self.warned += 1
+            about: dict[str, object] = {
+                "text": text.removeprefix("WARNING: ").removeprefix("warning: ")
+            }
+            self._tell_event("warned", self.warned, about)
+
     def _needed(self) -> tuple[str, ...]:
         """Keep what a replacement begins with, until all devices have a snapshot, or peers."""
         return (self.begun_with,) if self.control.epoch < 0 else ()
@@ -242,7 +256,7 @@ class SupervisedCommitter(Committer):
 
     def _write_part(self, step: int, kind: str, folder: Path, generation: int) -> None:
         for name, image in self.images.items():  # its own part comes last: then all are there
-            said = self._written(name, image, folder, generation)
+            said = self.written(name, image, folder, generation)
             self.ledger.post(f"{kind}/{step}/{name}", json.dumps(said))
         super()._write_part(step, kind, folder, generation)
 

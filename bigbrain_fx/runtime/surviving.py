@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .last_commit import LastCommit
 from .peer_states import PeerStates
 from .standing import TakingOver, without
 from .state import held_names
@@ -68,3 +69,12 @@ class Survivor:
             held = {c.name: held_names(c) for c in lost_here}
             self.committer.go_on_with(cls.names, held, self.device.finished)
         return left
+
+    def keep_last(self) -> dict[str, Any]:
+        """Keep what is here when the supervisor that decides is lost; return what to say of it."""
+        duty = self.transport.control.last
+        assert duty is not None
+        if self.committer is None:
+            return {"text": "the run has no --commits"}
+        own = self.bundle, self.device, self.transport, self.committer
+        return LastCommit(*own, duty).keep()

@@ -20,10 +20,11 @@ from typing import Protocol
 from .console import Console, hold_streams
 from .events import Event, EventLog, status
 from .host import Supervisor
-from .hosts import Agent, Bridge, admit, start_on
+from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
 from .processes import ADDRESS
+from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
 
 AGENTS_S = 300.0  # longest wait for the agents of all hosts
@@ -59,11 +60,14 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
         parser.exit(BAD_INPUT, f"error: no logs can be kept: {error}\n")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     bridges: dict[str, Bridge] = {}
+    door: socket.socket | None = None
     try:
         if options.join is not None:
-            sys.exit(_join(options, folder, environment, logs))
+            places = _places(devices, hosts)
+            sys.exit(_join(options, folder, environment, logs, places))
         if options.listen is not None:
-            bridges = _bridges(options, hosts)
+            door = _door(_address(options.listen))
+            bridges = _bridges(door, options, hosts)
             environment |= _address_of(next(iter(bridges.values())).connection)
     except SilentError as error:
         parser.exit(1, f"error: {_lost_head(error)}\n")
@@ -89,6 +93,8 @@ def main(folder: Path, devices: Sequence[str], program: str, hosts: Sequence[str
     code = _run(job, bridges, events, options.json)
     for bridge in bridges.values():
         bridge.close(code)
+    if door is not None:  # it takes calls, which nobody answers, as long as this process is there
+        door.close()
     sys.exit(code)
 
 
@@ -111,21 +117,55 @@ def _require_hosts(
         parser.error(f"--host is one of {named}, found {options.host!r}: {hosts[0]} listens")
 
 
-def _bridges(options: argparse.Namespace, hosts: Sequence[str]) -> dict[str, Bridge]:
+def _door(address: tuple[str, int]) -> socket.socket:
+    """Listen at an address, of IPv4 or IPv6.
+
+    Raises:
+        StrangerError: it is none of this host's, or another process listens there.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        remedy = "--listen takes a name or address of this host, and a port that is free"
+        raise StrangerError(f"cannot listen at {_shown(address)}: {why}: {remedy}") from error
+
+
+def _shown(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bridges(
+    door: socket.socket, options: argparse.Namespace, hosts: Sequence[str]
+) -> dict[str, Bridge]:
     """Wait for the agents of all hosts but the first."""
     pair = Pair(Path(options.secret))
-    with socket.create_server(_address(options.listen)) as listener:
-        return admit(listener, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
+    return admit(door, pair, set(hosts) - {hosts[0]}, AGENTS_S, options.hang)
+
+
+def _places(devices: Sequence[str], hosts: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return all hosts but the first, which decides, and the devices of each."""
+    where = list(zip(devices, hosts, strict=True))
+    others = dict.fromkeys(host for host in hosts if host != hosts[0])
+    return [(host, [device for device, at in where if at == host]) for host in others]
 
 
 def _join(
-    options: argparse.Namespace, folder: Path, environment: dict[str, str], logs: Path
+    options: argparse.Namespace,
+    folder: Path,
+    environment: dict[str, str],
+    logs: Path,
+    places: Places,
 ) -> int:
     """Be the agent of a host; return the exit code of the run."""
     pair = Pair(Path(options.secret))
     connection = _reached(_address(options.join))
     secured = Secured(connection, pair, is_head=False)
-    agent = Agent(secured, folder, {**environment, **_address_of(secured)}, logs)
+    own = {**environment, **_address_of(secured)}
+    grace_s = LAST_COMMIT_S if options.grace is None else options.grace
+    agent = Agent(secured, folder, own, logs, places=places, grace_s=grace_s)
     with stopped_by_sigterm(agent):
         code = agent.run(options.host)
     if code:
@@ -136,11 +176,8 @@ def _join(
 
 
 def _lost_head(error: SilentError) -> str:
-    """Say what follows where nobody decides any more; nothing was committed since."""
-    return (
-        f"the supervisor, on the first host, is lost: {error}; all processes here were ended, and "
-        "nothing was committed: go on from the newest commit with --resume, on all hosts"
-    )
+    """Say what follows where nobody decides any more."""
+    return f"the supervisor, on the first host, is lost; all processes here were ended: {error}"
 
 
 def _reached(address: tuple[str, int]) -> socket.socket:
@@ -149,8 +186,9 @@ def _reached(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(address, AGENTS_S)
-        except socket.gaierror as error:
-            why = f"no host {address[0]!r} is known here ({error.strerror})"
+        except (socket.gaierror, UnicodeError) as error:  # a name may be too long to be one
+            reason = getattr(error, "strerror", None) or error
+            why = f"no host {address[0]!r} is known here ({reason})"
             raise StrangerError(f"{why}: --join takes the first host's name or address") from error
         except ConnectionRefusedError:
             if time.monotonic() > until:
@@ -167,7 +205,7 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > MOST_PORT:
         raise StrangerError(f"expected HOST:PORT after --listen or --join, found {text!r}")
-    return host or "127.0.0.1", int(port)
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: bool) -> int:

@@ -137,6 +137,7 @@ def status(entry: Event) -> str | None:
         "unchecked": "WARNING: step {step} of {device} was not computed again: {text}",
         "rolled_back": "all devices start again from step {step}",
         "missed": "WARNING: no commit at step {step}: {text}; training goes on, and {newest_kept}",
+        "warned": "WARNING: {text}",
         "committed_again": "commits are written again: step {step}, after {missed} were missed",
         "rescued": "from step {step} commits are in {folder}: go on from there with --resume",
         "at_risk": "WARNING: the last {missed} commits were missed, and {newest_kept}: what was "

@@ -255,6 +255,7 @@ class Supervisor:
             self._go_on_without(death, stop)
             return
         self.restarts += 1
+        self.snapshots.fall_back(device)
         self.peering.take_over(device)
         self.catch_up.fall_back(device, dead.done, self.snapshots.start, now)
         self.stopping.move(now)

@@ -25,6 +25,7 @@ from .admission import Door
 from .console import warn
 from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
 from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
+from .remaining import Places, Remaining, said_of
 from .remote import RemoteProcess
 from .secured import SILENCE_S, Mouth, Pair, Secured, SilentError, StrangerError
 from .snapshot_memory import SnapshotMemory
@@ -33,6 +34,8 @@ from .starving import Starving
 LOST = -9  # exit code of processes whose host is lost
 NOT_STARTED = 71  # and of those that could not be started there; EX_OSERR of sysexits.h
 READ = selectors.EVENT_READ
+LAST_COMMIT_S = 300.0  # longest wait for what devices keep when the head is lost
+LAST_WORD_S = 1.0  # longest wait for a wire to take it
 LOOK_S = 1.0  # between two looks at what processes had of the processors
 LEAST_STARVED_S = 0.1  # in that time: less is not worth a word
 LATER_S = 0.01  # the kernel has no memory for a packet just now
@@ -88,7 +91,7 @@ class Bridge:
         """Say how the run has ended, and close the connection: the agent ends its processes."""
         if not self.is_lost:
             self.mouth.say({"over": code})
-            self.mouth.close(END_S)
+            self.mouth.close(END_S)  # before: an end without a word would say that we are gone
         self.connection.close()
         self.listener.join(END_S)
         self.mouth.close(END_S)
@@ -118,8 +121,10 @@ class Bridge:
                 self._take(said)
         except BROKEN as error:
             warn(f"an agent is lost: {error}")
+            self.mouth.say({"given_up": str(error)})  # it may be there, and only its words be lost
+            self.mouth.close(LAST_WORD_S)
         self.is_lost = True
-        self.connection.close()  # it may be there, and only its words be lost
+        self.connection.close()
         for number, process in list(self.processes.items()):
             process.is_lost = True
             self._ended(number, process, LOST)
@@ -194,6 +199,8 @@ class Agent:
         environment: for every process.
         logs: folder of what each writes.
         start: starts processes.
+        places: all hosts but the supervisor's, and their devices.
+        grace_s: longest wait for a last commit, when the supervisor is lost.
     """
 
     def __init__(
@@ -203,6 +210,8 @@ class Agent:
         environment: Mapping[str, str],
         logs: Path,
         start: Start = popen,
+        places: Places = (),
+        grace_s: float = LAST_COMMIT_S,
     ) -> None:
         self.connection = connection
         self.mouth = Mouth(connection)
@@ -215,7 +224,10 @@ class Agent:
         self.orders: dict[int, Orders] = {}
         self.starving: dict[int, Starving] = {}
         self.looked = 0.0
+        self.places, self.grace_s = places, grace_s
+        self.remaining = Remaining("", places, self.orders)
         self.lost: SilentError | None = None
+        self.is_gone = False  # the supervisor's process has ended; else it may be there
         self.code: int | None = None
         self.heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.selector = selectors.DefaultSelector()
@@ -230,22 +242,23 @@ class Agent:
         Raises:
             StrangerError: a message was not the supervisor's.
             SilentError: nothing was heard of the supervisor for too long, or it ended without
-                saying that the run is over.
+                saying that the run is over; says what is kept here.
         """
+        self.remaining = Remaining(host, self.places, self.orders)
         self.mouth.say({"host": host})
         self.selector.register(self.bell, selectors.EVENT_READ, (self._obey, -1))
         listener = threading.Thread(target=self._listen, daemon=True, name="agent")
         listener.start()
         try:
             while True:
-                for key, _ in self.selector.select(LOOK_S):
-                    act, number = key.data
-                    act(number)
+                self._turn()
                 self._tell_starved()
         except _OverError:
             if self.code is not None:
                 return self.code
-            raise self.lost or SilentError("nothing more is heard of it") from None
+            self._keep_last()
+            kept = said_of(self.remaining, is_gone=self.is_gone)
+            raise SilentError(f"{self.lost}; {kept}") from None
         finally:
             self.connection.close()
             for process in self.processes.values():
@@ -262,6 +275,21 @@ class Agent:
     def ask_to_stop(self) -> None:
         """Ask the supervisor to end the run after its step; signal handlers may call this."""
         self.mouth.say({"stop": True})
+
+    def _turn(self) -> None:
+        for key, _ in self.selector.select(LOOK_S):
+            act, number = key.data
+            act(number)
+
+    def _keep_last(self) -> None:
+        """Let the devices here keep what they have, where nobody decides any more."""
+        self.selector.unregister(self.bell)
+        for number in self.processes.keys() - self.remaining.devices.keys():
+            self._kill(number)  # spares
+        until = time.monotonic() + self.grace_s
+        if self.remaining.begin(is_gone=self.is_gone):
+            while not self.remaining.is_over and time.monotonic() < until:
+                self._turn()
 
     def _tell_starved(self) -> None:
         """Say how long processes had no processor here: it counts for nothing."""
@@ -289,11 +317,13 @@ class Agent:
             while (said := self.connection.hear()) is not None:
                 self.heard.put(said)
                 self.button.send(b"!")
-            self.lost = SilentError("it has closed the connection without a word")
+            if self.lost is None:
+                self.lost, self.is_gone = SilentError("its process has ended without a word"), True
         except SilentError as error:
             self.lost = error
         except (OSError, StrangerError) as error:
             self.lost = SilentError(str(error))
+        self.is_gone = self.is_gone or self.connection.is_gone()
         self.heard.put(None)
         self.button.send(b"!")
 
@@ -307,6 +337,9 @@ class Agent:
             self._begin(said["start"], said["name"], said["words"], said["more"])
         elif "kill" in said:
             self._kill(said["kill"])
+        elif "given_up" in said:
+            self.lost = SilentError(f"it has given this host up: {said['given_up']}")
+            raise _OverError
         elif "over" in said:
             self.code = int(said["over"])
             raise _OverError
@@ -354,6 +387,7 @@ class Agent:
         if do == "be" and device is not None:
             files = self.slots.setdefault(device, SnapshotMemory()).files
         if number in self.orders:
+            self.remaining.pass_order(number, {"do": do, **order})
             self.orders[number].give(do, files, **order)
 
     def _hear(self, number: int) -> None:
@@ -366,6 +400,7 @@ class Agent:
                 return
             packet = b""
         if packet:
+            self.remaining.pass_word(number, packet)
             self.mouth.say({"from": number, "packet": packet.decode()})
         else:
             self.selector.unregister(line)
@@ -383,6 +418,7 @@ class Agent:
             if key.data == (self._ended, number):
                 self.selector.unregister(key.fd)
                 os.close(key.fd)
+        self.remaining.end(number)
         self.mouth.say({"ended": number, "code": code})
 
 

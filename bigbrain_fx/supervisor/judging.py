@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 BAD_INPUT = 2  # exit code of a process whose data cannot be used
 NOT_FINITE = 65  # and of one whose numbers cannot
+NOT_SAVED = 73  # and of one that could not write the files of --save
 TAKEN_OVER = 77  # and of one that may write no commits any more
 # Somebody else sends these; what a process does to itself (SIGSEGV, SIGABRT...) it would do again.
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -79,14 +80,17 @@ class Judge:
         """Return why the run must stop; None: start a process again.
 
         An error that would come again is not worth a restart: wrong data, numbers that are not
-        finite, commits that are another's, the same error at the same step of the same device, or
-        two ends of a device that has never finished a step, unless somebody else ended it. It would
-        come on other devices, too; whose processes only die may be left behind.
+        finite, files that cannot be saved, commits that are another's, the same error at the same
+        step of the same device, or two ends of a device that has never finished a step, unless
+        somebody else ended it. It would come on other devices, too; whose processes only die may be
+        left behind.
         """
         if death.code == BAD_INPUT and not self._was_well_before(death):
             return Stop("its input cannot be used")
         if death.code == NOT_FINITE:
             return Stop("the same numbers would come again")
+        if death.code == NOT_SAVED:
+            return Stop("the files of --save cannot be written")
         if death.code == TAKEN_OVER:
             return Stop("another run or a rollback has taken over its commits")
         if self._repeats(death):

@@ -5,11 +5,15 @@ end takes no other certificate than this one, so who has no such file neither he
 anything. Names and dates in it are not looked at: the clocks of hosts may differ.
 
 Each end speaks at an even pace, if only to say that it is there: a wire that is cut, or a host that
-is gone without a word, shows by its silence.
+is gone without a word, shows by its silence. A process that lives never ends a connection in order
+before its last word has left: so one that ends in order, and without a word, tells that the process
+at the other end is gone. A process that dies before it has read all may reset its connection; so
+may whatever lies between, and where its port takes calls no more it is known to be the former.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -19,6 +23,7 @@ import shutil
 import socket
 import ssl
 import stat
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -26,12 +31,15 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 4 << 20  # characters of a line
+CALL_S = 2.0  # for a port to take a call, or to refuse it
+CALL_AGAIN_S = 0.2
 PATIENCE_S = 10.0  # for the other end to show its certificate
 TICKS = 8  # looks, and words, within the longest silence
 MOST_TICK_S = 1.0
 SILENCE_S = 60.0  # unless the head says otherwise
 BEAT = {"beat": 1}
 PIECE = 1 << 16  # bytes that are read at a time
+AT_ONCE = struct.pack("ii", 1, 0)  # of SO_LINGER: to close is to reset
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not name
 
 Object = dict[str, Any]
@@ -138,6 +146,9 @@ class Secured:
         self._tls = context.wrap_bio(self._in, self._out, server_side=is_head)
         self._ciphers = threading.Lock()  # OpenSSL takes one thread at a time
         self._speaking = threading.Lock()  # what is sealed first leaves first
+        self._broken: str | None = None  # why nothing more goes through; None: it may
+        self._was_reset = False
+        self._peer = connection.getpeername()
         connection.settimeout(patience_s)  # of a whole `sendall`
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -237,7 +248,13 @@ class Secured:
                 raise SilentError(f"nothing was heard of it for {self.silence_s:g} s")
             self._require_in_time()
         self._require_in_time()
-        some = self.connection.recv(PIECE)
+        try:
+            some = self.connection.recv(PIECE)
+        except ConnectionResetError:
+            self._was_reset = True
+            raise
+        if not some and self._broken is not None:  # it has not ended: this end listens no more
+            raise SilentError(self._broken)
         with self._ciphers:
             self._in.write(some)
         return bool(some)
@@ -246,8 +263,34 @@ class Secured:
         if self._until is not None and time.monotonic() > self._until:
             raise SilentError("it did not introduce itself in time")
 
+    def is_gone(self) -> bool:
+        """Whether a connection that was reset was so by the end of the process that took it."""
+        until = time.monotonic() + CALL_S
+        while self._was_reset and time.monotonic() < until:
+            try:
+                socket.create_connection(self._peer[:2], CALL_S).close()
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                return False
+            time.sleep(CALL_AGAIN_S)  # a process that ends closes one thing after another
+        return False
+
+    def break_off(self, why: OSError | str) -> None:
+        """Neither hear nor say more, and let the other end not take that for an end in order."""
+        self._was_reset = self._was_reset or isinstance(why, ConnectionResetError)
+        self._broken = self._broken or str(why)
+        with suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.connection.shutdown(socket.SHUT_RD)  # who waits for a line hears so
+
     def close(self) -> None:
-        """End it for both ends: a thread that waits for a line hears so."""
+        """End it in order, for both ends: a thread that waits for a line hears so.
+
+        One that was broken off stays as it is.
+        """
+        if self._broken is not None:
+            return
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -284,18 +327,22 @@ class Mouth:
         self.waiting.put(what)
 
     def close(self, wait_s: float) -> None:
-        """End it; the connection must have been closed, or what waits is said first."""
+        """End it, once what waits has been said; a connection that takes no more is broken off."""
         self.waiting.put(None)
         self.thread.join(wait_s)
+        if self.thread.is_alive():
+            self.connection.break_off("it takes no more")
 
     def _run(self) -> None:
-        with suppress(OSError):
-            while True:
-                try:
-                    what = self.waiting.get(timeout=self.connection.tick_s)
-                except queue.Empty:
-                    what = BEAT
-                if what is None:
-                    return
+        try:
+            while (what := self._next()) is not None:
                 self.connection.say(what)
-        self.connection.close()  # who listens to it hears that it is lost
+        except OSError as error:
+            if error.errno != errno.EPIPE:  # then the other end has closed it: who listens hears so
+                self.connection.break_off(error)
+
+    def _next(self) -> Object | None:
+        try:
+            return self.waiting.get(timeout=self.connection.tick_s)
+        except queue.Empty:
+            return BEAT

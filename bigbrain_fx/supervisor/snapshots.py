@@ -63,6 +63,15 @@ class Snapshots:
         for slots in self.slots.values():
             slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
 
+    def fall_back(self, device: str) -> None:
+        """Hear that a process has died, and another begins where all have a snapshot.
+
+        A later one of the dead process does not count: with it all might seem to have one, and the
+        others would drop messages that the new process still wants.
+        """
+        slots = self.slots[device]
+        slots.steps = [step if step <= self.epoch else -1 for step in slots.steps]
+
     def keep_beginning(self, step: int) -> None:
         """Hear that all devices have the beginning of a step until all have all of it."""
         self.epoch = step

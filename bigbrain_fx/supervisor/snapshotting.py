@@ -44,6 +44,8 @@ class Snapshotting:
         self.suspicion.when_clean(step, lambda: self._take(member, step, slot))
 
     def _take(self, member: Member, step: int, slot: int) -> None:
+        if member not in self.crew.at_work():  # it has died since, and another begins before it
+            return
         assert member.device is not None
         if not self.snapshots.take(member.device, step, slot):
             return

@@ -19,6 +19,7 @@ from bigbrain_fx.runtime.commits import (
     CommitError,
     FencedError,
     Shard,
+    drop_parts,
     launcher_of,
     load_commit,
     load_shard,
@@ -555,4 +556,38 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert loaded_step(folder) == 20
     disk.full = False
     commit(folder, 30, generation, disk)
+    assert loaded_step(folder) == 30
+
+
+def test_a_record_of_another_step_is_no_record_of_these_files(tmp_path: Path) -> None:
+    """A run would begin at that step, with the state of the other."""
+    with_two_commits(folder := tmp_path / "commits")
+    path = folder / "commit-20.json"
+    whole = unsealed(path.read_bytes(), "a test")
+    path.write_bytes(sealed({**whole, "step": 23}))
+    said: list[str] = []
+    assert [record.step for record in read_records(folder, said.append)] == [10]
+    assert "it names the folder 'commit-20-g1'" in said[0]
+    (folder / "commit-20-g1").rename(folder / "commit-23-g1")
+    path.write_bytes(sealed({**whole, "step": 23, "folder": "commit-23-g1"}))
+    assert loaded_step(folder, said) == 10
+    assert "it is of step 20, and the record of step 23" in said[-2]
+
+
+def test_parts_of_a_commit_that_was_missed_go(tmp_path: Path) -> None:
+    """The next one needs the room, which the parts of some devices would take for ever."""
+    generation = with_two_commits(folder := tmp_path / "commits")
+    write_shard(folder, "d1", image(30, "d1"), generation)
+    drop_parts(folder, 30, generation)
+    drop_parts(folder, 40, generation)  # of which nothing was written
+    assert not (folder / "commit-30-g1").exists()
+    assert loaded_step(folder) == 20
+
+
+def test_a_record_that_is_set_aside_counts_when_it_is_renamed(tmp_path: Path) -> None:
+    generation = with_two_commits(folder := tmp_path / "commits")
+    shards = [write_shard(folder, d, image(30, d), generation) for d in DEVICES]
+    write_record(folder, shards, generation, ABOUT, aside=True)
+    assert loaded_step(folder) == 20
+    (folder / "commit-30.json.set-aside").rename(folder / "commit-30.json")
     assert loaded_step(folder) == 30

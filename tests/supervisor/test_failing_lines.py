@@ -33,6 +33,7 @@ from bigbrain_fx.supervisor import (
 from bigbrain_fx.supervisor.console import Aside, Console, hold_streams
 from bigbrain_fx.supervisor.hosts import Agent, Bridge, admit
 from bigbrain_fx.supervisor.pipe import PART, Ears, Orders, line_pair
+from bigbrain_fx.supervisor.remaining import Remaining
 from bigbrain_fx.supervisor.secured import Secured
 from tests.support.bundles import cluster, is_running, split_small
 from tests.support.certificates import pair
@@ -443,6 +444,7 @@ def test_an_agent_hears_later_where_it_cannot_now(number: int) -> None:
     agent.mouth = SimpleNamespace(say=said.append)  # type: ignore[assignment]
     line = Fails(number)
     agent.orders = {0: SimpleNamespace(line=line, pass_on=lambda: None)}  # type: ignore[dict-item]
+    agent.remaining = Remaining("south", (), agent.orders)
     agent._hear(0)
     assert not said
     agent._hear(0)

@@ -61,6 +61,11 @@ def test_numbers_that_are_not_finite_would_come_again() -> None:
     assert found == Stop("the same numbers would come again")
 
 
+def test_files_that_cannot_be_saved_are_not_computed_again() -> None:
+    found = Judge(10, 10.0).stop_for(death(code=73, text="SaveError: disk full"), 0.0)
+    assert found == Stop("the files of --save cannot be written")
+
+
 def test_a_run_whose_commits_are_anothers_is_not_started_again() -> None:
     found = Judge(10, 10.0).stop_for(death(code=77, text="FencedError: replaced"), 0.0)
     assert found == Stop("another run or a rollback has taken over its commits")

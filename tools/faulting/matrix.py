@@ -11,6 +11,7 @@ from tools.faulting import (
     rows_calls,
     rows_disks,
     rows_ends,
+    rows_hosts,
     rows_processes,
     rows_replicas,
     rows_runs,
@@ -90,6 +91,7 @@ ROWS = (
     Row(34, "wrong, finite: once", "forward; backward", "-", rows_wrong.once),
     Row(35, "wrong, finite: again and again", "forward", "30 s", rows_wrong.for_ever),
     Row(36, "SIGKILL in a replica, no restart", "forward", "1 s", rows_replicas.lost_for_good),
+    Row(37, "listening host killed, stopped", "forward", "T_hang + 5 s", rows_hosts.head_lost),
 )
 
 

@@ -25,7 +25,7 @@ LATE_S = 400.0  # four spares must get warm, one after another
 
 def of_any_replica(ground: Ground) -> Verdict:
     """Row 32: in a forward, after the last gradients have left, before the update, and after it."""
-    here = _replicated(ground)
+    here = replicated(ground)
     places = (("d0", 3, "forward"), ("d3", 5, "sum_gradients"), ("d1", 7, "optimizer_step"))
     faults = [Fault(*place, spares=1) for place in (*places, ("d2", 9, "updated"))]
     run = here.run(faults, spares=1, every=None, deadline_s=LATE_S)
@@ -43,13 +43,13 @@ def of_any_replica(ground: Ground) -> Verdict:
 
 def while_giving(ground: Ground) -> Verdict:
     """Row 33: the only peer dies as it gives its state away, with commits and without."""
-    found = [_orphaned(_replicated(ground), commits) for commits in (True, False)]
+    found = [_orphaned(replicated(ground), commits) for commits in (True, False)]
     return together(found, "said; all go on from the newest commit, or begin again")
 
 
 def lost_for_good(ground: Ground) -> Verdict:
     """Row 36: a device dies and no process may be started: the other replica goes on alone."""
-    here = _replicated(ground)
+    here = replicated(ground)
     faults = [Fault("d3", 5, "forward")]
     words = ("--elastic", "--restarts", "0")
     run = here.run(faults, *words, spares=0, every=None, deadline_s=LATE_S)
@@ -82,7 +82,7 @@ def _orphaned(here: Ground, commits: bool) -> Verdict:
     return judged(run, here.reference(), faults, "", None, more=more)
 
 
-def _replicated(ground: Ground) -> Ground:
+def replicated(ground: Ground) -> Ground:
     """Return the ground of a bundle with replicas, made once."""
     folder = ground.folder / "replicas"
     if not folder.exists():

@@ -11,8 +11,10 @@ from bigbrain_fx.supervisor import last_lines
 
 BAD_INPUT = 2  # exit code of a bundle's process whose data cannot be used
 PEER_LOST = 75  # and of one that ended because another was gone
+SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 NOT_FINITE = 65  # and of one whose loss or gradients are not finite
 OF_BUNDLE = re.compile(r"No module named '(runtime|supervisor|device_\w+)[.']")
+NOT_SAVED = 73  # and of one that could not write the files of --save
 TAKEN_OVER = 77  # and of one whose commits are another run's, or were gone back behind
 
 
@@ -35,10 +37,18 @@ class DeviceLostError(RunError):
 
 
 def failure(
-    what: str, code: int, log: Path, program: str, reason: str | None = None
+    what: str,
+    code: int,
+    log: Path,
+    program: str,
+    reason: str | None = None,
+    text: str | None = None,
 ) -> BigBrainError:
-    """Return what to tell of a process that failed: the end of its log, and what to do."""
-    tail = last_lines(log)
+    """Return what to tell of a process that failed: the end of its log, and what to do.
+
+    `text`: its own last word, where the log could not be written.
+    """
+    tail = last_lines(log) or tuple(filter(None, (text,)))
     if code == BAD_INPUT and tail:
         last = tail[-1].removeprefix("error: ")
         return InputError(last, at=str(log), help=_missing(last) or _mending(last))
@@ -46,7 +56,7 @@ def failure(
         what if reason is None else f"{what}: {reason}",
         at=str(log),
         notes=tail,
-        help=_missing(tail[-1] if tail else "") or _advice(code, program),
+        help=_missing(tail[-1] if tail else "") or _starting(reason) or _advice(code, program),
     )
 
 
@@ -75,9 +85,19 @@ def _missing(last: str) -> str | None:
     return None
 
 
+def _starting(reason: str | None) -> str | None:
+    """Return what to do where this host gave no process; it says so itself."""
+    return SHORT if reason is not None and reason.startswith("no process can be started") else None
+
+
 def _advice(code: int, program: str) -> str:
     if code == NOT_FINITE:
         return "lower the learning rate, or run with --on-nan skip to leave such updates out"
+    if code == NOT_SAVED:
+        return (
+            "all steps were done: with --commits, give another --save and --resume, and no step is "
+            "done again"
+        )
     if code == TAKEN_OVER:
         return "run it with --resume to go on from its commits, once no other run writes there"
     if code == PEER_LOST:

@@ -20,7 +20,7 @@ class LogWarnings:
     def __init__(self, log: Path, device: str, say: Callable[[str], None]) -> None:
         self.log = log
         self.say = say
-        self._lines = re.compile(rf"{re.escape(device)}: ((?:WARNING: |{AGAIN}).*)")
+        self._lines = re.compile(rf"{re.escape(device)}: ((?:WARNING: |warning: |{AGAIN}).*)")
         self._read = 0  # bytes
         self._misses = False
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bigbrain_fx.bundles.launch.compilers import patience_s
-from bigbrain_fx.bundles.launch.failures import DeviceLostError, RunError, failure
+from bigbrain_fx.bundles.launch.failures import SHORT, DeviceLostError, RunError, failure
 from bigbrain_fx.bundles.launch.options import Backend, Run, RunOptions, StepLine
 from bigbrain_fx.bundles.launch.process import Spawn, users_environment
 from bigbrain_fx.bundles.launch.program import (
@@ -37,7 +37,6 @@ from bigbrain_fx.supervisor import (
 )
 
 MIB = 2**20
-SHORT = "see that this host has memory, files (`ulimit -n`) and disk left, and run it again"
 
 
 def can_supervise(plan: Plan, backend: Backend | None = None) -> bool:
@@ -177,12 +176,18 @@ def event_log(path: Path | None, tell: Callable[[Event], None] | None) -> Iterat
 def _failed(error: FailedError, plan: Plan) -> BigBrainError:
     death = error.death
     what = f"the process of device {death.device} {death.how}"
-    found = failure(what, death.code, Path(death.log), entry(plan), error.reason)
+    own = what, death.code, Path(death.log), entry(plan), error.reason
+    found = failure(*own, _plain_word(death.text))
     if not error.moves:
         return found
     lost = DeviceLostError(found.what, at=found.at, notes=found.notes, help=found.help)
     lost.device, lost.left_out = death.device, error.left_out
     return lost
+
+
+def _plain_word(text: str | None) -> str | None:
+    """Return a process's own word on its end, without the name of the error's class."""
+    return None if text is None else text.partition(": ")[2] or text
 
 
 def _job(plan: Plan, bundle: Path, options: RunOptions, logs: Path) -> Job:

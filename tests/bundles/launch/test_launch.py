@@ -143,6 +143,18 @@ def test_data_that_end_early_are_no_wrong_batch(tmp_path: Path) -> None:
     assert "like example_batch" not in (found.help or "")
 
 
+def test_where_no_log_can_be_written_its_own_word_is_told(tmp_path: Path) -> None:
+    """On a full disk a log is empty, and the reason was in it."""
+    (tmp_path / "d0.log").touch()
+    found = failure("d0 ended", 2, tmp_path / "d0.log", "train.py", text="commits: no space left")
+    assert "commits: no space left" in str(found)
+
+
+def test_a_host_that_gives_no_process_is_named(tmp_path: Path) -> None:
+    why = "no process can be started: Too many open files"
+    assert "ulimit -n" in (failure("d0", 1, tmp_path / "no.log", "train.py", why).help or "")
+
+
 def test_a_failing_process_is_named_with_the_end_of_its_log(marked: Path) -> None:
     line = "    def step_once(self) -> None:\n"
     edit(marked / "device_d1.py", line, line + "        raise ZeroDivisionError('on purpose')\n")

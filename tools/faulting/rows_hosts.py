@@ -1,0 +1,97 @@
+"""Row 37: the host whose supervisor decides is lost; the other one keeps a last commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+from bigbrain_fx.runtime.commits import ASIDE, read_records
+from bigbrain_fx.supervisor import how_to_make
+from tools.faulting.bundle import Fault
+from tools.faulting.jobs import Live, Run, launch_words, run_job
+from tools.faulting.rows_processes import HANG_S
+from tools.faulting.rows_replicas import replicated
+from tools.faulting.rows_runs import resumed
+from tools.faulting.verdicts import DEADLINE_S, STEPS, Ground, Verdict, stopped, together
+
+BEHIND_S = 5.0  # the last commit, after the loss was noticed
+KEPT_STEP = 5  # the device that strikes is within it: nobody has all of its messages
+
+
+def head_lost(ground: Ground) -> Verdict:
+    """Row 37: its supervisor is killed, or stopped, in a forward; each host has a replica."""
+    here = replicated(ground)
+    found = [_lost(here, signal.SIGKILL), _lost(here, signal.SIGSTOP)]
+    outcome = "killed: the others commit that step; stopped: they set it aside; resumed alike"
+    return together(found, outcome)
+
+
+def _lost(here: Ground, blow: signal.Signals) -> Verdict:
+    commits = here.folder / f"head-{here.count}"
+    words = ("--commits", str(commits), "--commit-every", "2")
+    run = _over_two(here, blow, words)
+    said = (run.folder / "agent.txt").read_text()
+    late_s = run.facts["agent_ended_s"] - run.facts["at"]
+    aside = sorted(commits.glob(f"*{ASIDE}"))
+    for path in aside:  # as the agent says
+        path.rename(path.with_name(path.name.removesuffix(ASIDE)))
+    newest = max((record.step for record in read_records(commits, lambda _: None)), default=-1)
+    checks = {
+        f"exit code {run.facts['agent']} of the other: {said[-300:]}": run.facts["agent"] == 1,
+        f"the newest commit is of step {newest}": newest == KEPT_STEP,
+        f"it does not name the commit: {said[-300:]}": f"{commits}/commit-{KEPT_STEP}.json" in said,
+        "a silent supervisor's commit counts": blow == signal.SIGKILL or len(aside) == 1,
+    }
+    bound_s = BEHIND_S + (HANG_S if blow == signal.SIGSTOP else 0.0)
+    stop = stopped(run, "", checks, late_s, bound_s)
+    return together((stop, resumed(here, *words)), "")
+
+
+def _over_two(here: Ground, blow: signal.Signals, words: tuple[str, ...]) -> Run:
+    """Run over two supervisors until the one that decides is struck and the other has ended."""
+    folder = here.fresh([Fault("d1", KEPT_STEP, "forward", 1, "sleep", seconds=2 * HANG_S)])
+    program, secret = folder / "bundle" / "launch.py", folder / "secret"
+    text = program.read_text()
+    program.write_text(text.replace(', "train.py")', ', "train.py", ("a", "a", "b", "b"))'))
+    subprocess.run(("sh", "-c", how_to_make(str(secret))), check=True, timeout=30)
+    place = f"127.0.0.1:{_free_port()}"
+    common = ("--secret", str(secret), "--spares", "0", "--hang", str(HANG_S))
+    join = (sys.executable, "launch.py", "--join", place, "--host", "b", *common)
+    with ExitStack() as stack:
+        said = stack.enter_context((folder / "agent.txt").open("wb"))
+        agent = subprocess.Popen(
+            (*join, "--logs", "../logs-b"),
+            cwd=folder / "bundle",
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        stack.callback(_end, agent)
+
+        def strike(live: Live) -> None:
+            live.wait_struck(0)
+            live.facts["at"] = time.time()
+            live.process.send_signal(blow)
+            live.facts["agent"] = agent.wait(DEADLINE_S)
+            live.facts["agent_ended_s"] = time.time()
+            live.process.kill()
+
+        head = launch_words(STEPS, "--secret", str(secret), "--listen", place, *words, spares=0)
+        return run_job(folder, (*head, "--hang", str(HANG_S)), DEADLINE_S, strike)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait(DEADLINE_S)

@@ -10,6 +10,7 @@ directory, a number of a library), is not set there. It knows processes; it know
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ class Early:
     """A fork made here and now; it ends with this process, or when it is closed."""
 
     def __init__(self, answer: Answer) -> None:
+        importlib.import_module("torch._dynamo")  # or each fork would: making an optimizer asks
         theirs, ours = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:

@@ -36,6 +36,7 @@ from bigbrain_fx.frontend.tracing.reached import codes
 from bigbrain_fx.frontend.tracing.side_effects import reached
 from bigbrain_fx.frontend.tracing.trial import Shape, cut_short, numbers_of, run_trial, shapes_of
 from bigbrain_fx.frontend.users_code import users_folder
+from bigbrain_fx.runtime import left_alone
 
 _RATES, _BATCHES = 40, 2  # steps whose rates are asked for, and batches that are drawn
 _STEPS = (*range(64), *(n * 10**k for k in range(2, 8) for n in (1, 3)))
@@ -197,7 +198,9 @@ def _call(calls: FirstCalls, function: object, *, is_model: bool) -> None:
         return
     large = is_model and calls.weights_bytes > _LARGE
     torch.manual_seed(calls.seed)
-    with torch.device("meta") if large else contextlib.nullcontext():
+    place = torch.device("meta") if large else contextlib.nullcontext()
+    drawn = contextlib.nullcontext() if is_model else left_alone(function)
+    with place, drawn:
         function()
 
 

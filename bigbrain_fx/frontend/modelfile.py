@@ -23,6 +23,7 @@ from bigbrain_fx.frontend.settings import Settings, require_unset
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
+from bigbrain_fx.runtime import left_alone
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
         )
     if callable(value):
         torch.manual_seed(seed)
-        with errors_of(path, "example_batch() failed"):
+        with left_alone(value), errors_of(path, "example_batch() failed"):
             value = value()
     if not isinstance(value, Mapping | tuple | list | Tensor):
         raise InputError(

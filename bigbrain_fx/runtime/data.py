@@ -5,7 +5,8 @@ first; where it has fewer rows than there are micro-batches, the rest of them ru
 rows again and count nothing. With `drop_last = True` it is left out, and step t takes the next.
 
 Every device reads the same stream and keeps what its stages need, so no input is ever sent. The
-stream has random state of its own: drawing data never moves the generators of the model.
+stream has random state of its own, of generators that the user's file has made, too (`own_dice`):
+drawing data never moves the generators of the model, nor those of another device in this process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .checksum import checksum
+from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -98,7 +100,7 @@ class Stream:
         self.parts: dict[str, list[Tensor]] = {}
         self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
-        self.random = _RandomState(self.seed)
+        self.random = _RandomState(self.seed, own_dice(self.batches))
         with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
@@ -382,19 +384,22 @@ def _comes_again(error: Exception) -> bool:
 class _RandomState:
     """The stream's random state: torch's, Python's and NumPy's own generators have it inside."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, more: Sequence[Any] = ()) -> None:
         numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
         own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
         torch_state = torch.Generator().manual_seed(seed).get_state()
         self.own = torch_state, random.Random(seed).getstate(), own
+        self.more, self.own_more = more, states_of(more)
 
     def __enter__(self) -> None:
-        self.outer = _dice()
+        self.outer, self.outer_more = _dice(), states_of(self.more)
         _set_dice(self.own)
+        set_states(self.more, self.own_more)
 
     def __exit__(self, *_: object) -> None:
-        self.own = _dice()
+        self.own, self.own_more = _dice(), states_of(self.more)
         _set_dice(self.outer)
+        set_states(self.more, self.outer_more)
 
 
 def _dice() -> tuple[Any, ...]:

@@ -172,7 +172,7 @@ class CheckRun:
     def _written(self) -> set[str]:
         """Name the frozen parameters that forward writes into, as a momentum encoder's."""
         frozen = {p.name for p in self.graph.params if p.kind == "parameter"}
-        return {name for op in self.graph.ops for name in _mutated(op) if name in frozen}
+        return {name for op in self.graph.ops for name in mutated(op) if name in frozen}
 
     def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -211,12 +211,12 @@ def _require_unwritten(error: RuntimeError) -> None:
     )
 
 
-def _mutated(op: Op) -> Iterator[str]:
+def mutated(op: Op) -> Iterator[str]:
     """Yield the tensors that an op writes into, those that its body writes into as well."""
     yield from op.mutates
     if op.body is not None:
         for inner in op.body.ops:
-            yield from _mutated(inner)
+            yield from mutated(inner)
 
 
 def unit_of(graph: Graph, tensors: Mapping[str, Tensor]) -> float:

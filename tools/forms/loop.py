@@ -45,7 +45,8 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
         _update(code, model, made, base, step, scaler)
         if scheduler is not None:
             scheduler.step()
-    return losses, {n: t.detach() for n, t in model.state_dict().items()}
+    state = model.state_dict().items()
+    return losses, {n: t.detach() for n, t in state if isinstance(t, Tensor)}
 
 
 def _run(path: Path) -> ModuleType:

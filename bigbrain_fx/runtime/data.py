@@ -42,7 +42,7 @@ class Splitting:
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length; every batch must have the same there.
+            of a list its length, of an object what repr says; every batch must have the same there.
     """
 
     drop_last: bool | None = None
@@ -93,6 +93,7 @@ class Stream:
         self.drop_last = self.splitting.drop_last
         self.batches = batches
         self.seed = seed
+        self.entries: frozenset[object] | None = None  # of the first batch
         self._start()
 
     def _start(self, step: int = 0) -> None:
@@ -139,6 +140,7 @@ class Stream:
                 )
             if not (self.drop_last and self._is_small(batch)):
                 self._require_fixed(batch, step)
+                self._require_known(batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
@@ -149,10 +151,22 @@ class Stream:
         for key, want in self.splitting.fixed:
             found = _pick(batch, key, step)
             found = len(found) if isinstance(found, list | tuple) else found
+            if not (found is None or isinstance(found, bool | int | float | str | Tensor)):
+                found = repr(found)  # of an object
             if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
                 name, shown = ".".join(map(str, key)), _said(found)
                 shown = shown if isinstance(found, Tensor) else repr(found)[:80]
                 raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
+
+    def _require_known(self, batch: object, step: int) -> None:
+        """Refuse entries that the first batch has not: forward or loss may look for them."""
+        if not isinstance(batch, Mapping | tuple | list):
+            return
+        found = frozenset(batch if isinstance(batch, Mapping) else range(len(batch)))
+        new = sorted(map(repr, found - (found if self.entries is None else self.entries)))
+        if new:
+            raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)))
+        self.entries = self.entries or found
 
     def _is_small(self, batch: object) -> bool:
         """Whether an entry has fewer rows than the model was split for."""
@@ -299,6 +313,11 @@ _FEWER_ROWS = (
 )
 
 
+_NEW_ENTRY = (
+    "step {step}: the batch has the entry {names}, which the first batch has not, and the model "
+    "was split without: give every batch the same entries, and example_batch(), too (a mask or a "
+    "weight of ones where there is none), or leave it out"
+)
 _OTHERWISE = (
     "step {step}: batch entry {name!r} is {shown}, and the model was split for {want!r}, which it "
     "goes by: give what changes as a tensor that the model computes with (torch.where chooses by "

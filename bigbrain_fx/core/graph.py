@@ -66,10 +66,15 @@ class Const:
     """An argument that JSON has no word for.
 
     One of: "torch.float32" (dtypes, layouts and memory formats by their torch name), "device" (the
-    stage's own device), "inf", "-inf", "nan".
+    stage's own device), "inf", "-inf", "nan", "1j".
     """
 
     const: str
+
+    @property
+    def number(self) -> complex:
+        """What it stands for, where it is a number."""
+        return complex(self.const) if "j" in self.const else float(self.const)
 
 
 Arg = TypeAliasType(  # a literal, a reference, or a list of arguments

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from bigbrain_fx.errors import InputError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from bigbrain_fx.frontend.early import Early
     from bigbrain_fx.frontend.modelfile import ModelFile
     from bigbrain_fx.frontend.quantised import QuantisedModel
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -64,8 +66,15 @@ class _Service:
         self.meta, self.seed = bool(wanted["meta"]), seed
         blank = bool(wanted["blank"])
         self.cache = cast("int", wanted["cache"])
+        self.fresh = self._stay_fresh(location)
+        self.early: Early | None = None
         self.file = load_model_file(
-            location, seed=seed, meta=self.meta, blank=blank, cache=self.cache
+            location,
+            seed=seed,
+            meta=self.meta,
+            blank=blank,
+            cache=self.cache,
+            once_run=self._stay_early,
         )
         sys.path.insert(0, str(self.file.path.parent))  # forward may import, too
         self.quantised = _quantised(self.file, wanted.get("quantize"))
@@ -78,6 +87,24 @@ class _Service:
         _require_read_by_layers(self.captured, self.quantised)
         _write_graph(self.captured, Path(str(wanted["graph"])))
         self.capture_s = time.perf_counter() - started_s
+
+    def _stay_fresh(self, location: str) -> Early | None:
+        """Let a fork stay as this process is before the file is run, for `try_copies`."""
+        from bigbrain_fx.frontend.early import Early
+        from bigbrain_fx.frontend.first_calls import found_in_copy
+        from bigbrain_fx.frontend.location import is_hf, is_onnx, split_location
+
+        if self.meta or is_hf(location) or is_onnx(location):
+            return None
+        return Early(partial(found_in_copy, split_location(location)[0], self.seed))
+
+    def _stay_early(self, module: ModuleType) -> None:
+        """Let a fork stay as this process is before model() is called, for `try_calls`."""
+        from bigbrain_fx.frontend.early import Early
+        from bigbrain_fx.frontend.first_calls import found
+
+        if not self.meta:
+            self.early = Early(partial(found, module))
 
     def report(self) -> Mapping[str, object]:
         """Say what was captured; the graph itself is in its file."""
@@ -189,22 +216,27 @@ class _Service:
         )
 
     def try_copies(self, texts: list[str]) -> Mapping[str, object]:
-        """Say what copies of parts of the model file would have otherwise than the file."""
-        from bigbrain_fx.frontend.copies import try_copies
+        """Say what copies of parts of the model file would have, or do, otherwise than the file."""
+        from bigbrain_fx.frontend.copies import is_plain, try_copies
+        from bigbrain_fx.frontend.first_calls import FirstCalls, doing_otherwise
 
         if self.file.is_data:
             return {"unlike": (), "note": None}
         found = try_copies(self.file.path, texts, self.seed, self.file.before)
-        return {"unlike": found.unlike, "note": found.note}
+        unlike = found.unlike
+        if texts and self.early and self.fresh and not (unlike or is_plain(self.file.path)):
+            about = FirstCalls.of(self.file, self.seed, frozenset(), trains=True)
+            unlike = doing_otherwise(about, texts[0], self.early, self.fresh)
+        return {"unlike": unlike, "note": found.note}
 
     def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
         """Require that nothing which model() or example_batch() sets is what training goes by."""
         from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
 
-        if self.file.is_data or self.meta:
+        if self.early is None:
             return None
         about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
-        return require_nothing_left(about)
+        return require_nothing_left(about, self.early)
 
     def write_batch(self, path: Path) -> None:
         """Write the example batch's tensors, and its structure as JSON beside them."""

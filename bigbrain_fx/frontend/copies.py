@@ -51,7 +51,7 @@ def try_copies(
     looked_up = [name for text in texts for name in _looked_up(text)]
     if looked_up:
         return Copies(tuple(looked_up))
-    if _is_plain(path):
+    if is_plain(path):
         return Copies()
     of_text = [partial(values_of_text, text, None) for text in texts if text]
     copied = [run_apart(read, path, seed + 1, 2, before) for read in of_text]
@@ -151,7 +151,7 @@ def _read(path: Path) -> str:
 # --------------------------------------------------------------------------- what is worth a run
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain(path: Path) -> bool:
     """Whether nothing is called at the top of a file: a copy of its lines has their values."""
     body = ast.parse(_read(path)).body
     return not any(_calls(node, path.parent) for node in body)

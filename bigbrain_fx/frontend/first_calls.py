@@ -4,8 +4,9 @@
     the file, then model() and example_batch() ─▶ optimizer, rates, batches, values ─┴─▶ the same?
 
 The processes of a bundle call neither: what they set (a number of the file, a registry, a class's
-attribute, the environment) is for the optimizer, the rates, the data and the code that a bundle
-calls as it is what the top of the file has left. Both are tried, in forks that nobody else sees.
+attribute, the environment, a context of decimal) is for the optimizer, the rates, the data and the
+code that a bundle calls as it is what the top of the file has left. Both are tried, in forks of a
+process that has run the file and called neither.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import tokenize
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from torch import nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.digests import digest
-from bigbrain_fx.frontend.forked import FAILED, run_apart, values
+from bigbrain_fx.frontend.early import Early
+from bigbrain_fx.frontend.forked import FAILED, values
 from bigbrain_fx.frontend.modelfile import ModelFile
-from bigbrain_fx.frontend.settings import Settings
 from bigbrain_fx.frontend.tracing.reached import codes
 from bigbrain_fx.frontend.tracing.side_effects import reached
 from bigbrain_fx.frontend.tracing.trial import Shape, cut_short, numbers_of, run_trial, shapes_of
+from bigbrain_fx.frontend.users_code import users_folder
+from bigbrain_fx.runtime import left_alone
 
 _RATES, _BATCHES = 40, 2  # steps whose rates are asked for, and batches that are drawn
 _STEPS = (*range(64), *(n * 10**k for k in range(2, 8) for n in (1, 3)))
@@ -53,7 +55,6 @@ class FirstCalls:
         seed: of `split`.
         shapes: of trained parameters, by name, cut short.
         weights_bytes: of the whole model.
-        before: settings, as they were before the file was run.
         kept: names of the file that its code has which is called as it is.
         trains: the functions that a bundle has a copy of.
     """
@@ -63,7 +64,6 @@ class FirstCalls:
     seed: int
     shapes: Mapping[str, Shape]
     weights_bytes: int
-    before: Settings
     kept: frozenset[str]
     trains: tuple[str, ...] = _TRAINS
 
@@ -74,11 +74,30 @@ class FirstCalls:
         few = cut_short(shapes_of({n: p for n, p in params.items() if p.requires_grad}))
         size = sum(p.nbytes for p in params.values())
         names = _TRAINS if trains else ("batches",)
-        return cls(file.path, file.name, seed, few, size, file.before, kept, names)
+        return cls(file.path, file.name, seed, few, size, kept, names)
+
+    def asking(self, called: Sequence[str]) -> dict[str, Any]:
+        """Return the question what training does once some functions were called, for JSON."""
+        shapes = {n: [s.size, str(s.dtype).removeprefix("torch.")] for n, s in self.shapes.items()}
+        about = {**vars(self), "path": str(self.path), "shapes": shapes, "kept": sorted(self.kept)}
+        return {"called": called, "about": about}
+
+    @classmethod
+    def asked(cls, about: Mapping[str, Any]) -> FirstCalls:
+        """Return what a question is about."""
+        shapes = {
+            n: Shape(tuple(s), getattr(torch, kind)) for n, (s, kind) in about["shapes"].items()
+        }
+        more = {"path": Path(about["path"]), "shapes": shapes, "kept": frozenset(about["kept"])}
+        return cls(**{**about, **more})
 
 
-def require_nothing_left(calls: FirstCalls) -> str | None:
+def require_nothing_left(calls: FirstCalls, early: Early) -> str | None:
     """Refuse a model() or example_batch() that sets what training, or code called as it is, reads.
+
+    Args:
+        calls: what is called again, and who may go by it.
+        early: a process that has run the file and called neither; it answers with `found`.
 
     Returns:
         What the user should know.
@@ -86,11 +105,14 @@ def require_nothing_left(calls: FirstCalls) -> str | None:
     Raises:
         InputError: names what was set, its line, and who goes by it.
     """
-    try_after = partial(_tried, calls)
+
+    def try_after(called: Sequence[str]) -> Mapping[str, str] | None:
+        return early.ask(calls.asking(called))
+
     plain, after = try_after(()), try_after((calls.name, "example_batch"))
     if plain is None or after is None or FAILED in plain or FAILED in after:
-        said = "whether what model() sets is read by what a bundle copies is not known"
-        return f"{calls.path.name} cannot be run a second time: {said}"
+        said = "whether what it sets is read by what a bundle copies is not known"
+        return f"{calls.name}() of {calls.path.name} cannot be called a second time: {said}"
     moved = [key for key in plain if after.get(key) != plain[key]]
     if not any(map(_decides, moved)):
         return None
@@ -123,21 +145,48 @@ def _refusal(calls: FirstCalls, who: str, moved: Sequence[str]) -> InputError:
     )
 
 
+def doing_otherwise(calls: FirstCalls, text: str, early: Early, fresh: Early) -> tuple[str, ...]:
+    """Say what a copy of lines of the file would do otherwise: its top may set what is no name.
+
+    Args:
+        calls: of the file.
+        text: the copy.
+        early: a process that has run the file; it answers with `found`.
+        fresh: one that has not; it answers with `found_in_copy`.
+    """
+    question = calls.asking(())
+    file, copy = early.ask(question), fresh.ask({**question, "text": text})
+    if file is None or copy is None or FAILED in file:
+        return ()  # others say so
+    if FAILED in copy:
+        return (f"would end with {copy[FAILED]}",)
+    moved = [key for key in copy if key.endswith("()") and file.get(key) != copy[key]]
+    again = (early.ask(question) or {}) if moved else {}
+    return tuple(f"would have another {key}" for key in moved if again.get(key) == file.get(key))
+
+
 # --------------------------------------------------------------------------- one try
 
 
-def _tried(calls: FirstCalls, called: Sequence[str]) -> Mapping[str, str] | None:
-    return run_apart(partial(_read, calls, called), calls.path, calls.seed, 1, calls.before)
+def found_in_copy(path: Path, seed: int, question: Mapping[str, Any]) -> Mapping[str, str]:
+    """Run a copy of lines of a file, under other dice than its, and say what training does then."""
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = module
+    torch.manual_seed(seed + 1)
+    with users_folder(path.parent):
+        try:
+            exec(compile(question["text"], str(path), "exec"), vars(module))
+        except (Exception, SystemExit) as error:
+            return {FAILED: f"{type(error).__name__}: {error}"}
+        return found(module, question)
 
 
-def _read(
-    calls: FirstCalls, called: Sequence[str], module: types.ModuleType, path: Path
-) -> Mapping[str, str]:
-    """Run the file, call what is to be called, and say what training does then."""
-    scope = vars(module)
+def found(module: types.ModuleType, question: Mapping[str, Any]) -> Mapping[str, str]:
+    """Call what is to be called of a file that was run, and say what training does then."""
+    calls, scope = FirstCalls.asked(question["about"]), vars(module)
     try:
-        exec(compile(_text(path), str(path), "exec"), scope)
-        for name in called:
+        for name in question["called"]:
             _call(calls, scope.get(name), is_model=name == calls.name)
     except (Exception, SystemExit) as error:
         return {FAILED: f"{type(error).__name__}: {error}"}
@@ -149,7 +198,9 @@ def _call(calls: FirstCalls, function: object, *, is_model: bool) -> None:
         return
     large = is_model and calls.weights_bytes > _LARGE
     torch.manual_seed(calls.seed)
-    with torch.device("meta") if large else contextlib.nullcontext():
+    place = torch.device("meta") if large else contextlib.nullcontext()
+    drawn = contextlib.nullcontext() if is_model else left_alone(function)
+    with place, drawn:
         function()
 
 

@@ -1,4 +1,4 @@
-"""A model file run once more, in a fork of this process that nobody else sees.
+"""Work done in a fork of this process that nobody else sees; a model file run once more there.
 
     the file, or text of it, seeded ─▶ a fork ─▶ a short text for each value
 
@@ -48,11 +48,16 @@ def run_apart(
         other_seed: of Python's and NumPy's.
         before: settings to begin with.
     """
+    return apart(partial(_answer, read, path, seed, other_seed, before))
+
+
+def apart(work: Callable[[], Mapping[str, str]]) -> Mapping[str, str] | None:
+    """Do work in a fork of this process; return what it found, or None where it takes too long."""
     there, here = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(there)
-        _be_the_fork(partial(_answer, read, path, seed, other_seed, before), here)
+        _be_the_fork(work, here)
     os.close(here)
     try:
         answer = _received(there)
@@ -82,14 +87,19 @@ def _be_the_fork(work: Callable[[], Mapping[str, str]], pipe: int) -> None:
     """Answer, in a group of processes of its own, and end."""
     try:
         os.setpgid(0, 0)
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(quiet, stream)
+        be_quiet()
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         with os.fdopen(pipe, "w") as answer:
             json.dump(dict(work()), answer)
     finally:
         os._exit(0)
+
+
+def be_quiet() -> None:
+    """Leave the streams of this process to its parent."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
 
 
 def _answer(

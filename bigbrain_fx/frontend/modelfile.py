@@ -23,6 +23,7 @@ from bigbrain_fx.frontend.settings import Settings, require_unset
 from bigbrain_fx.frontend.tracing.blank import reserve, unmade
 from bigbrain_fx.frontend.tracing.step import Loss
 from bigbrain_fx.frontend.users_code import definition, errors_of, run_file, users_folder
+from bigbrain_fx.runtime import left_alone
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def load_model_file(
     meta: bool = False,
     blank: bool = False,
     cache: int = 0,
+    once_run: Callable[[ModuleType], object] = lambda module: None,
 ) -> ModelFile:
     """Run a model file, or read a Hugging Face configuration; build the model and a batch.
 
@@ -79,13 +81,15 @@ def load_model_file(
         meta: build the model from shapes alone: no tensor has numbers.
         blank: leave the parameters without numbers and make all else: weights come later.
         cache: rows of keys and values that are kept: the model is then one of single positions.
+        once_run: called with what the file has defined, before the model is built.
 
     Raises:
         InputError: the file cannot be used; names its line, and the candidates for the model.
         CaptureError: `cache`, and the model has no form of one position.
     """
     if cache:
-        return _cached(load_model_file(location, seed=seed, meta=meta, blank=blank), cache, meta)
+        made = load_model_file(location, seed=seed, meta=meta, blank=blank, once_run=once_run)
+        return _cached(made, cache, meta)
     if is_hf(location):
         return _of_hf(str(location), seed, meta, blank)
     if is_onnx(location):
@@ -97,6 +101,7 @@ def load_model_file(
             module = run_file(path, seed)
         top = Settings.now()
         name = name or _only_model(module, path)
+        once_run(module)
         with _building(meta, blank):
             model = _build(module, path, name, seed)
         batch = _example(module, path, seed)
@@ -263,7 +268,7 @@ def _example(module: ModuleType, path: Path, seed: int) -> object:
         )
     if callable(value):
         torch.manual_seed(seed)
-        with errors_of(path, "example_batch() failed"):
+        with left_alone(value), errors_of(path, "example_batch() failed"):
             value = value()
     if not isinstance(value, Mapping | tuple | list | Tensor):
         raise InputError(

@@ -72,6 +72,8 @@ def _numbers() -> dict[str, object]:
         "torch.set_float32_matmul_precision(...)": torch.get_float32_matmul_precision(),
         "torch.set_flush_denormal(...)": not bool(small * 0.1),
         "torch.backends.mkldnn.enabled = ...": torch.backends.mkldnn.enabled,
+        "torch.set_grad_enabled(...)": torch.is_grad_enabled(),
+        "torch.set_autocast_enabled(...)": torch.is_autocast_enabled("cpu"),
     }
 
 
@@ -80,6 +82,14 @@ _SETTERS: Mapping[str, Callable[[Any], object]] = {
     "torch.set_float32_matmul_precision(...)": torch.set_float32_matmul_precision,
     "torch.set_flush_denormal(...)": torch.set_flush_denormal,
     "torch.backends.mkldnn.enabled = ...": lambda on: setattr(torch.backends.mkldnn, "enabled", on),
+    "torch.set_grad_enabled(...)": torch.set_grad_enabled,
+    "torch.set_autocast_enabled(...)": lambda on: torch.set_autocast_enabled("cpu", on),
+}
+_AT_THE_TOP = "set it at the top of the file, which a bundle runs, too: {what}"
+_INSTEAD = {
+    "torch.set_grad_enabled(...)": "let it end within {name}(): with torch.no_grad(): ...",
+    "torch.set_autocast_enabled(...)": "let it end within {name}(): with torch.autocast(...): ...; "
+    'for training, say it at the top of the file: autocast = "bfloat16"',
 }
 
 
@@ -135,7 +145,7 @@ def require_unset(before: Settings, at: str, name: str) -> None:
                 f"{name}() changes a setting of torch, {setting}, from {was} to {said(now)}, "
                 "and a bundle does not call it before it reads batches or computes",
                 at=at,
-                help=f"set it at the top of the file, which a bundle runs, too: {what}",
+                help=_INSTEAD.get(what, _AT_THE_TOP).format(name=name, what=what),
             )
 
 

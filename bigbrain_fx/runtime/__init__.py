@@ -128,6 +128,7 @@ if TYPE_CHECKING:
         optimizer_tensors as optimizer_tensors,
         restore_optimizer as restore_optimizer,
     )
+    from .own_dice import left_alone as left_alone
     from .own_lines import Shell as Shell, forward_of as forward_of
     from .promises import AgainError as AgainError, MakingAgain as MakingAgain, again as again
     from .rates import LearningRates as LearningRates

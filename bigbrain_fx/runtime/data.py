@@ -5,7 +5,8 @@ first; where it has fewer rows than there are micro-batches, the rest of them ru
 rows again and count nothing. With `drop_last = True` it is left out, and step t takes the next.
 
 Every device reads the same stream and keeps what its stages need, so no input is ever sent. The
-stream has random state of its own: drawing data never moves the generators of the model.
+stream has random state of its own, of generators that the user's file has made, too (`own_dice`):
+drawing data never moves the generators of the model, nor those of another device in this process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .checksum import checksum
+from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
 _COMES_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -40,7 +42,7 @@ class Splitting:
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length; every batch must have the same there.
+            of a list its length, of an object what repr says; every batch must have the same there.
     """
 
     drop_last: bool | None = None
@@ -91,6 +93,7 @@ class Stream:
         self.drop_last = self.splitting.drop_last
         self.batches = batches
         self.seed = seed
+        self.entries: frozenset[object] | None = None  # of the first batch
         self._start()
 
     def _start(self, step: int = 0) -> None:
@@ -98,7 +101,7 @@ class Stream:
         self.parts: dict[str, list[Tensor]] = {}
         self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
-        self.random = _RandomState(self.seed)
+        self.random = _RandomState(self.seed, own_dice(self.batches))
         with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
@@ -137,6 +140,7 @@ class Stream:
                 )
             if not (self.drop_last and self._is_small(batch)):
                 self._require_fixed(batch, step)
+                self._require_known(batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
@@ -147,10 +151,22 @@ class Stream:
         for key, want in self.splitting.fixed:
             found = _pick(batch, key, step)
             found = len(found) if isinstance(found, list | tuple) else found
+            if not (found is None or isinstance(found, bool | int | float | str | Tensor)):
+                found = repr(found)  # of an object
             if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
                 name, shown = ".".join(map(str, key)), _said(found)
                 shown = shown if isinstance(found, Tensor) else repr(found)[:80]
                 raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
+
+    def _require_known(self, batch: object, step: int) -> None:
+        """Refuse entries that the first batch has not: forward or loss may look for them."""
+        if not isinstance(batch, Mapping | tuple | list):
+            return
+        found = frozenset(batch if isinstance(batch, Mapping) else range(len(batch)))
+        new = sorted(map(repr, found - (found if self.entries is None else self.entries)))
+        if new:
+            raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)))
+        self.entries = self.entries or found
 
     def _is_small(self, batch: object) -> bool:
         """Whether an entry has fewer rows than the model was split for."""
@@ -297,6 +313,11 @@ _FEWER_ROWS = (
 )
 
 
+_NEW_ENTRY = (
+    "step {step}: the batch has the entry {names}, which the first batch has not, and the model "
+    "was split without: give every batch the same entries, and example_batch(), too (a mask or a "
+    "weight of ones where there is none), or leave it out"
+)
 _OTHERWISE = (
     "step {step}: batch entry {name!r} is {shown}, and the model was split for {want!r}, which it "
     "goes by: give what changes as a tensor that the model computes with (torch.where chooses by "
@@ -382,19 +403,22 @@ def _comes_again(error: Exception) -> bool:
 class _RandomState:
     """The stream's random state: torch's, Python's and NumPy's own generators have it inside."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, more: Sequence[Any] = ()) -> None:
         numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
         own = numpy_random.RandomState(seed % 2**32).get_state() if numpy_random else None
         torch_state = torch.Generator().manual_seed(seed).get_state()
         self.own = torch_state, random.Random(seed).getstate(), own
+        self.more, self.own_more = more, states_of(more)
 
     def __enter__(self) -> None:
-        self.outer = _dice()
+        self.outer, self.outer_more = _dice(), states_of(self.more)
         _set_dice(self.own)
+        set_states(self.more, self.own_more)
 
     def __exit__(self, *_: object) -> None:
-        self.own = _dice()
+        self.own, self.own_more = _dice(), states_of(self.more)
         _set_dice(self.outer)
+        set_states(self.more, self.outer_more)
 
 
 def _dice() -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import TypeVar
 
 import torch
@@ -43,12 +44,19 @@ class Hub:
         self.failed: BaseException | None = None
 
     def run(self, programs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-        """Run one function per device until all have returned; raise the first error of any."""
+        """Run one function per device until all have returned; raise the first error of any.
+
+        Each has a copy of the caller's context (of decimal, of NumPy's errors, the user's own), as
+        it would have in a process of its own, where it is the one that has run the user's file.
+        """
         results: dict[str, T] = {}
         self.running = len(programs)
         threads = [
             threading.Thread(
-                target=self._run_one, args=(name, program, results), name=name, daemon=True
+                target=copy_context().run,
+                args=(self._run_one, name, program, results),
+                name=name,
+                daemon=True,
             )
             for name, program in programs.items()
         ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,3 +76,70 @@ def test_early_batches_that_have_it_otherwise_are_refused(more: Any, said: str) 
 
     with pytest.raises(InputError, match=said):
         require_steady(Net(), batch(), lambda out, _: out, given)
+
+
+class Phase(enum.Enum):
+    """Of training."""
+
+    WARM = 1
+    MAIN = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "other"), [(Phase.WARM, Phase.MAIN), (slice(0, 1), slice(0, 2)), (torch.float32, 3)]
+)
+def test_of_an_object_it_is_what_repr_says(given: object, other: object) -> None:
+    def by(output: Tensor, batch: Any) -> Tensor:
+        return output.mean() * (1.0 if batch["odd"] == given else 2.0)
+
+    example = {"x": torch.ones(4, 3), "odd": given}
+    found = fixed_entries(nn.Linear(3, 2), _as_input(example), by, None)
+    assert found == ((("odd",), repr(given)),)
+    with pytest.raises(InputError, match="changes odd"):
+        require_steady(
+            nn.Linear(3, 2),
+            _as_input(example),
+            by,
+            lambda: iter([{**_as_input(example), "odd": other}]),
+        )
+
+
+def _as_input(example: dict[str, Any]) -> dict[str, Any]:
+    return {"input": example["x"], "odd": example["odd"]}
+
+
+def test_an_object_that_repr_does_not_tell_is_refused_where_it_is_read() -> None:
+    class Note:
+        scale = 2.0
+
+    example = {"input": torch.ones(4, 3), "note": Note(), "table": np.ones(2)}
+    assert not fixed_entries(nn.Linear(3, 2), example, lambda out, _: out.mean(), None)
+    for name in ("note", "table"):
+
+        def by(output: Tensor, batch: Any, name: str = name) -> Tensor:
+            held = batch[name]
+            return output.mean() * (held.scale if name == "note" else float(held.sum()))
+
+        with pytest.raises(InputError, match=f"goes by {name} of the batch, an object") as caught:
+            fixed_entries(nn.Linear(3, 2), example, by, None)
+        assert "torch.from_numpy" in (caught.value.help or "")
+
+
+def test_numbers_in_a_tuple_are_counted() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, scales: tuple[float, ...]) -> Tensor:  # type: ignore[override]
+            return super().forward(x).mean() * math.prod(scales)
+
+    example = {"x": torch.ones(4, 3), "scales": (1.0, 2.0)}
+    assert (("scales",), 2) in fixed_entries(Scaled(3, 2), example, None, None)
+
+
+def test_an_entry_that_an_early_batch_has_more_is_refused_where_it_counts() -> None:
+    def weighed(output: Tensor, batch: Any) -> Tensor:
+        return (output * batch.get("weight", 1.0)).mean()
+
+    example = {"input": torch.ones(4, 3)}
+    more = {**example, "weight": torch.full((4, 1), 2.0)}
+    with pytest.raises(InputError, match="changes weight from nothing"):
+        require_steady(nn.Linear(3, 2), example, weighed, lambda: iter([example, more]))
+    require_steady(nn.Linear(3, 2), example, lambda o, _: o.mean(), lambda: iter([example, more]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigbrain_fx.core import ParamRef
+from bigbrain_fx.core import Const, ParamRef
 from bigbrain_fx.errors import CaptureError, InputError
 from bigbrain_fx.frontend import capture
 from tests.support.captured import assert_same, ops_of, run
@@ -436,3 +437,68 @@ def test_results_are_noted_in_the_order_of_the_module() -> None:
     assert graph.op[x].target == "aten.add.Tensor"
     assert graph.op[x].module_path == ""
     assert y == "x"
+
+
+class Clamped(nn.Module):
+    """Clamps an activation in place, without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        with torch.no_grad():
+            h.clamp_(-0.1, 0.1)
+        found: Tensor = self.two(h).square().mean()
+        return found
+
+
+def test_an_activation_written_without_gradient_has_one_still() -> None:
+    model = Clamped()
+    found = capture(model, (torch.randn(4, 6),))
+    assert_same(model, found, model)
+    taken = next(op for op in found.graph.ops if "clamp" in op.name)
+    assert taken.outputs[0].requires_grad  # a cut there sends its gradient
+
+
+def test_complex_numbers_are_arguments() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.view_as_complex(self.one(x).view(-1, 4, 2)) * 1j + (2 - 1j)
+            return z.abs().mean()
+
+    model = Turned()
+    found = capture(model, (torch.randn(4, 6),))
+    assert_same(model, found, model)
+    assert Const("1j") in [arg for op in found.graph.ops for arg in op.args]
+    assert Const("(2-1j)").number == 2 - 1j
+
+
+def test_a_backward_that_draws_is_refused_with_its_line() -> None:
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient + torch.randn_like(gradient)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = Noisy.apply(self.one(x)).square().mean()  # type: ignore[no-untyped-call]
+            return found
+
+    with pytest.raises(CaptureError, match="the backward pass draws random numbers") as caught:
+        capture(Net(), (torch.randn(4, 6),))
+    assert "test_forms.py" in (caught.value.at or "")
+    assert "ctx.save_for_backward(noise)" in (caught.value.help or "")

@@ -43,3 +43,14 @@ def test_a_model_that_sets_them_is_refused() -> None:
             require_unset(before, "model.py:3", "model")
     finally:
         torch.optim.Adadelta.step = step  # type: ignore[method-assign]
+
+
+def test_a_model_that_leaves_gradients_off_is_told_how_it_ends() -> None:
+    before = Settings.now()
+    torch.set_grad_enabled(False)
+    try:
+        with pytest.raises(InputError, match=r"torch\.set_grad_enabled, from True") as caught:
+            require_unset(before, "model.py:3", "model")
+    finally:
+        torch.set_grad_enabled(True)
+    assert caught.value.help == "let it end within model(): with torch.no_grad(): ..."

@@ -379,3 +379,22 @@ def test_what_the_model_goes_by_beside_tensors_must_stay(more: dict[str, Any], s
     read.advance(1)
     with pytest.raises(BatchError, match=f"step 2: batch entry {said}"):
         read.advance(2)
+
+
+@pytest.mark.parametrize("later", [{"x": torch.ones(2), "z": torch.ones(2)}, (torch.ones(2),) * 2])
+def test_an_entry_that_comes_later_is_refused(later: Any) -> None:
+    first = {"x": torch.ones(2), "note": 3} if isinstance(later, dict) else (torch.ones(2),)
+    place = ("x",) if isinstance(later, dict) else (0,)
+    data = stream(lambda _: iter([first, first, later]), inputs={"x": place}, whole=())
+    data.advance(1)
+    with pytest.raises(BatchError, match="which the first batch has not"):
+        data.advance(2)
+
+
+def test_an_object_that_the_model_goes_by_must_stay() -> None:
+    batches = [{"x": torch.ones(2), "s": slice(0, n)} for n in (4, 4, 8)]
+    held = Splitting(fixed=[(("s",), "slice(0, 4, None)")])
+    data = stream(lambda _: iter(batches), inputs={"x": ("x",)}, whole=(), splitting=held)
+    data.advance(1)
+    with pytest.raises(BatchError, match=r"batch entry 's' is 'slice\(0, 8, None\)'"):
+        data.advance(2)

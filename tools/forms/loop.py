@@ -29,6 +29,7 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     code = _run(path)
     torch.manual_seed(0)
     model = code.model()
+    drawn = _drawn(code)  # a loop has no example: it may draw from the data's own generator
     torch.manual_seed(0)
     example = code.example_batch()
     model.train()
@@ -39,12 +40,13 @@ def train(path: Path, micro_batches: int) -> tuple[list[float], dict[str, Tensor
     scaling = getattr(code, "grad_scaler", None) or {"enabled": False}
     scaler = torch.amp.GradScaler("cpu", **scaling)
     losses = []
-    for step, batch in enumerate(itertools.islice(_kept(code, example), STEPS)):
+    for step, batch in enumerate(itertools.islice(_kept(code, example, drawn), STEPS)):
         losses.append(_backward(code, model, _parts(code, batch, micro_batches), scaler))
         _update(code, model, made, base, step, scaler)
         if scheduler is not None:
             scheduler.step()
-    return losses, {n: t.detach() for n, t in model.state_dict().items()}
+    state = model.state_dict().items()
+    return losses, {n: t.detach() for n, t in state if isinstance(t, Tensor)}
 
 
 def _run(path: Path) -> ModuleType:
@@ -59,16 +61,18 @@ def _run(path: Path) -> ModuleType:
     return code
 
 
-def _kept(code: ModuleType, example: object) -> Iterator[object]:
-    """Leave out a smaller last batch where the file says so."""
-    drops, rows = getattr(code, "drop_last", None), _rows(code, example)
-    return (b for b in _batches(code, example) if not (drops and _rows(code, b) < rows))
-
-
-def _batches(code: ModuleType, example: object) -> Iterator[object]:
-    """Draw the data with dice of their own, as a loader's worker does."""
+def _kept(code: ModuleType, example: object, drawn: Iterator[object]) -> Iterator[object]:
+    """Leave out a smaller last batch where the file says so; without data, repeat the example."""
     if not hasattr(code, "batches"):
         return itertools.repeat(example)
+    drops, rows = getattr(code, "drop_last", None), _rows(code, example)
+    return (b for b in drawn if not (drops and _rows(code, b) < rows))
+
+
+def _drawn(code: ModuleType) -> Iterator[object]:
+    """Draw the data with dice of their own, as a loader's worker does."""
+    if not hasattr(code, "batches"):
+        return iter(())
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drawn = itertools.islice(code.batches(0), 2 * STEPS)

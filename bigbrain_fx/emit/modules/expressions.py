@@ -51,6 +51,8 @@ def constant(value: Arg) -> ast.expr:
         return ast.Constant(value)  # type: ignore[arg-type]  # the caller takes references apart
     if value.const.startswith("torch."):
         return dotted(value.const)
+    if isinstance(value.number, complex):
+        return ast.Constant(value.number)
     return ast.Call(ast.Name("float"), [ast.Constant(value.const)], [])
 
 

@@ -6,6 +6,7 @@ This room knows literals, constants and references; it does not know what op the
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ class Writer:
             return literal(float(const))
         if const in TORCH_CONSTANTS:
             return dotted(const)
+        if const.endswith(("j", "j)")):
+            with contextlib.suppress(ValueError):
+                return ast.Constant(complex(const))
         raise InputError(
             f"expected a constant such as torch.float32, device or inf; found {const!r}",
             help="write the plan again with `bigbrain-fx split`",

@@ -20,6 +20,7 @@ from bigbrain_fx.frontend.tracing.interpret import run_graph
 from bigbrain_fx.frontend.tracing.plain import same_numbers, seed_python, state_kept
 from bigbrain_fx.frontend.tracing.rounding import Gradients, coarsest, differences, exact_gradients
 from bigbrain_fx.frontend.tracing.step import Step
+from bigbrain_fx.frontend.translation.opaque import PREFIX
 from bigbrain_fx.frontend.translation.oracle import WrongAnswerError
 from bigbrain_fx.frontend.translation.params import dtype_name
 
@@ -148,11 +149,27 @@ class CheckRun:
         try:
             for tensor, _ in before:
                 tensor.grad = None
+            dice = torch.default_generator.get_state()
             loss.backward()
+            self._require_undrawn(dice)
             return {name: tensor.grad for name, tensor in wanted.items()}
         finally:
             for tensor, gradient in before:
                 tensor.grad = gradient
+
+    def _require_undrawn(self, dice: Tensor) -> None:
+        """Refuse a backward that has moved the dice: in a bundle others have thrown them before."""
+        if torch.equal(dice, torch.default_generator.get_state()):
+            return
+        own = next((op for op in self.graph.ops if op.target.startswith(PREFIX)), None)
+        raise CaptureError(
+            "BX0171: the backward pass draws random numbers, which depend on what else has drawn "
+            "some before it: between devices that is another order",
+            at=own.source if own else None,
+            help="draw in forward and keep what was drawn: noise = torch.randn_like(x); "
+            "ctx.save_for_backward(noise); of checkpoint(..., preserve_rng_state=False) leave that "
+            "argument out",
+        )
 
     def _without_hooks(self) -> dict[str, Tensor]:
         """Return the tensors as a bundle has them: the same numbers, without the user's hooks."""
@@ -172,7 +189,7 @@ class CheckRun:
     def _written(self) -> set[str]:
         """Name the frozen parameters that forward writes into, as a momentum encoder's."""
         frozen = {p.name for p in self.graph.params if p.kind == "parameter"}
-        return {name for op in self.graph.ops for name in _mutated(op) if name in frozen}
+        return {name for op in self.graph.ops for name in mutated(op) if name in frozen}
 
     def _trained(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -211,12 +228,12 @@ def _require_unwritten(error: RuntimeError) -> None:
     )
 
 
-def _mutated(op: Op) -> Iterator[str]:
+def mutated(op: Op) -> Iterator[str]:
     """Yield the tensors that an op writes into, those that its body writes into as well."""
     yield from op.mutates
     if op.body is not None:
         for inner in op.body.ops:
-            yield from _mutated(inner)
+            yield from mutated(inner)
 
 
 def unit_of(graph: Graph, tensors: Mapping[str, Tensor]) -> float:
@@ -250,6 +267,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+_TYPED = (
+    "say the type where the tensor is made: torch.ones(8, dtype=torch.float64), not by "
+    "torch.set_default_dtype in forward; an op that autocast has cast, compute without it: with "
+    "torch.autocast(x.device.type, enabled=False): h = self.rnn(x.float())[0]"
+)
+
+
 def _require_type(op: Op, value: object) -> None:
     """Refuse an op whose numbers have another type here than torch says without computing.
 
@@ -262,6 +286,5 @@ def _require_type(op: Op, value: object) -> None:
                 f"BX0202: {op.target} gives {dtype_name(found)} on this processor, and "
                 f"{spec.dtype} in a trace: messages between devices would have the wrong type",
                 at=op.source or None,
-                help="compute it without autocast: with torch.autocast(x.device.type, "
-                "enabled=False): h = self.rnn(x.float())[0]",
+                help=_TYPED,
             )

@@ -15,14 +15,23 @@ from functools import partial
 
 from torch import nn
 
+from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Numbers, alike
 from bigbrain_fx.frontend.tracing.steady import is_costly
 from bigbrain_fx.frontend.tracing.step import Loss, Route, route
-from bigbrain_fx.frontend.tracing.values import lengths, numbers_of, plain_values, with_value
+from bigbrain_fx.frontend.tracing.values import (
+    lengths,
+    numbers_of,
+    objects,
+    plain_values,
+    with_value,
+)
 from bigbrain_fx.frontend.translation.batch import Key, take_apart
 
 PlainValue = None | bool | int | float | str
 Fixed = tuple[Key, PlainValue]
+_LONG = 500  # characters
+_NO_VALUES = (" at 0x", "tensor(", "array(")  # what repr says of what it does not say whole
 
 
 def fixed_entries(
@@ -30,20 +39,47 @@ def fixed_entries(
 ) -> tuple[Fixed, ...]:
     """Return the entries that are no tensors and that count, with their values; a list's length.
 
-    Of a model that is costly to run these are all that reach forward, texts left out.
+    Of an object (an enum, a slice) it is what repr says. Of a model that is costly to run these are
+    all that reach forward, texts left out.
+
+    Raises:
+        InputError: an object counts, and nothing that repr says tells it from another.
     """
-    found = [*_plain(example), *lengths(example)]
+    found: list[tuple[Key, object]] = [*_plain(example), *lengths(example), *objects(example)]
     if not found:
         return ()
     taken, how = take_apart(example), route(model, example, loss is not None)
     if is_costly(model, list(taken.sized(taken.rows).values())):
-        return tuple((k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str))
+        reach = [(k, v) for k, v in found if _reaches(how, k) and not isinstance(v, str)]
+        return tuple((k, _kept(k, v)) for k, v in reach)
     run = partial(numbers_of, model=model, loss=loss, autocast=autocast)
     try:
         trial = _Trial(example, run, run(example))
     except Exception:
         return ()  # `trace` says what is wrong with the example
-    return tuple((key, value) for key, value in found if trial.goes_by(key, value))
+    return tuple((key, _kept(key, value)) for key, value in found if trial.goes_by(key, value))
+
+
+def _kept(key: Key, value: object) -> PlainValue:
+    """Return what a run compares: a plain value itself, of an object what repr says of it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    said = repr(value)
+    if (
+        " at 0x" not in said
+        and "tensor(" not in said
+        and "array(" not in said
+        and len(said) < _LONG
+    ):
+        return said
+    name = ".".join(map(str, key))
+    raise InputError(
+        f"the model goes by {name} of the batch, an object of {type(value).__name__}: a trace "
+        "keeps what it is in the example, and a run cannot tell whether it stays so",
+        at="example_batch",
+        help="give as tensors what is read of it (torch.from_numpy(array), torch.tensor(number)); "
+        "or as a number or a text, which must be the same in all batches",
+    )
 
 
 def _plain(example: object) -> Iterator[Fixed]:
@@ -66,7 +102,7 @@ class _Trial:
     run: Callable[[object], Numbers]
     first: Numbers
 
-    def goes_by(self, key: Key, value: PlainValue) -> bool:
+    def goes_by(self, key: Key, value: object) -> bool:
         """Whether the model computes something else, or fails, with another value there."""
         asked: list[str] = []
         try:
@@ -77,11 +113,11 @@ class _Trial:
             return not isinstance(_at(self.example, key), list | tuple)
         return bool(asked)
 
-    def _others(self, key: Key, value: PlainValue, asked: list[str]) -> Iterator[object]:
+    def _others(self, key: Key, value: object, asked: list[str]) -> Iterator[object]:
         """Yield values to try; a text notes in `asked` when it is compared."""
         held = _at(self.example, key)
         if isinstance(held, list | tuple):
-            yield [*held, held[-1]]
+            yield [*held, held[-1] if held else 0.0]
         elif isinstance(value, bool):
             yield not value
         elif isinstance(value, int | float):

@@ -185,17 +185,17 @@ class Interpreter:
             case ParamRef(param):
                 return self.leaf(param, reader) if self.leaf else self.tensors[param]
             case Const(const):
-                return self.device if const == "device" else constant(const)
+                return self.device if const == "device" else constant(arg)
             case tuple():
                 return [self.value(item, env, reader) for item in arg]
         return arg
 
 
-def constant(text: str) -> object:
-    """Return what a `Const` stands for: "torch.float32", "inf"."""
-    if text.startswith("torch."):
-        return getattr(torch, text.removeprefix("torch."))
-    return float(text)
+def constant(value: Const) -> object:
+    """Return what it stands for: "torch.float32", "inf"."""
+    if value.const.startswith("torch."):
+        return getattr(torch, value.const.removeprefix("torch."))
+    return value.number
 
 
 @lru_cache(maxsize=4096)

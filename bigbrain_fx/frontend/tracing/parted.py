@@ -220,7 +220,8 @@ def _keeps(what: str, make: Make) -> InputError:
         f"optimizer(named_params) keeps what a process that replaces a dead one would lack: {what}",
         at=place_of(make),
         notes=("what is kept: state[p], for each parameter p, and the numbers of param_groups",),
-        help="keep it there: self.state[p]['count'] for a counter; of a wrapper round others, in "
+        help="keep it there: self.state[p]['count'] for a counter, torch.stack(old) for a list of "
+        "tensors; of a wrapper round others, in "
         "its __init__: for part in parts: part.state = self.state, and self.param_groups = [g for "
         "part in parts for g in part.param_groups]; for a scheduler define "
         "scheduler(optimizer) in the model file, which returns it; for a GradScaler write "

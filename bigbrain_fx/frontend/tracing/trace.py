@@ -21,6 +21,7 @@ from bigbrain_fx.frontend.tracing.captured import Captured
 from bigbrain_fx.frontend.tracing.enclosing import KeptWhole, enclosing
 from bigbrain_fx.frontend.tracing.export import without_gc
 from bigbrain_fx.frontend.tracing.ladder import Ladder
+from bigbrain_fx.frontend.tracing.lasting import require_lasting
 from bigbrain_fx.frontend.tracing.leaf_trace import Leaves
 from bigbrain_fx.frontend.tracing.objective import (
     require_loss,
@@ -106,6 +107,8 @@ def capture(
         captured = enclosing(module, tuple(leaves), attempt)
     if training and loss_needed:
         require_loss(captured.graph)
+    if training and not on_meta:
+        require_lasting(captured)
     return replace(captured, warnings=(*captured.warnings, *reads.told()))
 
 

@@ -38,8 +38,6 @@ def require_steady(
     Raises:
         InputError: names the entry and both values.
     """
-    if not (dict(plain_values(example)) or dict(lengths(example))):
-        return  # data may be far away
     drawn: list[object] = []
     with contextlib.suppress(Exception):  # whoever runs the bundle is told
         drawn.extend(itertools.islice(batches(), _BATCHES))
@@ -63,13 +61,25 @@ def plain_values(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
         yield key, batch
 
 
+def objects(batch: object, key: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield what is neither a tensor nor plain nor a container: an array, an enum, the user's."""
+    if isinstance(batch, Mapping):
+        for name, value in batch.items():
+            yield from objects(value, (*key, name))
+    elif isinstance(batch, tuple | list):
+        for i, value in enumerate(batch):
+            yield from objects(value, (*key, i))
+    elif not isinstance(batch, (Tensor, *_PLAIN)):
+        yield key, batch
+
+
 def lengths(batch: object, key: Key = ()) -> Iterator[tuple[Key, int]]:
-    """Yield the lengths of lists and tuples within a batch that hold tensors."""
+    """Yield the lengths of lists and tuples within a batch."""
     if isinstance(batch, Mapping):
         for name, value in batch.items():
             yield from lengths(value, (*key, name))
     elif isinstance(batch, list | tuple):
-        if key and not hasattr(batch, "_fields") and any(isinstance(v, Tensor) for v in batch):
+        if key and not hasattr(batch, "_fields"):
             yield key, len(batch)
         for index, value in enumerate(batch):
             yield from lengths(value, (*key, index))

@@ -118,7 +118,7 @@ def plain_value(arg: Arg) -> object:
     """Return a literal: what a leaf that is no tensor stands for."""
     if isinstance(arg, Const):
         name = arg.const
-        return getattr(torch, name.removeprefix("torch.")) if "torch." in name else float(name)
+        return getattr(torch, name.removeprefix("torch.")) if "torch." in name else arg.number
     return arg
 
 

@@ -44,6 +44,8 @@ def literal(value: object) -> Arg:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else Const(str(value))
+    if isinstance(value, complex):
+        return Const(str(value))
     if isinstance(value, torch.device):
         return Const("device")
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):

@@ -37,7 +37,11 @@ _TRACERS = ("/torch/fx/", "/torch/_", "/torch/export/", "/torch/nn/modules/modul
 
 
 class WrongAnswerError(RuntimeError):
-    """Report that a tensor's truth is not what it was assumed to be."""
+    """Report that a tensor's truth is not what it was assumed to be, `at` a line of the user's."""
+
+    def __init__(self, what: str, at: str = "") -> None:
+        super().__init__(what)
+        self.at = at
 
 
 @torch.library.custom_op(
@@ -265,5 +269,6 @@ def check(op: Op, value: object) -> None:
     if bool(value) is not (op.target == f"{PREFIX}true"):
         raise WrongAnswerError(
             f"the condition at {op.source} was assumed to be {holds(op)}, and is {not holds(op)} "
-            f"here: {op.code}"
+            f"here: {op.code}",
+            op.source,
         )

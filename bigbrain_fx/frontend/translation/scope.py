@@ -244,12 +244,14 @@ class Scope:
         everything = (*args, *(value for _, value in kwargs))
         needs = self.grad and rules.carries_gradient(target)
         needs = needs and any(self.world.needs_gradient(arg) for arg in everything)
+        base = self.arg(written[0]) if written else None
+        if isinstance(base, Ref):  # without gradient, too, an activation is what it was
+            needs = needs or self.world.needs_gradient(base)
         specs = specs_of(node, needs)
         name = rules.target_name(target)
         view_of = self._owner(node) if plain is None or rules.returns_view(plain) else None
         if name == "aten.lift_fresh_copy.default":  # a constant that is written into: copy it first
             name, view_of = "aten.clone.default", None
-        base = self.arg(written[0]) if written else None
         for entry in written:
             self._mark_written(entry, self.grad and any(map(self.world.needs_gradient, everything)))
         tensors = tuple(spec for spec in specs if spec is not None)

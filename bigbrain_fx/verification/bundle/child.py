@@ -35,6 +35,7 @@ from bigbrain_fx.frontend import (
 )
 from bigbrain_fx.plan import Plan, read_plan
 from bigbrain_fx.verification.bundle.again import capture_again
+from bigbrain_fx.verification.bundle.alone import Alone, alone
 from bigbrain_fx.verification.bundle.failures import error_of
 from bigbrain_fx.verification.bundle.imported_bundle import (
     batches_of,
@@ -98,8 +99,11 @@ def verify_here(wanted: Mapping[str, Any]) -> list[dict[str, object]]:
         )
     checkpoint = source_of_weights(folder / "weights")
     location = wanted["model"] or plan.source.path
-    with plain_loop(plan, folder, location, weights_of) as plain:
-        return _verify(wanted, plan, folder, location, checkpoint, plain)
+    with contextlib.ExitStack() as forks:
+        plain = forks.enter_context(plain_loop(plan, folder, location, weights_of))
+        trains = plan.mode == "train" and not wanted["processes"]
+        own = forks.enter_context(alone(folder, plan, wanted["steps"])) if trains else None
+        return _verify(wanted, plan, folder, location, checkpoint, plain, own)
 
 
 def _verify(
@@ -109,6 +113,7 @@ def _verify(
     location: str,
     checkpoint: Path | None,
     plain: PlainLoop | None,
+    own: Alone | None,
 ) -> list[dict[str, object]]:
     blank, cache = checkpoint is not None, plan.source.cache
     file = load_model_file(location, seed=plan.seed, blank=blank, cache=cache)
@@ -122,7 +127,7 @@ def _verify(
         outputs = Path(processes["outputs"]) if processes else None
         return inference_chain(file, captured, plan, folder, steps, outputs)
     trained = _processes(processes) if processes else None
-    return chain(file, captured, plan, folder, steps, trained, plain)
+    return chain(file, captured, plan, folder, steps, trained, plain, own)
 
 
 def inference_chain(
@@ -147,6 +152,7 @@ def chain(
     steps: int,
     trained: Trace | None = None,
     plain: PlainLoop | None = None,
+    alone: Alone | None = None,
 ) -> list[dict[str, object]]:
     """Compare module, captured graph, reference and bundle; a `passed` and a `detail` per link.
 
@@ -156,13 +162,14 @@ def chain(
         plan: what the bundle runs.
         folder: the bundle; imported here.
         steps: training steps.
-        trained: what real processes made of them; else the bundle is run in this process.
+        trained: what real processes made of them; else `alone` runs the bundle, or this process.
         plain: the loop in plain PyTorch, of a model file that this process has not run itself.
+        alone: trains the bundle in a process that has not run it either.
     """
     bundle = import_bundle(folder)
     weights = weights_of(folder, plan)
     if plan.placement.tensor is not None:
-        given = file, captured, plan, folder, steps, trained, plain
+        given = file, captured, plan, folder, steps, trained, plain, alone
         return _chain_of_members(bundle, weights, *given)
     written, own = as_written(captured, plan), _own(bundle, plan, folder)
     checks = [
@@ -178,12 +185,16 @@ def chain(
     about = plan.graph, plan.stages, weights, captured.functions
     expected = trained_once(about, stream, bundle.BUNDLE.training, steps, plan.seed)
     rounds = plan.stages.compiled or (plan.stages.by_backend and trained is not None)
-    actual = trained or run_bundle(bundle, plan, steps, plan.seed)
+    actual = trained or _trained(bundle, plan, steps, alone)
     if rounds:
         unit = unit_of(plan.graph, weights)
         how = {"compiled": plan.stages.compiled}
         return [*checks, *same_to_rounding(weights, expected, actual, unit, **how)]
     return [*checks, *map(partial(_in_order, plan), same_training(plan, expected, actual))]
+
+
+def _trained(bundle: ModuleType, plan: Plan, steps: int, alone: Alone | None) -> Trace:
+    return alone.train(bundle) if alone else run_bundle(bundle, plan, steps, plan.seed)
 
 
 def _own(bundle: ModuleType, plan: Plan, folder: Path) -> Own | None:
@@ -222,6 +233,7 @@ def _chain_of_members(
     steps: int,
     trained: Trace | None,
     plain: PlainLoop | None,
+    alone: Alone | None,
 ) -> list[dict[str, object]]:
     """Compare as `chain` does, with one link more: the graph, and what members run of it."""
     whole, functions = whole_plan(plan), captured.functions
@@ -239,7 +251,7 @@ def _chain_of_members(
     ]
     reference = MembersReference(plan, weights, functions)
     expected = train_members(reference, stream, bundle.BUNDLE.training, steps, plan.seed)
-    actual = trained or run_bundle(bundle, plan, steps, plan.seed)
+    actual = trained or _trained(bundle, plan, steps, alone)
     return [*checks, *same_training(plan, expected, actual)]
 
 

@@ -31,6 +31,11 @@ _REMEDIES = (
         "let a tensor of the batch say it, in example_batch() as well: compute both ways, and "
         "choose with torch.where(flag, one, two); or split a model for each value",
     ),
+    (
+        "which the first batch has not",
+        "give every batch the entries of example_batch(), and that all: a mask or a weight of ones "
+        "where there is none",
+    ),
     ("give it the type", "give every batch the types of example_batch()"),
     (
         OTHER,

@@ -41,7 +41,7 @@ from bigbrain_fx.frontend import (
     without_fast_path,
 )
 from bigbrain_fx.plan import Plan, live_ops
-from bigbrain_fx.runtime import reseed
+from bigbrain_fx.runtime import left_alone, reseed
 from bigbrain_fx.verification.bundle.members import same_outputs
 from bigbrain_fx.verification.bundle.module import SEEDS, equal, link
 from bigbrain_fx.verification.bundle.rewritten import same_rewritten
@@ -123,7 +123,9 @@ def _module_batches(file: ModelFile, captured: Captured, plan: Plan) -> list[Val
     if captured.graph.static_batch is None:
         batches.append(captured.inputs(rows + 1))
     if file.batches is not None:
-        inputs = graph_inputs(captured.graph, next(iter(file.batches(plan.seed + 1))))
+        with left_alone(file.batches):
+            batch = next(iter(file.batches(plan.seed + 1)))
+        inputs = graph_inputs(captured.graph, batch)
         batches += [
             {e.name: _part(inputs[e.name], m, rows, e.batched) for e in captured.graph.inputs}
             for m in range(plan.micro_batches)

@@ -22,7 +22,7 @@ from bigbrain_fx.frontend import (
     unit_of,
 )
 from bigbrain_fx.plan import Plan, half_sums, half_sums_text, turned_text
-from bigbrain_fx.runtime import filled_up
+from bigbrain_fx.runtime import filled_up, left_alone
 from bigbrain_fx.verification.bundle.imported_bundle import weights_of
 from bigbrain_fx.verification.bundle.loop import PlainLoop, lacking, plain_loop
 from bigbrain_fx.verification.bundle.module import (
@@ -65,7 +65,8 @@ def same_module(file: ModelFile, captured: Captured, plan: Plan) -> dict[str, ob
     rows = captured.graph.static_batch or plan.rows
     batches = [captured.inputs(rows)]
     if file.batches is not None:
-        batch = next(iter(file.batches(plan.seed + 1)))
+        with left_alone(file.batches):
+            batch = next(iter(file.batches(plan.seed + 1)))
         inputs = graph_inputs(captured.graph, batch, plan.source.batch_dims)
         batches.append(
             {

@@ -137,7 +137,7 @@ def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.close(requests[1])
         os.close(answers[0])
-        _say_nothing()
+        be_quiet()
         with os.fdopen(requests[0]) as asked, os.fdopen(answers[1], "w") as told:
             eager.serve(wanted, asked, told)
     finally:
@@ -146,7 +146,7 @@ def _be_the_loop(wanted: Wanted, requests: tuple[int, int], answers: tuple[int, 
         os._exit(0)
 
 
-def _say_nothing() -> None:
+def be_quiet() -> None:
     """Leave out what the user's code prints: it prints the same in this process's parent."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

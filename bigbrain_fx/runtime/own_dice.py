@@ -1,0 +1,107 @@
+"""Generators of random numbers that a file has made for itself, and its data are drawn with.
+
+    gen = torch.Generator().manual_seed(0)           # at the top of the file
+    loader = DataLoader(data, shuffle=True, generator=gen)
+
+Every process of a run draws with its own, from where the top has left it; where several devices are
+in one process, each has a state of them for itself (`data.Stream`). Whoever reads a batch for
+another purpose leaves them as they were (`left_alone`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_MANY, _LONG = 20_000, 64  # objects, and entries of one container, that are looked at
+_BULK = str, bytes, bool, int, float, complex, type(None), torch.Tensor, type, types.ModuleType
+
+
+def own_dice(function: object) -> list[Any]:
+    """Return the generators that a function's file holds, or the function itself, nearest first."""
+    waiting, met, found = deque([function]), {id(function): function}, []
+    while waiting and len(met) < _MANY:
+        value = waiting.popleft()
+        if _is_dice(value):
+            found.append(value)
+            continue
+        for held in _held(value):
+            if id(held) not in met and not isinstance(held, _BULK):
+                met[id(held)] = held
+                waiting.append(held)
+    return found
+
+
+def states_of(dice: Sequence[Any]) -> list[Any]:
+    """Return where generators are."""
+    return [_state(each) for each in dice]
+
+
+def set_states(dice: Sequence[Any], states: Sequence[Any]) -> None:
+    """Let generators go on from somewhere else."""
+    for each, state in zip(dice, states, strict=True):
+        if isinstance(each, random.Random):
+            each.setstate(state)
+        elif hasattr(each, "bit_generator"):
+            each.bit_generator.state = state
+        else:  # torch's, and NumPy's older ones
+            each.set_state(state)
+
+
+@contextmanager
+def left_alone(function: object) -> Iterator[None]:
+    """Let what is drawn within move none of a file's own generators."""
+    dice = own_dice(function)
+    states = states_of(dice)
+    try:
+        yield
+    finally:
+        set_states(dice, states)
+
+
+def _state(dice: Any) -> Any:  # noqa: ANN401  # torch's, Python's or NumPy's
+    if isinstance(dice, random.Random):
+        return dice.getstate()
+    if hasattr(dice, "bit_generator"):
+        return dice.bit_generator.state
+    return dice.get_state()
+
+
+def _is_dice(value: object) -> bool:
+    """Whether a value draws random numbers, and is none of the generators that all share."""
+    numpy_random = sys.modules.get("numpy.random")  # nothing here needs it: a user may
+    kinds = (numpy_random.Generator, numpy_random.RandomState) if numpy_random else ()
+    shared = numpy_random.mtrand._rand if numpy_random else None
+    if any(value is each for each in (torch.default_generator, vars(random)["_inst"], shared)):
+        return False
+    return isinstance(value, (torch.Generator, random.Random, *kinds))
+
+
+def _held(value: Any) -> Iterable[object]:  # noqa: ANN401  # any object
+    """Return what an object leads to."""
+    if isinstance(value, types.FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or () if c != types.CellType()]
+        named = list(value.__globals__.values()) if _is_users(value) else []
+        return *cells, value.__defaults__, value.__kwdefaults__, *named, value.__dict__
+    if isinstance(value, types.MethodType | functools.partial):
+        return [getattr(value, name, None) for name in ("__func__", "__self__", "func", "args")]
+    if isinstance(value, Mapping):
+        return [value[key] for key in list(value)[:_LONG]]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)[:_LONG]
+    return (getattr(value, "__dict__", None),)
+
+
+def _is_users(function: types.FunctionType) -> bool:
+    """Whether a function stands in a file of the user's, and not in a library."""
+    name = function.__code__.co_filename
+    return "site-packages" not in name and not name.startswith(os.path.dirname(os.__file__))

@@ -21,6 +21,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_bundle_has_its_references_bits_and_is_plain_pytorch_to_rounding[4",
     ),
     "tests/measure/ops/test_profiler.py": ("test_without_a_model_it_measures_twenty_dear_ops",),
+    "tests/tools/test_brute_force.py": ("test_nothing_is_faster_than_auto_in_200_instances",),
     "tests/plan/test_levels.py": ("test_a_thousand_devices_are_answered_by_a_pipeline_on_some",),
     "tests/plan/test_together_bounds.py": ("test_nothing_that_is_asked_for_is_faster",),
     "tests/plan/tensor/test_together.py": tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.plan.nouns import Plan
@@ -31,13 +32,25 @@ def fastest(tries: Iterable[Callable[[], Plan]], *, but: tuple[type[BigBrainErro
     return min(found, key=lambda plan: plan.forecast.step_s)
 
 
+def first(tries: Sequence[Callable[[], Plan]], *, but: tuple[type[BigBrainError], ...]) -> Plan:
+    """Return the first plan of these that there is.
+
+    Raises:
+        BigBrainError: no try makes a plan; the last one's.
+    """
+    for make in tries[:-1]:
+        with suppress(*but):
+            return make()
+    return tries[-1]()
+
+
 def simplest(plans: Sequence[Plan], apart: float) -> Plan:
     """Return the simplest of the plans that are as fast as the fastest.
 
     Args:
         plans: one at least.
         apart: a plan that is faster by a smaller share is taken for as fast; of such plans the one
-            with the fewest replicas, members of tensor groups, and devices.
+            with the fewest replicas, members of tensor groups, devices, and the least of ZeRO.
     """
     most_s = min(plan.forecast.step_s for plan in plans) * (1 + apart)
     return min((plan for plan in plans if plan.forecast.step_s <= most_s), key=_simplicity)
@@ -45,4 +58,5 @@ def simplest(plans: Sequence[Plan], apart: float) -> Plan:
 
 def _simplicity(plan: Plan) -> tuple[float, ...]:
     stages = plan.stages
-    return stages.replicas, stages.members, len(stages.devices), plan.forecast.step_s
+    counts = stages.replicas, stages.members, len(stages.devices), stages.zero_stage
+    return *counts, plan.forecast.step_s

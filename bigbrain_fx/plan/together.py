@@ -19,6 +19,7 @@ from typing import TypeAlias
 from bigbrain_fx.core import Cluster, Graph, TensorParallel
 from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.divisions import divisions, of_division
 from bigbrain_fx.plan.fastest import simplest
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.levels import is_wide, levels, open_numbers
@@ -40,6 +41,13 @@ Make: TypeAlias = Callable[[Graph, Cluster, Source, Options], Plan]
 """Plan as asked, with nothing left open but what a partitioner chooses."""
 MOST = 5
 """Groupings that are planned, of those that no bound rules out."""
+SMALL, MOST_OF_SMALL = 40, 20
+"""Ops of a model that is soon planned, and how many are then."""
+NEAR = 1.25
+"""Times the best step: replicas that take longer are not planned with ZeRO 1, too, unless they lack
+memory; it saves most of an optimizer's time, a twentieth of a step where that was looked at."""
+MOST_FAILED = 10
+"""Of those that turn out to be no plan."""
 MOST_DEVICES = 4096
 """Of all plans together, where each has many devices."""
 SURE = 0.95
@@ -64,7 +72,7 @@ def plan_together(
         NoPlanError: nothing fits in memory; the arithmetic of a pipeline.
         InputError: what was asked for cannot be.
     """
-    found = _SoFar()
+    found = _SoFar(most=MOST if len(graph.ops) > SMALL else MOST_OF_SMALL)
     with until_stopped():
         _plan_all(found, graph, cluster, source, options, make)
     return found.best(least_gap(cluster))
@@ -81,11 +89,27 @@ def _plan_all(
         found.add(_said(one), partial(make, graph, cluster, source, one))
         if found.stopped:
             break
-        if found.lacks_memory and (one.replicas or 1) > 1 and not one.zero_stage:
+        if (one.replicas or 1) > 1 and not one.zero_stage and (found.lacks_memory or found.is_near):
             divided = replace(one, zero_stage=1)
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
     if tensor_is_open(options) and not found.stopped:
         _groups(found, graph, cluster, source, options)
+    is_small = len(graph.ops) <= SMALL  # of a large one each of these takes seconds
+    if is_small and _replicas_are_open(cluster, options) and not found.stopped:
+        _divided(found, graph, cluster, source, options, make)
+
+
+def _divided(
+    found: _SoFar, graph: Graph, cluster: Cluster, source: Source, options: Options, make: Make
+) -> None:
+    """Plan replicas of few devices that are unlike, or otherwise divided among them."""
+    groups_go = options.tensor == 0 and not list(not_yet(graph, cluster, _for_groups(options)))
+    members = range(1, len(cluster.devices) // 2 + 1 if groups_go else 2)
+    about = graph, cluster, source, options
+    found.try_all(
+        (str(each), each.least_s, partial(of_division, each, make, *about))
+        for each in divisions(*about, members)
+    )
 
 
 def _goes_by_levels(graph: Graph, cluster: Cluster, options: Options) -> bool:
@@ -189,9 +213,13 @@ def _groups(
         found.leave("tensor groups", f"they do not go with {' and '.join(refused)} yet")
         return
     if options.replicas in (None, 0, 1) and one.sum_order == "replica":
-        found.try_all(("", t) for t in tensor_tries(graph, cluster, source, one, fits=found.fits))
+        tries = tensor_tries(graph, cluster, source, one, best_s=found.best_s)
+        found.try_all((str(each.grouping), each.least_s, each.plan) for each in tries)
     ways = [w for n in counts for w in _replicated(found, n, graph, cluster, source, options)]
-    found.try_all(sorted(ways, key=lambda way: way[1].least_s))
+    found.try_all(
+        (f"{of}{each.grouping}", each.least_s, each.plan)
+        for of, each in sorted(ways, key=lambda way: way[1].least_s)
+    )
 
 
 def _replica_counts(cluster: Cluster, options: Options) -> tuple[int, ...]:
@@ -220,7 +248,7 @@ def _replicated(
     part = replace(graph, batch=graph.batch // count)
     asked = options.micro_batches and options.micro_batches // count
     one = replace(_of_one_replica(_for_groups(options)), replicas=None, micro_batches=asked)
-    for each in tensor_tries(part, own[0], source, one, fits=found.fits):
+    for each in tensor_tries(part, own[0], source, one, best_s=found.best_s):
         all_of_them = replace(options, replicas=count, tensor=each.grouping.members)
         make = partial(_all_alike, each, graph, cluster, source, all_of_them, divided)
         yield f"{count} replicas of ", replace(each, make=make)
@@ -252,6 +280,7 @@ class _SoFar:
         lacks_memory: whether the last one did not fit.
         is_failed: whether it is no plan.
         stopped: whether Ctrl-C was pressed with a plan at hand: nothing more is planned.
+        most: of groupings, or of divisions, that are planned.
     """
 
     plans: list[tuple[str, Plan]] = field(default_factory=list)
@@ -260,21 +289,32 @@ class _SoFar:
     lacks_memory: bool = False
     is_failed: bool = False
     stopped: bool = False
+    most: int = MOST
 
     @property
     def fits(self) -> bool:
         """Whether anything has a plan."""
         return bool(self.plans)
 
-    def try_all(self, ways: Iterable[tuple[str, GroupTry]]) -> None:
-        """Plan the first of these, while one may be faster than the best."""
-        planned = 0
-        for of, each in ways:
-            if SURE * each.least_s >= self.best_s:
-                self.leave(f"{of}{each.grouping}", f"takes about {each.least_s:.4g} s at the least")
-            elif planned < MOST and not self.stopped:
-                planned += 1
-                self.add(f"{of}{each.grouping}", each.plan)
+    def try_all(self, ways: Iterable[tuple[str, float, Callable[[], Plan]]]) -> None:
+        """Plan the first of these, while one may be faster than the best.
+
+        Each is what it is called, about the least that its step takes, and what plans it.
+        """
+        made, failed = self.most, MOST_FAILED
+        for what, least_s, make in ways:
+            if SURE * least_s >= self.best_s:
+                self.leave(what, f"takes about {least_s:.4g} s at the least")
+            elif made and failed and not self.stopped:
+                self.add(what, make)
+                made -= not self.is_failed
+                failed -= self.is_failed
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the last one is not much slower than the best: a share of the state may win."""
+        last = self.plans[-1:] if not self.is_failed else []
+        return any(plan.forecast.step_s <= NEAR * self.best_s for _, plan in last)
 
     @property
     def best_s(self) -> float:
@@ -309,7 +349,11 @@ class _SoFar:
             assert self.failure is not None
             raise self.failure
         plan = simplest([plan for _, plan in self.plans], near)
-        return replace(plan, compared=(*self._others(plan), *self.failed))
+        others: dict[str, Compared] = {}  # groups of unlike devices may be called alike
+        for each in (*self._others(plan), *self.failed):
+            if others.setdefault(each.what, each).why != "chosen" and each.why == "chosen":
+                others[each.what] = each
+        return replace(plan, compared=tuple(others.values()))
 
     def _others(self, best: Plan) -> Iterator[Compared]:
         every = sorted(self.plans, key=lambda entry: entry[1].forecast.step_s)

@@ -25,3 +25,4 @@ from bigbrain_fx.plan.replicas.mirror import (
     require_mirror as require_mirror,
     wants_mirror as wants_mirror,
 )
+from bigbrain_fx.plan.replicas.share import by_speed as by_speed

@@ -19,7 +19,12 @@ from bigbrain_fx.plan.tensor.asked import (
 )
 from bigbrain_fx.plan.tensor.bounds import Prices as Prices
 from bigbrain_fx.plan.tensor.choices import AxisChoice as AxisChoice, axis_choices as axis_choices
-from bigbrain_fx.plan.tensor.groupings import Grouping as Grouping, neighbours as neighbours
+from bigbrain_fx.plan.tensor.groupings import (
+    FEW as FEW,
+    Grouping as Grouping,
+    neighbours as neighbours,
+    shares_of as shares_of,
+)
 from bigbrain_fx.plan.tensor.make import (
     GroupMaker as GroupMaker,
     group_maker as group_maker,

@@ -85,15 +85,18 @@ def _runs(plan: Plan) -> Iterator[tuple[int, frozenset[str]]]:
         yield len(plan.stages.micros_of(own[0].index, plan.micro_batches)), again
 
 
-def step_with(plan: Plan, axes: tuple[Axis, ...]) -> float:
+def step_with(plan: Plan, axes: tuple[Axis, ...], shares: tuple[int, ...] | None = None) -> float:
     """Return the forecast step of a plan if it divided these axes; cuts and groups stay.
+
+    Shares stay, too, where none are given.
 
     Raises:
         NoPlanError: it does not fit in memory.
         InputError: a group divides nothing.
     """
     assert plan.placement.tensor is not None
-    tensor = replace(plan.placement.tensor, axes=axes)
+    tensor = plan.placement.tensor
+    tensor = replace(tensor, axes=axes, shares=shares or tensor.shares)
     own = replace(plan.stages, stages=plan.stages.of_member(0))
     trained = [number for number in plan.trained if number < len(own.stages)]
     options = Options(

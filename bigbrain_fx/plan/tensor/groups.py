@@ -66,7 +66,7 @@ def _other_names(what: str, first: str, other: str) -> Iterator[tuple[str, objec
 
 
 def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cluster:
-    """Return what one member of each group sees of a cluster.
+    """Return what one member of each group sees of a cluster, in the order of the groups.
 
     All columns send at the same time: each has of a host's NIC what its devices there are of those
     in groups.
@@ -77,7 +77,7 @@ def column(cluster: Cluster, groups: Sequence[Sequence[str]], member: int) -> Cl
     left = _with_nics(cluster, {host: mine[host] / used[host] for host in mine})
     return replace(
         left,
-        devices=tuple(device for device in cluster.devices if device.name in own),
+        devices=tuple(cluster.device[group[member]] for group in groups),
         links=tuple(link for link in cluster.links if {link[0], link[1]} <= own),
         replicas=(),
     )

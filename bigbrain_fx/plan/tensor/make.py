@@ -159,9 +159,10 @@ class GroupMaker:
 
     def estimated(self, rows: int) -> Costs:
         """Estimate the first member's graph at so many rows."""
-        return self._costs(rows)[0]
+        return self.estimated_of_members(rows)[0]
 
-    def _costs(self, rows: int) -> tuple[Costs, ...]:
+    def estimated_of_members(self, rows: int) -> tuple[Costs, ...]:
+        """Estimate every member's graph at so many rows."""
         if rows not in self._known:
             concrete = _concrete(self.sharded, self.tensor, rows)
             about = self.tensor, self._used, self.source, self.options.estimator
@@ -222,7 +223,7 @@ class GroupMaker:
             return column, moved_programs(programs, columns[0], column)
 
         known = forecast if self._is_known(rows, costs) else None
-        forecast = _forecast(plan, self._costs(rows), own, known)
+        forecast = _forecast(plan, self.estimated_of_members(rows), own, known)
         require_fits(forecast, self.all_devices)
         require_capacity(forecast, self.all_devices)
         if self.source.clip_norm is not None and self.whole.training and not is_trial:
@@ -232,7 +233,7 @@ class GroupMaker:
     def _is_known(self, rows: int, costs: Costs) -> bool:
         """Whether the first column was simulated already as it is in a plan: no norms are sent."""
         clips = self.source.clip_norm is not None and self.whole.training
-        return costs is self._costs(rows)[0] and not clips
+        return costs is self.estimated_of_members(rows)[0] and not clips
 
     def _columns(
         self, options: Options, micro_batches: int, placement: Placement

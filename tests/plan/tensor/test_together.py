@@ -15,7 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bigbrain_fx.bundles import FoundModel, with_tried_rules
-from bigbrain_fx.core import Axis, Cluster, Graph, Link, Placement, RuleTrial, TensorParallel
+from bigbrain_fx.core import (
+    Axis,
+    Cluster,
+    Device,
+    Graph,
+    Link,
+    Placement,
+    RuleTrial,
+    TensorParallel,
+)
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.frontend import capture
 from bigbrain_fx.plan import (
@@ -272,8 +281,9 @@ def test_ctrl_c_gives_the_best_so_far(after: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_groupings_are_of_devices_alike_first_and_else_in_shares_of_their_speeds() -> None:
-    where = cluster(2, 2, 1, 1)
-    found = groupings(where, {"d0": 2.0, "d1": 2.0, "d2": 1.0, "d3": 1.0}, most=8)
+    where = cluster(2, 2, 1, 1, 1, 1, 1)  # of fewer devices every choice is looked at
+    where = replace(where, devices=where.devices[:4] + tuple(_elsewhere(where.devices[4:])))
+    found = groupings(where, {d.name: d.flops_per_s for d in where.devices}, most=8)
     assert [(each.groups, each.shares) for each in found] == [
         ((("d0", "d1"), ("d2", "d3")), (1, 1)),
         ((("d0", "d2"), ("d1", "d3")), (2, 1)),
@@ -285,12 +295,43 @@ def test_groupings_are_of_devices_alike_first_and_else_in_shares_of_their_speeds
     assert shares_of([1.01, 0.99]) == (1, 1)
 
 
+def _elsewhere(devices: tuple[Device, ...]) -> Iterator[Device]:
+    yield from (replace(each, host=each.name) for each in devices)
+
+
+def test_of_few_devices_every_choice_of_groups_is_looked_at_once() -> None:
+    speeds = {"d0": 2.0, "d1": 1.0, "d2": 1.0, "d3": 1.0}
+    where = cluster(2, 1, 1, 1)
+    alike = {(each.members, len(each.groups)) for each in groupings(where, speeds, most=8)}
+    assert alike == {(2, 1), (2, 2), (3, 1), (4, 1)}
+    # 2+1, 1+1; both; 2+1+1, 1+1+1; all
+    assert len(groupings(where, speeds, most=8)) == 6
+    unlike = replace(where, links=(("d0", "d3", Link(1e-6, 1e6)),))
+    assert len(groupings(unlike, speeds, most=8)) > 6
+
+
+def test_a_member_that_is_later_in_the_file_has_its_own_forecast() -> None:
+    """Columns go by groups: each device's memory and time are told of that device."""
+    where = cluster(1, 1, 1, 1)
+    (axis, *_) = priced_axes(graph(), (a for a in axes(graph()) if a.flops and a.params))
+    tensor = TensorParallel((("d3", "d1"), ("d0", "d2")), (1, 1), (axis,), scatters=True)
+    maker = GroupMaker(graph(), where, SOURCE, Options("naive", micro_batches=1), tensor)
+    names = [op.name for op in maker.graph.ops]
+    homes = dict.fromkeys(names[:2], "d3") | dict.fromkeys(names[2:], "d0")
+    plan = maker.placed(maker.options, 1, Placement(homes), maker.estimated(graph().batch))
+    for a, b in tensor.groups:
+        assert plan.forecast.of(a).peak_bytes == plan.forecast.of(b).peak_bytes
+        assert plan.forecast.of(a).busy_s == plan.forecast.of(b).busy_s
+    assert plan.forecast.of("d3").peak_bytes != plan.forecast.of("d0").peak_bytes
+
+
 def test_groups_are_of_one_host_and_number_of_threads() -> None:
     one, two = cluster(1, 1).devices, cluster(1, 1).devices
     other = tuple(replace(d, name=f"e{i}", host="other") for i, d in enumerate(two))
     where = Cluster((*one, *other), FAST)
     speeds = dict.fromkeys(where.device, 1.0)
-    (found,) = groupings(where, speeds, most=4)
-    assert found.groups == (("d0", "d1"), ("e0", "e1"))
+    every = groupings(where, speeds, most=4)
+    assert every[0].groups == (("d0", "d1"), ("e0", "e1"))
+    assert {each.groups for each in every[1:]} == {(("d0", "d1"),), (("e0", "e1"),)}
     unlike = replace(where, devices=(one[0], replace(one[1], threads=4)))
     assert groupings(unlike, speeds, most=4) == ()

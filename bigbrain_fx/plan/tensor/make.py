@@ -258,10 +258,13 @@ class GroupMaker:
         """Say of each member's stages what of their activations lies in its own store."""
         if "activations" not in columns[0].offload:
             return tuple(columns)
-        concrete = _concrete(self.sharded, self.tensor, rows)
+        concrete, costs = (
+            _concrete(self.sharded, self.tensor, rows),
+            self.estimated_of_members(rows),
+        )
         return tuple(
             with_saved_in_stores(graph, column, own, with_backward)
-            for graph, column, own in zip(concrete, columns, self._costs(rows), strict=True)
+            for graph, column, own in zip(concrete, columns, costs, strict=True)
         )
 
     def _known_sharded(self, plan: Plan) -> Plan:

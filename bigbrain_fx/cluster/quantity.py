@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 
 _AMOUNT = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]{1,400}(?:\.[0-9]{1,400})?)[ ]?(?P<unit>.*)")
 _BITS = re.compile(r"([kKMGT]?)(?:b|[bB]its?)(?:/s|ps|/sec)")
 _MAX_LENGTH = 1000  # a text longer than this is no quantity, and need not be scanned
 _MAX_VALUE = Decimal(10) ** 30
+_OURS = Context(prec=28)  # a model file may have set the process's own
 
 _DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
@@ -70,7 +71,7 @@ class Quantity:
             raise BadValueError(
                 self._expected(value), self._help(match["unit"] if match else value)
             )
-        amount = Decimal(match["number"]) * self.units[match["unit"]]
+        amount = _OURS.multiply(Decimal(match["number"]), self.units[match["unit"]])
         if match["sign"] == "-" and amount:
             raise BadValueError(
                 f"{self.noun} cannot be negative: {quoted(value)}", f'for example "{self.example}"'
@@ -209,7 +210,8 @@ def _digits(value: float, power: int) -> str:
     """Write value / 10**power exactly: Decimal shifts the point in the shortest text."""
     if not math.isfinite(value):
         raise BadValueError(f"{value} has no text with a unit", "use a finite number")
-    return f"{Decimal(repr(float(value))).scaleb(-power).normalize():f}"
+    shifted = _OURS.scaleb(Decimal(repr(float(value))), -power)
+    return f"{_OURS.normalize(shifted):f}"
 
 
 def quoted(value: object) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
+
 import pytest
 
-from bigbrain_fx.cluster.quantity import BANDWIDTH, TIME, BadValueError, Quantity
+from bigbrain_fx.cluster.quantity import BANDWIDTH, TIME, BadValueError, Quantity, time_text
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,9 @@ def test_what_was_meant_is_not_eight_or_a_million_times_it(
     with pytest.raises(BadValueError) as caught:
         quantity.read(written)
     assert caught.value.help.endswith(f"did you mean {meant}?")
+
+
+def test_a_context_of_the_users_changes_no_number() -> None:
+    with decimal.localcontext(prec=2, rounding=decimal.ROUND_DOWN):
+        assert TIME.read("123.456us") == decimal.Decimal("123.456e-6")
+        assert time_text(0.000123456) == "123.456us"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
+import os
+import string
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,6 +121,17 @@ def test_what_nobody_goes_by_is_let_be(model: str, what: str, tmp_path: Path) ->
 def test_a_model_that_cannot_be_made_again_is_said(tmp_path: Path) -> None:
     said = left(calls(tmp_path, model="raise OSError", what="lr_scale"))
     assert "cannot be called a second time" in str(said)
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was() -> Iterator[None]:
+    """Undo what these files set in the process that calls their model()."""
+    folder, spaces, context = Path.cwd(), string.whitespace, decimal.getcontext().copy()
+    with warnings.catch_warnings():
+        yield
+    os.chdir(folder)
+    string.whitespace = spaces
+    decimal.setcontext(context)
 
 
 NOWHERE = {

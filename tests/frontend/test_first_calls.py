@@ -130,7 +130,7 @@ def _process_as_it_was() -> Iterator[None]:
     with warnings.catch_warnings():
         yield
     os.chdir(folder)
-    string.whitespace = spaces
+    vars(string)["whitespace"] = spaces
     decimal.setcontext(context)
 
 

@@ -94,6 +94,8 @@ def _plan_all(
             found.add(_said(divided), partial(make, graph, cluster, source, divided))
     if tensor_is_open(options) and not found.stopped:
         _groups(found, graph, cluster, source, options)
+    if options.tensor not in (None, 0, 1):  # groups of so many were asked for
+        return
     is_small = len(graph.ops) <= SMALL  # of a large one each of these takes seconds
     if is_small and _replicas_are_open(cluster, options) and not found.stopped:
         _divided(found, graph, cluster, source, options, make)

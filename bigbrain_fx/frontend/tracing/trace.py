@@ -105,11 +105,17 @@ def capture(
     device = torch.device("meta") if on_meta else nullcontext()
     with _in_mode(module, training), device, _watched(module, loss, known) as reads:
         captured = enclosing(module, tuple(leaves), attempt)
-    if training and loss_needed:
-        require_loss(captured.graph)
-    if training and not on_meta:
-        require_lasting(captured)
+    if training:
+        _require_trained(captured, loss_needed=loss_needed, on_meta=on_meta)
     return replace(captured, warnings=(*captured.warnings, *reads.told()))
+
+
+def _require_trained(captured: Captured, *, loss_needed: bool, on_meta: bool) -> None:
+    """Refuse what would not train, or otherwise from some step on."""
+    if loss_needed:
+        require_loss(captured.graph)
+    if not on_meta:
+        require_lasting(captured)
 
 
 def _watched(

@@ -15,6 +15,7 @@ from bigbrain_fx.errors import BigBrainError, InputError, NoPlanError
 from bigbrain_fx.plan.apart import least_gap
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.fold import FOLDS
+from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.memory_check import needed_bytes
 from bigbrain_fx.plan.nouns import AUTO, Options, Plan, Source, micro_text
 from bigbrain_fx.plan.offloading import as_planners_see
@@ -154,6 +155,7 @@ class Judge:
             apart=least_gap(self.cluster),
             scope=self.maker.scope + ", that cuts no layer" * (options.cut_at == "blocks"),
             cut_at=options.cut_at,
+            halves=open_halves(self.graph, self.cluster, options),
         )
         trial, found = search(ask)
         if found.stopped:

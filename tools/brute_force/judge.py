@@ -60,6 +60,7 @@ def planned(instance: Instance, effort: str) -> Plan | None:
     """Return the plan of `auto` with all left open but the number of micro-batches."""
     options = Options(
         "auto",
+        defer=(),  # split backwards are not enumerated
         micro_batches=instance.micro_batches,
         tensor=0,
         replicas=0,

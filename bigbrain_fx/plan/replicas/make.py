@@ -12,8 +12,11 @@ from typing import TypeAlias
 
 from bigbrain_fx.core import Cluster, Graph, Placement, Replica, TensorParallel, sums_each
 from bigbrain_fx.errors import InputError, NoPlanError, ScheduleError
+from bigbrain_fx.plan.apart import least_gap
+from bigbrain_fx.plan.deferring import Defer
 from bigbrain_fx.plan.fastest import fastest
 from bigbrain_fx.plan.gathered_parts import with_parts
+from bigbrain_fx.plan.halving import open_halves
 from bigbrain_fx.plan.judge import Maker
 from bigbrain_fx.plan.nouns import Options, Plan, Source, micro_text
 from bigbrain_fx.plan.one import counts
@@ -166,7 +169,22 @@ def _planned(
     _require_one_kind(best)
     if best.stages.by_backend:
         require_collectives(best)
-    return best
+    return best if is_stopped() else _halved(best, work)
+
+
+def _halved(best: Plan, work: _Work) -> Plan:
+    """Return the best with backwards in two halves in all replicas, where that is faster."""
+    halves = open_halves(work.graph, work.cluster, work.options)
+    if all(len(own) == 1 for own in work.groups):
+        return best  # there is no order to choose
+    ways = (replace(work.options, schedule=name, effort="fast") for name in halves)
+    tries = [partial(replace(work, options=way, known={}).plan, best.micro_batches) for way in ways]
+    try:
+        plan = fastest(tries, but=(NoPlanError, InputError)) if tries else best
+    except (NoPlanError, InputError):
+        return best
+    faster = plan.forecast.step_s * (1 + least_gap(work.cluster)) < best.forecast.step_s
+    return plan if faster else best
 
 
 def replicate(
@@ -305,11 +323,18 @@ class _Work:
             _of_one(self.options),
             micro_batches=micro_batches,
             recompute="all" if self.options.recompute == "all" else None,
-            defer=None if isinstance(self.options.defer, tuple) else self.options.defer,
+            defer=self._defer(),
             in_flight=None,
         )
         cluster = self._roomy(only(self.cluster, self.groups[number]))
         return self.make(self.graph.of_batch(batch), cluster, self._source(), options)
+
+    def _defer(self) -> Defer:
+        """Return what one replica defers; unasked nothing: all have one schedule, chosen later."""
+        defer = self.options.defer
+        if self.options.schedule is None:
+            return "all" if defer == "all" else ()
+        return None if isinstance(defer, tuple) else defer
 
     def _roomy(self, cluster: Cluster) -> Cluster:
         """Return a replica's devices as if its weights took no room: with ZeRO 3 few of them stay.

@@ -11,6 +11,7 @@ from bigbrain_fx.core import Cluster, Costs, Graph, Placement
 from bigbrain_fx.errors import InputError, NoPlanError
 from bigbrain_fx.plan.memory_check import for_tensors
 from bigbrain_fx.plan.search.bound import bound_of_all, bound_of_chains
+from bigbrain_fx.plan.search.halves import halved
 from bigbrain_fx.plan.search.moves import Floor, Homes, climb, placements
 from bigbrain_fx.plan.search.nouns import (
     LATENCY_MICRO_BATCHES,
@@ -122,6 +123,7 @@ class _Run:
             self.pipelines()
             self.planners()
             self.moves()
+            self.split_backwards()
         except KeyboardInterrupt:
             if self.ranking.best() is None:
                 raise
@@ -401,6 +403,14 @@ class _Run:
                 if schedule == "list" and not score.is_chain:
                     break
         return float(min(times))
+
+    # ------------------------------------------------------------------ split backwards
+
+    def split_backwards(self) -> None:
+        """Simulate the best with backwards in two halves, which fill what is idle."""
+        most = self.limits.halves
+        for trial in halved(self.ranking.order(), self.ask.halves, most) if most else ():
+            self.ranking.consider(trial)
 
     # ------------------------------------------------------------------ bounds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bigbrain_fx.core import Cluster, Costs, Graph, Placement
@@ -82,6 +82,7 @@ class Ask:
             taken: fewest devices, then a chain, then most blocks whole.
         scope: what every plan of this search is; for the text of bounds.
         cut_at: "blocks" cuts no layer of the model; "anywhere" prefers none that cuts none.
+        halves: schedules of split backwards to try, by name; whether one is for lines only.
     """
 
     graph: Graph
@@ -99,6 +100,7 @@ class Ask:
     apart: float = 0.0
     scope: str = "of one replica"
     cut_at: CutAt | None = None
+    halves: Mapping[str, bool] = field(default_factory=dict)
 
     def rows(self, micro_batches: int) -> int:
         """Return the rows of a micro-batch."""
@@ -197,6 +199,7 @@ class Limits:
         trials: further simulations, to improve the best one op by op.
         op_trials: the same, times the number of ops.
         counts: numbers of micro-batches, where more divide the batch.
+        halves: lines to try with split backwards, for each number of micro-batches.
         planners: ops up to which each of the other partitioners is asked.
     """
 
@@ -209,12 +212,13 @@ class Limits:
     trials: int
     op_trials: int
     counts: int
+    halves: int
     planners: Mapping[str, int]
 
 
 LIMITS: Mapping[Effort, Limits] = {
     "fast": Limits(
-        192, 600, 40, 4, 200_000, 10_000, 40, 500, 4, {"naive": 20_000, "chain-dp": 300}
+        192, 600, 40, 4, 200_000, 10_000, 40, 500, 4, 1, {"naive": 20_000, "chain-dp": 300}
     ),
     "normal": Limits(
         320,
@@ -226,6 +230,7 @@ LIMITS: Mapping[Effort, Limits] = {
         500,
         1_500,
         5,
+        2,
         {
             "naive": 50_000,
             "chain-dp": 2_500,
@@ -245,6 +250,7 @@ LIMITS: Mapping[Effort, Limits] = {
         6000,
         1_000_000,
         1000,
+        8,
         {
             "naive": 100_000,
             "chain-dp": 20_000,

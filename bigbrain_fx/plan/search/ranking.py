@@ -113,7 +113,8 @@ class Ranking:
     def _simplicity(self, each: Scored) -> _Key:
         """Order by what a reader of the bundle has to follow; the first in time of those alike."""
         score, trial = each.score, each.trial
-        more = bool(trial.recompute), trial.schedule == "list"
+        halves = trial.schedule in self.ask.halves
+        more = halves, bool(trial.recompute), trial.schedule == "list"
         counts = len(score.devices) > 1 and self.ask.cut_at != "anywhere"
         cut = counts and self._blocks.cut(trial.placement)
         return (len(score.devices), not score.is_chain, *more, cut)

@@ -352,7 +352,7 @@ def test_fewer_devices_where_that_is_faster() -> None:
 def test_slow_links_get_more_micro_batches_in_flight() -> None:
     """A round trip takes as long as a stage: classic 1F1B would wait for it."""
     graph, cluster = even_chain(16, rows=16), equal(4, Link(0.1, 1e9))
-    plan = auto(graph, cluster, micro_batches=16)
+    plan = auto(graph, cluster, micro_batches=16, defer=())  # backwards stay whole
     options = Options("chain-dp", micro_batches=16)
     classic = make_plan(graph, cluster, SOURCE, options)
     assert plan.in_flight is not None

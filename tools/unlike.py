@@ -1,6 +1,7 @@
 """`auto` against the naive split on emulated unlike clusters, measured.
 
     python -m tools.unlike --out rows.jsonl [--only gpt] [--pairs 3] [--steps 4] [--json]
+    python -m tools.unlike --out halves.jsonl --against whole
     python -m tools.unlike --out cuts.jsonl --every-cut gpt
 
 Linux and root. Models x speeds 2:1 and 4:2:1:1 x links of 1 Gbit/s and 100 Mbit/s, 8 micro-batches.
@@ -8,6 +9,9 @@ Both plans are made from measured ops and a surveyed cluster, and run in turns. 
 is the naive split's forecast over the search's lower bound: for pipelines (sum of speeds, bubble,
 links), and for any plan at all. Beside them stands what freely divisible work on links without cost
 would give.
+
+`--against whole` runs what `auto` finds with whole backwards in place of the naive split: what
+split backwards give. Its limit is of whole backwards.
 
 `--every-cut` runs all cuts of a model in two, in order of their ops, whose forecast is within 20 %
 of the best, and says by how much the plan of `auto` is slower than the best of them.
@@ -127,10 +131,13 @@ class Models:
         return self.sessions[name]
 
 
-def planned(session: CaptureSession, cluster: Cluster, partitioner: str) -> Plan:
-    """Plan a model from measured ops."""
-    schedule = None if partitioner == "auto" else "1f1b"
-    options = Options(partitioner, "measured", schedule, MICRO_BATCHES)
+def planned(session: CaptureSession, cluster: Cluster, how: str) -> Plan:
+    """Plan a model from measured ops: "naive", "auto", or "whole": auto with whole backwards."""
+    if how == "naive":
+        options = Options(how, "measured", "1f1b", MICRO_BATCHES)
+    else:
+        defer = () if how == "whole" else None
+        options = Options("auto", "measured", None, MICRO_BATCHES, defer=defer, tensor=1)
     return make_plan(session.graph, cluster, source_of(session.facts), options)
 
 
@@ -151,11 +158,18 @@ def measured(
 
 
 def compared(
-    net: Network, cluster: Cluster, models: Models, name: str, site: Site, pairs: int, steps: int
+    net: Network,
+    cluster: Cluster,
+    models: Models,
+    name: str,
+    site: Site,
+    pairs: int,
+    steps: int,
+    against: str,
 ) -> Case:
     """Plan both ways, run both."""
     session = models.session(name)
-    naive, auto = (planned(session, cluster, how) for how in ("naive", "auto"))
+    naive, auto = (planned(session, cluster, how) for how in (against, "auto"))
     assert auto.search is not None
     naive_s, auto_s = measured(net, session, (naive, auto), pairs, steps)
     in_flight = f", in flight {auto.in_flight}" if auto.in_flight else ""
@@ -229,10 +243,17 @@ def run_every_cut(name: str, rounds: int, steps: int, models: Models) -> dict[st
 @click.option("--only", multiple=True, type=click.Choice(list(ROWS)))
 @click.option("--pairs", default=3, show_default=True, help="Runs of each plan.")
 @click.option("--steps", default=4, show_default=True, help="Of each run, besides its first.")
+@click.option("--against", type=click.Choice(["naive", "whole"]), default="naive")
 @click.option("--every-cut", type=click.Choice(list(ROWS)), help="Instead: all cuts of a model.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
-    out: Path, only: tuple[str, ...], pairs: int, steps: int, every_cut: str | None, as_json: bool
+    out: Path,
+    only: tuple[str, ...],
+    pairs: int,
+    steps: int,
+    against: str,
+    every_cut: str | None,
+    as_json: bool,
 ) -> None:
     """Measure what lacks, and show every case."""
     torch.set_num_threads(1)
@@ -249,7 +270,7 @@ def main(
             click.echo(json.dumps(found))
             return
         rows = list(_read(out))
-        for case in _lacking(only or tuple(ROWS), rows, models, pairs, steps):
+        for case in _lacking(only or tuple(ROWS), rows, models, pairs, steps, against):
             with out.open("a") as file:
                 file.write(json.dumps(asdict(case)) + "\n")
             rows.append(case)
@@ -275,7 +296,12 @@ def _read(out: Path) -> Iterator[Case]:
 
 
 def _lacking(
-    names: Sequence[str], rows: Sequence[Case], models: Models, pairs: int, steps: int
+    names: Sequence[str],
+    rows: Sequence[Case],
+    models: Models,
+    pairs: int,
+    steps: int,
+    against: str,
 ) -> Iterator[Case]:
     done = {row.key for row in rows}
     wanted = [k for k in product(SPEEDS, MBIT_PER_S, names) if (k[2], k[0], k[1]) not in done]
@@ -286,7 +312,7 @@ def _lacking(
         with emulated(site.cluster) as net:
             cluster = net.survey().cluster
             for _, _, name in group:
-                yield compared(net, cluster, models, name, site, pairs, steps)
+                yield compared(net, cluster, models, name, site, pairs, steps, against)
 
 
 if __name__ == "__main__":

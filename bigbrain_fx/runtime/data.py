@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .checksum import checksum
+from .entries import BatchError, names_of, pick, require_fixed, require_known, said, spelled
 from .own_dice import own_dice, set_states, states_of
 
 Spec = tuple[str, tuple[int, ...]]  # element type and shape
@@ -42,17 +43,14 @@ class Splitting:
         dims: model inputs whose rows are in another dimension than 0; it comes first in the graph.
         pad: model inputs that may be shorter: what fills them up, at their ends.
         fixed: what else the model goes by, which a trace keeps: its place in a batch, its value,
-            of a list its length, of an object what repr says; every batch must have the same there.
+            of a list its length, of an object what repr says, of a dict its names in their order;
+            every batch must have the same there.
     """
 
     drop_last: bool | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
     pad: Mapping[str, float] = field(default_factory=dict)
     fixed: Sequence[tuple[tuple[str | int, ...], object]] = ()
-
-
-class BatchError(ValueError):
-    """Report a batch that is not like the one the model was split with; names step and entry."""
 
 
 class Stream:
@@ -93,7 +91,7 @@ class Stream:
         self.drop_last = self.splitting.drop_last
         self.batches = batches
         self.seed = seed
-        self.entries: frozenset[object] | None = None  # of the first batch
+        self.names: object = None  # of the first batch's entries
         self._start()
 
     def _start(self, step: int = 0) -> None:
@@ -101,10 +99,17 @@ class Stream:
         self.parts: dict[str, list[Tensor]] = {}
         self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
+        if step and self.names is None:
+            self._read_first()
         self.random = _RandomState(self.seed, own_dice(self.batches))
         with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
+
+    def _read_first(self) -> None:
+        """Learn what the first batch has: a run that goes on from a commit begins with another."""
+        with _RandomState(self.seed, own_dice(self.batches)), _in_words(0):
+            self.names = names_of(next(iter(self.batches(self.seed)), None))
 
     def rewind(self, step: int) -> None:
         """Be ready for `step`, which may have been read already.
@@ -139,40 +144,20 @@ class Stream:
                     "anew at its end (`while True:` around the loop), or run fewer --steps"
                 )
             if not (self.drop_last and self._is_small(batch)):
-                self._require_fixed(batch, step)
-                self._require_known(batch, step)
+                require_fixed(self.splitting.fixed, batch, step)
+                self.names = names_of(batch) if self.names is None else self.names
+                require_known(self.names, batch, step)
                 return batch
         raise BatchError(
             f"step {step}: two batches in a row have too few rows, and drop_last = True leaves "
             "them out: let batches() give larger ones, or split again with drop_last = False"
         )
 
-    def _require_fixed(self, batch: object, step: int) -> None:
-        for key, want in self.splitting.fixed:
-            found = _pick(batch, key, step)
-            found = len(found) if isinstance(found, list | tuple) else found
-            if not (found is None or isinstance(found, bool | int | float | str | Tensor)):
-                found = repr(found)  # of an object
-            if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
-                name, shown = ".".join(map(str, key)), _said(found)
-                shown = shown if isinstance(found, Tensor) else repr(found)[:80]
-                raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
-
-    def _require_known(self, batch: object, step: int) -> None:
-        """Refuse entries that the first batch has not: forward or loss may look for them."""
-        if not isinstance(batch, Mapping | tuple | list):
-            return
-        found = frozenset(batch if isinstance(batch, Mapping) else range(len(batch)))
-        new = sorted(map(repr, found - (found if self.entries is None else self.entries)))
-        if new:
-            raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)))
-        self.entries = self.entries or found
-
     def _is_small(self, batch: object) -> bool:
         """Whether an entry has fewer rows than the model was split for."""
         for name, (_, shape) in self.specs.items():
             dim = self.splitting.dims.get(name, 0)
-            found = None if name in self.whole else _pick(batch, self.inputs[name], self.step + 1)
+            found = None if name in self.whole else pick(batch, self.inputs[name], self.step + 1)
             if isinstance(found, Tensor) and found.dim() > dim and found.shape[dim] < shape[0]:
                 return True
         return False
@@ -198,8 +183,8 @@ class Stream:
 
         A view may start at any address, and kernels round differently where one is not aligned.
         """
-        found = self._checked(name, self._fitted(name, _pick(batch, self.inputs[name], self.step)))
-        self.digests[name] = f"{_said(found)} {checksum(found)}"
+        found = self._checked(name, self._fitted(name, pick(batch, self.inputs[name], self.step)))
+        self.digests[name] = f"{said(found)} {checksum(found)}"
         value = found.to(self.device)
         if name in self.whole:
             return [value.clone()] * self.micro_batches
@@ -237,8 +222,8 @@ class Stream:
 
     def _checked(self, name: str, value: object) -> Tensor:
         """Return a batch entry that is like the traced one: messages have room for no other."""
-        found, wanted = _said(value), self._wanted(name, value)
-        expected = _text(*wanted) if wanted else "a tensor"
+        found, wanted = said(value), self._wanted(name, value)
+        expected = spelled(*wanted) if wanted else "a tensor"
         if not isinstance(value, Tensor) or (wanted and found != expected):
             raise BatchError(
                 f"step {self.step}: batch entry {name!r} is {found}, "
@@ -313,18 +298,6 @@ _FEWER_ROWS = (
 )
 
 
-_NEW_ENTRY = (
-    "step {step}: the batch has the entry {names}, which the first batch has not, and the model "
-    "was split without: give every batch the same entries, and example_batch(), too (a mask or a "
-    "weight of ones where there is none), or leave it out"
-)
-_OTHERWISE = (
-    "step {step}: batch entry {name!r} is {shown}, and the model was split for {want!r}, which it "
-    "goes by: give what changes as a tensor that the model computes with (torch.where chooses by "
-    "one), in example_batch() as well, or split a model for each value"
-)
-
-
 def _more_rows(rows: int) -> str:
     return (
         f": let batches() give {rows} rows at most, or split again with an example_batch() of the "
@@ -347,27 +320,6 @@ def _pad(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> str:
         f"pad dimension {dim} to {length} in batches(), x = torch.nn.functional.pad(x, ({pads})), "
         "with a value that your loss leaves out"
     )
-
-
-def _said(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"of type {type(value).__name__}"
-    return _text(str(value.dtype).removeprefix("torch."), tuple(value.shape))
-
-
-def _text(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-def _pick(batch: object, key: tuple[str | int, ...], step: int) -> object:
-    found: Any = batch  # dicts, tuples and lists, nested as the user likes
-    for part in key:
-        try:
-            found = found[part]
-        except (KeyError, IndexError, TypeError) as error:
-            where = ".".join(map(str, key))
-            raise BatchError(f"step {step}: the batch has no entry {where!r}") from error
-    return found
 
 
 @contextmanager

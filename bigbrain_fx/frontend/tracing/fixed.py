@@ -9,7 +9,7 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from bigbrain_fx.frontend.tracing.values import (
     lengths,
     numbers_of,
     objects,
+    orders,
     plain_values,
     with_value,
 )
@@ -37,7 +38,9 @@ _NO_VALUES = (" at 0x", "tensor(", "array(")  # what repr says of what it does n
 def fixed_entries(
     model: nn.Module, example: object, loss: Loss | None, autocast: str | None
 ) -> tuple[Fixed, ...]:
-    """Return the entries that are no tensors and that count, with their values; a list's length.
+    """Return the entries that are no tensors and that count, with their values.
+
+    Of a list it is its length; of a dict, where it counts, the order of its names.
 
     Of an object (an enum, a slice) it is what repr says. Of a model that is costly to run these are
     all that reach forward, texts left out.
@@ -45,7 +48,8 @@ def fixed_entries(
     Raises:
         InputError: an object counts, and nothing that repr says tells it from another.
     """
-    found: list[tuple[Key, object]] = [*_plain(example), *lengths(example), *objects(example)]
+    plain = [*_plain(example), *lengths(example), *orders(example)]
+    found: list[tuple[Key, object]] = [*plain, *objects(example)]
     if not found:
         return ()
     taken, how = take_apart(example), route(model, example, loss is not None)
@@ -118,6 +122,8 @@ class _Trial:
         held = _at(self.example, key)
         if isinstance(held, list | tuple):
             yield [*held, held[-1] if held else 0.0]
+        elif isinstance(held, Mapping):
+            yield dict(reversed(held.items()))
         elif isinstance(value, bool):
             yield not value
         elif isinstance(value, int | float):

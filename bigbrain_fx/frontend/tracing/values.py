@@ -85,6 +85,18 @@ def lengths(batch: object, key: Key = ()) -> Iterator[tuple[Key, int]]:
             yield from lengths(value, (*key, index))
 
 
+def orders(batch: object, key: Key = ()) -> Iterator[tuple[Key, str]]:
+    """Yield the names of each dict of a batch that has several, in their order."""
+    if isinstance(batch, Mapping):
+        if len(batch) > 1:
+            yield key, ", ".join(map(str, batch))
+        for name, value in batch.items():
+            yield from orders(value, (*key, name))
+    elif isinstance(batch, list | tuple):
+        for index, value in enumerate(batch):
+            yield from orders(value, (*key, index))
+
+
 def _unlike(example: object, batch: object, key: Key = ()) -> Iterator[tuple[Key, object, object]]:
     """Yield what a batch has otherwise than the example, beside the numbers of its tensors."""
     if isinstance(example, Mapping) and isinstance(batch, Mapping):

@@ -36,6 +36,16 @@ _REMEDIES = (
         "give every batch the entries of example_batch(), and that all: a mask or a weight of ones "
         "where there is none",
     ),
+    (
+        "has no entry",
+        "give every batch the entries of example_batch(): a mask or a weight of ones where there "
+        "is none",
+    ),
+    (
+        "come in the order",
+        "give every batch its entries in the order of example_batch(): {name: found[name] for name "
+        "in NAMES}, NAMES being a list of the file; or let the model take them by name",
+    ),
     ("give it the type", "give every batch the types of example_batch()"),
     (
         OTHER,

@@ -1,0 +1,137 @@
+"""What every batch must have as the first one has: its entries, and what the model goes by.
+
+    {"x": ..., "t": {"y": ...}}, then {"x": ..., "t": {"y": ..., "w": ...}}: t.w is new
+
+A trace has looked for them once. This file knows nests of dicts, tuples and lists; it splits none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+Key = tuple[str | int, ...]  # what leads to an entry: dict keys and positions
+
+
+class BatchError(ValueError):
+    """Report a batch that is not like the one the model was split with; names step and entry."""
+
+
+def names_of(batch: object) -> Any:  # noqa: ANN401  # a nest of any kind
+    """Return the nest of a batch without what it holds: keys and positions."""
+    if isinstance(batch, Mapping):
+        return {key: names_of(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [names_of(value) for value in batch]
+    return None
+
+
+def require_known(first: object, batch: object, step: int) -> None:
+    """Refuse entries that the first batch has not: forward or loss may look for them.
+
+    Args:
+        first: its names.
+        batch: one of later.
+        step: that takes it.
+
+    Raises:
+        BatchError: there are such.
+    """
+    new = sorted(_shown(key) for key in _new(first, batch, ()))
+    if new:
+        raise BatchError(_NEW_ENTRY.format(step=step, names=", ".join(new)))
+
+
+def _new(first: Any, batch: object, key: tuple[object, ...]) -> Iterator[tuple[object, ...]]:  # noqa: ANN401
+    """Yield what leads to new entries; how long a list within a batch is, is looked at apart."""
+    if isinstance(first, dict) and isinstance(batch, Mapping):
+        for name, value in batch.items():
+            known = name in first
+            yield from _new(first[name], value, (*key, name)) if known else ((*key, name),)
+    elif isinstance(first, list) and isinstance(batch, tuple | list):
+        yield from () if key else ((i,) for i in range(len(first), len(batch)))
+        for i, (one, other) in enumerate(zip(first, batch, strict=False)):
+            yield from _new(one, other, (*key, i))
+
+
+def _shown(key: tuple[object, ...]) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(".".join(map(str, key)))
+
+
+def require_fixed(fixed: Sequence[tuple[Key, object]], batch: object, step: int) -> None:
+    """Refuse a batch in which something that the model goes by is otherwise than in the example.
+
+    Args:
+        fixed: what leads there, and what is there: a plain value, how long a list is, what repr
+            says of an object, the names of a dict in their order.
+        batch: the batch of a step.
+        step: that takes it.
+
+    Raises:
+        BatchError: it is.
+    """
+    for key, want in fixed:
+        found = pick(batch, key, step)
+        if isinstance(found, Mapping):
+            _require_order(found, want, key, step)
+            continue
+        found = len(found) if isinstance(found, list | tuple) else found
+        if not (found is None or isinstance(found, bool | int | float | str | Tensor)):
+            found = repr(found)  # of an object
+        if isinstance(found, Tensor) or not (found == want or found != found):  # NaN
+            name, shown = ".".join(map(str, key)), said(found)
+            shown = shown if isinstance(found, Tensor) else repr(found)[:80]
+            raise BatchError(_OTHERWISE.format(step=step, name=name, shown=shown, want=want))
+
+
+def _require_order(found: Mapping[object, object], want: object, key: Key, step: int) -> None:
+    order = ", ".join(map(str, found))
+    if order != want:
+        name = f"entries of {'.'.join(map(str, key))!r}" if key else "batch's entries"
+        raise BatchError(_ORDER.format(step=step, name=name, order=order, want=want))
+
+
+def pick(batch: object, key: Key, step: int) -> object:
+    """Return what is at a place of a batch.
+
+    Raises:
+        BatchError: nothing is.
+    """
+    found: Any = batch  # dicts, tuples and lists, nested as the user likes
+    for part in key:
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError) as error:
+            where = ".".join(map(str, key))
+            raise BatchError(f"step {step}: the batch has no entry {where!r}") from error
+    return found
+
+
+def said(value: object) -> str:
+    """Say what an entry is: its element type and shape, or its class."""
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return spelled(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+
+
+def spelled(dtype: str, shape: tuple[int, ...]) -> str:
+    """Spell element type and shape as messages do: float32[8, 6]."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+_NEW_ENTRY = (
+    "step {step}: the batch has the entry {names}, which the first batch has not, and the model "
+    "was split without: give every batch the same entries, and example_batch(), too (a mask or a "
+    "weight of ones where there is none), or leave it out"
+)
+_ORDER = (
+    "step {step}: the {name} come in the order {order}, and the model, which takes them one after "
+    "another, was split for {want}: give them in one order, in example_batch() as well"
+)
+_OTHERWISE = (
+    "step {step}: batch entry {name!r} is {shown}, and the model was split for {want!r}, which it "
+    "goes by: give what changes as a tensor that the model computes with (torch.where chooses by "
+    "one), in example_batch() as well, or split a model for each value"
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .data import BatchError
+from .entries import BatchError
 
 COPIES = "the copies of "  # so begins the name of weights that several devices hold
 

@@ -99,17 +99,10 @@ class Stream:
         self.parts: dict[str, list[Tensor]] = {}
         self.sizes: tuple[int, ...] = ()
         self.digests: dict[str, str] = {}
-        if step and self.names is None:
-            self._read_first()
         self.random = _RandomState(self.seed, own_dice(self.batches))
         with self.random, _in_words(step):
             batches = self.batches(self.seed, start=step) if step else self.batches(self.seed)
             self.iterator = iter(batches)
-
-    def _read_first(self) -> None:
-        """Learn what the first batch has: a run that goes on from a commit begins with another."""
-        with _RandomState(self.seed, own_dice(self.batches)), _in_words(0):
-            self.names = names_of(next(iter(self.batches(self.seed)), None))
 
     def rewind(self, step: int) -> None:
         """Be ready for `step`, which may have been read already.
@@ -118,9 +111,16 @@ class Stream:
         one whose small batches are left out: it knows nothing of our steps.
         """
         if "start" in inspect.signature(self.batches).parameters and not self.drop_last:
+            self._note_first()
             self._start(step)
         elif step < self.step:
             self._start()
+
+    def _note_first(self) -> None:
+        """Learn what the first batch has: a run that goes on from a commit begins with another."""
+        if self.names is None and self.step < 0:
+            with self.random, _in_words(0):
+                self.names = names_of(next(self.iterator, None))
 
     def advance(self, step: int) -> None:
         """Load the batch of `step`, reading on from where the stream is; it never goes back."""

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from .command_line import words
 from .compiler import LONGEST_COMPILE_S, CompilerError
-from .data import BatchError, Spec
+from .data import Spec
+from .entries import BatchError
 from .forward_device import ForwardDevice
 from .local import Hub, LocalTransport
 from .malloc import keep_freed_memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .agreed import CopiesError
 from .commits import CommitError
 from .compiler import CompilerError
-from .data import BatchError
+from .entries import BatchError
 from .mpi import MpiError
 from .rendezvous import NoAddressError, NoGpuError
 from .state import StateError

@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from .data import BatchError, Stream
+from .data import Stream
+from .entries import BatchError
 from .regular import require_regular
 
 Batches = Callable[[int], Iterator[object]]

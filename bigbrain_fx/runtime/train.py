@@ -30,8 +30,8 @@ from .commit_start import is_restart
 from .commits import FencedError
 from .committing import Committer, begin_together, committer_of
 from .compiler import LONGEST_COMPILE_S
-from .data import BatchError
 from .device import Device
+from .entries import BatchError
 from .finite import NOT_FINITE, POLICIES, NotFiniteError
 from .ledger import LocalLedger, StoreLedger
 from .local import Hub, LocalTransport

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from bigbrain_fx.bundles.launch import Run
-from bigbrain_fx.runtime.data import BatchError, Stream
+from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.entries import BatchError
 from tests.support.command_line import (
     CHOICES,
     MODEL,

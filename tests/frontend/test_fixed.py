@@ -143,3 +143,21 @@ def test_an_entry_that_an_early_batch_has_more_is_refused_where_it_counts() -> N
     with pytest.raises(InputError, match="changes weight from nothing"):
         require_steady(nn.Linear(3, 2), example, weighed, lambda: iter([example, more]))
     require_steady(nn.Linear(3, 2), example, lambda o, _: o.mean(), lambda: iter([example, more]))
+
+
+class Walks(nn.Module):
+    """Takes the entries of a dict one after another, or by name."""
+
+    def __init__(self, by_name: bool) -> None:
+        super().__init__()
+        self.a, self.by_name = nn.Linear(2, 2), by_name
+
+    def forward(self, t: dict[str, Tensor]) -> Tensor:
+        one, two = (t["u"], t["v"]) if self.by_name else t.values()
+        return (self.a(one) * 2 + self.a(two)).mean()
+
+
+@pytest.mark.parametrize(("by_name", "kept"), [(False, ((("t",), "u, v"),)), (True, ())])
+def test_the_order_of_a_dict_counts_where_the_model_goes_by_it(by_name: bool, kept: object) -> None:
+    example = {"t": {"u": torch.ones(4, 2), "v": torch.zeros(4, 2)}}
+    assert fixed_entries(Walks(by_name), example, None, None) == kept

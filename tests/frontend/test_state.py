@@ -422,3 +422,29 @@ class WithPackedPart(nn.Module):
 def test_a_recurrent_layers_own_list_of_its_weights_is_no_cache() -> None:
     found = capture(WithPackedPart(), (torch.randn(2, 4, 3),), leaves=("PackedPart",))
     assert [op.target for op in found.graph.ops if op.target.startswith("leaf.")] == ["leaf.part"]
+
+
+class Hooked(nn.Module):
+    """Sets a hook at its first call, and notes so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.hooked = nn.Linear(2, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.hooked:
+            self.a.register_forward_hook(lambda part, given, made: made * 2)
+            self.hooked = True
+        return self.a(x)
+
+
+def test_a_hook_goes_with_the_flag_that_says_it_is_set() -> None:
+    """A flag put back without its hook had the next call set another one."""
+    model, x = Hooked(), torch.ones(3, 2)
+    before = Attributes.of(model)
+    first = model(x)
+    for _ in range(2):
+        before.put_back()
+        assert not model.a._forward_hooks
+        assert model(x).equal(first)
+    assert "a._forward_hooks" in before.moved(Attributes.of(model))

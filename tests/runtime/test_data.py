@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from bigbrain_fx.runtime.data import BatchError, Splitting, Stream, mean_loss, share_of
+from bigbrain_fx.runtime.data import Splitting, Stream, mean_loss, share_of
+from bigbrain_fx.runtime.entries import BatchError
 
 CPU = torch.device("cpu")
 
@@ -389,6 +390,53 @@ def test_an_entry_that_comes_later_is_refused(later: Any) -> None:
     data.advance(1)
     with pytest.raises(BatchError, match="which the first batch has not"):
         data.advance(2)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "named"),
+    [
+        ({"t": {"y": 1}}, {"t": {"y": 1, "w": 2}}, "'t.w'"),
+        ({"v": [{"y": 1}, {}]}, {"v": [{"y": 1}, {"w": 2}]}, "'v.1.w'"),
+        ({"v": ({"y": 1},)}, {"v": ({"y": {"a": 1}, "b": 2},)}, "'v.0.b'"),
+    ],
+)
+def test_an_entry_that_comes_later_within_another_is_refused(
+    first: dict[str, Any], later: dict[str, Any], named: str
+) -> None:
+    found = [{"x": torch.ones(2), **each} for each in (first, first, later)]
+    data = stream(lambda _: iter(found), inputs={"x": ("x",)}, whole=())
+    data.advance(1)
+    with pytest.raises(BatchError, match=f"has the entry {named}, which the first batch has not"):
+        data.advance(2)
+
+
+def test_a_list_that_nobody_reads_may_have_more_in_it() -> None:
+    found = [{"x": torch.ones(2), "names": ["a"] * n} for n in (1, 3)]
+    data = stream(lambda _: iter(found), inputs={"x": ("x",)}, whole=())
+    data.advance(1)
+
+
+def test_a_run_that_goes_on_knows_what_the_first_batch_had() -> None:
+    """Else the first that its process reads would be taken for it."""
+    more = {"w": torch.ones(2)}
+
+    def batches(seed: int, start: int = 0) -> Iterator[object]:
+        for step in range(start, 9):
+            yield {"x": torch.ones(2), "t": {"y": 1, **(more if step > 2 else {})}}
+
+    data = stream(batches, inputs={"x": ("x",)}, whole=())  # of a new process
+    data.rewind(3)
+    with pytest.raises(BatchError, match=r"step 3: .*'t\.w'"):
+        data.advance(3)
+
+
+def test_an_order_that_the_model_goes_by_must_stay() -> None:
+    found = [{"x": torch.ones(2), "t": t} for t in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    held = Splitting(fixed=[(("t",), "a, b")])
+    data = stream(lambda _: iter(found), inputs={"x": ("x",)}, whole=(), splitting=held)
+    data.advance(0)
+    with pytest.raises(BatchError, match="the entries of 't' come in the order b, a, and"):
+        data.advance(1)
 
 
 def test_an_object_that_the_model_goes_by_must_stay() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.runtime import Channel, Device, Stage, Training, adamw
-from bigbrain_fx.runtime.data import BatchError, Stream
+from bigbrain_fx.runtime.data import Stream
+from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 from bigbrain_fx.runtime.weights import WeightsError
 

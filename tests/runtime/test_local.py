@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigbrain_fx.runtime.channel import Channel
-from bigbrain_fx.runtime.data import BatchError
+from bigbrain_fx.runtime.entries import BatchError
 from bigbrain_fx.runtime.local import Hub, LocalTransport
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bigbrain_fx as bb
 from bigbrain_fx.errors import InputError
@@ -22,6 +22,7 @@ from bigbrain_fx.frontend.modelfile import ModelFile
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.runtime import Training
 from bigbrain_fx.verification.bundle import Check, Verification, eager, laid_tensors, verify
+from bigbrain_fx.verification.bundle.dice import KeyedDice
 from bigbrain_fx.verification.bundle.loop import lacking
 from bigbrain_fx.verification.bundle.plain import NAME, not_run
 from bigbrain_fx.verification.bundle.updates import Updates
@@ -404,3 +405,23 @@ def test_an_optimizer_may_write_into_gradients(tmp_path: Path) -> None:
     )
     found = verify(split(model_file(tmp_path, code)), steps=2)
     assert found.passed, str(found)
+
+
+class TwoHolders(nn.Module):
+    """Two parts hold one module that draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drop = nn.Dropout(0.5)
+        self.a, self.b = nn.Sequential(drop), nn.Sequential(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_a_module_of_two_names_draws_under_the_name_that_it_is_called_by() -> None:
+    dice, model = KeyedDice(), TwoHolders()
+    dice.know(model)
+    assert dice._path_of(model.a[0]) == "a.0"
+    dice.stack.append("b")
+    assert dice._path_of(model.a[0]) == "b.0"

@@ -81,6 +81,7 @@ class Classes:
     devices: Mapping[str, DeviceNames] = field(init=False)
     place: Mapping[int, int] = field(init=False)
     wide: frozenset[str] = field(init=False)
+    numbered: frozenset[Signature] = field(init=False)
 
     def __post_init__(self) -> None:
         self.devices = device_names(self.all_devices or [stage.device for stage in self.stages])
@@ -92,6 +93,7 @@ class Classes:
         self.hints = self.whole.names
         self.places = draw_places(self.graph)
         self.blocks = find_blocks(self.graph, self.stages, self.results, self.places)
+        self.numbered = frozenset(self._numbered_keys())
         self.parameters = {(a.path, a.call): a.names for a in self.graph.arguments}
         taken = Names(OURS)
         if any(stage.deferred for stage in self.stages):
@@ -121,7 +123,7 @@ class Classes:
         nth = dict(self._nth(body, template))
         forward = self._forward(body, takes, outer, varying, nth).lines(8)
         init = self._block_init(body, varying, taps, key)
-        shared = template.is_shared and body.has_draws
+        shared = (template.is_shared and body.has_draws) or key in self.numbered
         text = "\n".join([*init, *forward])
         owned = ("self.seeded(", "self.device", "self.group", "self.call", "self[", "self.hold(")
         base = "Region" if shared or any(word in text for word in owned) else "nn.Module"
@@ -309,6 +311,12 @@ class Classes:
                     yield id(block), ast.Constant(block.module.call)
             elif total > 1:
                 yield id(block), _numbered(number, total, template.is_shared)
+
+    def _numbered_keys(self) -> Iterator[Signature]:
+        """Yield the keys of classes that a stage tells which call it is."""
+        for body in self.blocks.bodies:
+            told = dict(self._nth(body, None))
+            yield from (block.key for block, _, _ in inner_blocks(body) if id(block) in told)
 
     def _keys(self, body: Body) -> Iterator[tuple[str, ast.expr]]:
         """Return the `self.seeded(...)` of each op of a body that draws by itself."""

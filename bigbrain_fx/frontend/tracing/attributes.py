@@ -30,6 +30,13 @@ OF_TORCH = frozenset(vars(nn.Module())) | {
     *("_initialize_hook", "_load_hook", "_forward_module"),
     *("_flat_weights", "_flat_weight_refs"),  # of recurrent layers: their parameters once more
 }
+FORWARD_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _LISTS = (list, tuple, set, frozenset, collections.deque)
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module)
@@ -122,6 +129,8 @@ class Attributes:
         for key, buffer in part._buffers.items():
             kind = "None" if buffer is None else "a buffer"
             self.marks[f"{before}{key}"] = {"": ("buffer", kind)}
+        for key in FORWARD_HOOKS:  # what forward has set once, and notes in a flag, goes with it
+            self._look(f"{before}{key}", vars(part)[key])
         modules, buffers = dict(part._modules), dict(part._buffers)
         parameters = dict(part._parameters)
         self._undo.append(lambda: _put(part._parameters, parameters))

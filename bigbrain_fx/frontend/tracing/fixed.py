@@ -123,7 +123,7 @@ class _Trial:
         if isinstance(held, list | tuple):
             yield [*held, held[-1] if held else 0.0]
         elif isinstance(held, Mapping):
-            yield dict(reversed(held.items()))
+            yield dict(reversed([*held.items()]))
         elif isinstance(value, bool):
             yield not value
         elif isinstance(value, int | float):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bigbrain_fx.core import Arg
 from bigbrain_fx.errors import CaptureError
 from bigbrain_fx.frontend.tracing.asked import asks_within
+from bigbrain_fx.frontend.tracing.attributes import FORWARD_HOOKS
 from bigbrain_fx.frontend.translation.kept import LEAF, Keeper, KeptCall, place, placed
 from bigbrain_fx.frontend.translation.leaf import call_leaf, own_tensors
 from bigbrain_fx.frontend.translation.nests import decode
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
 
 Size = int | torch.SymInt
 Spec = tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype]
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ class _Own:
         self, tensors: Mapping[str, Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """Call it with these tensors in the place of its own."""
-        now = {name: self.module.__dict__[name] for name in ("forward", *_HOOKS)}
+        now = {name: self.module.__dict__[name] for name in ("forward", *FORWARD_HOOKS)}
         del self.module.__dict__["forward"]
         self.module.__dict__.update(self.hooks)
         try:
@@ -144,10 +138,10 @@ def _in_place(
     module: nn.Module, stand_in: Callable[[_Own], Callable[..., object]]
 ) -> Iterator[None]:
     """Put something in the place of a module's forward; its hooks rest meanwhile."""
-    hooks = {name: module.__dict__[name] for name in _HOOKS}
+    hooks = {name: module.__dict__[name] for name in FORWARD_HOOKS}
     had = module.__dict__.get("forward")
     own = _Own(module, module.forward, hooks if had is None else {**hooks, "forward": had})
-    module.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    module.__dict__.update({name: OrderedDict() for name in FORWARD_HOOKS})
     module.__dict__["forward"] = stand_in(own)
     try:
         yield

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import BigBrainError, CaptureError
-from bigbrain_fx.frontend.tracing.attributes import Attributes
+from bigbrain_fx.frontend.tracing.attributes import FORWARD_HOOKS, Attributes
 from bigbrain_fx.frontend.tracing.counters import decision
 from bigbrain_fx.frontend.tracing.dice import where_changed
 from bigbrain_fx.frontend.tracing.hooks import WITHOUT_GRADIENT
@@ -162,6 +162,11 @@ def _remedy(name: str, after: Attributes) -> str:
         return (
             "make parameters and modules in __init__, where an optimizer finds them; a weight that "
             "two modules share is tied there, too: self.b.weight = self.a.weight"
+        )
+    if last in FORWARD_HOOKS:
+        return (
+            "set hooks once: in __init__, or behind a flag that the first call sets (if not "
+            "self.hooked: ...); one for a single call is removed there: handle.remove()"
         )
     if after.is_dice(name):
         return "draw with torch's global generator: torch.rand(...) without generator="

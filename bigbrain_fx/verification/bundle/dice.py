@@ -36,7 +36,7 @@ class KeyedDice(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.paths: dict[int, str] = {}
+        self.paths: dict[int, list[str]] = {}
         self.whole: frozenset[str] = frozenset()
         self.places: list[str] = []
         self._kept: dict[bytes, tuple[Counter[str], list[str], list[bool] | None]] = {}
@@ -46,7 +46,9 @@ class KeyedDice(TorchFunctionMode):
 
     def know(self, model: nn.Module, whole: Collection[str] = ()) -> None:
         """Learn the paths of a model's modules, and which of them are kept whole."""
-        self.paths = {id(part): path for path, part in model.named_modules()}
+        self.paths = {}
+        for path, part in model.named_modules(remove_duplicate=False):
+            self.paths.setdefault(id(part), []).append(path)
         self.whole = frozenset(whole)
 
     def _start(self, key: Key) -> None:
@@ -134,10 +136,18 @@ class KeyedDice(TorchFunctionMode):
             self._unit = False
             self._count()
 
+    def _path_of(self, module: nn.Module) -> str:
+        """Return a module's path; of several, the one in what calls it, as in a trace."""
+        caller = self.stack[-1]
+        found = self.paths.get(id(module), [caller])
+        here = [path for path in found if path.rpartition(".")[0] == caller]
+        below = [path for path in found if path.startswith(f"{caller}.")]
+        return (here or below or found)[0]
+
     @contextlib.contextmanager
     def _within(self, module: nn.Module) -> Iterator[None]:
         """Be inside the call of a module; one that is not the model's has its caller's place."""
-        path = self.paths.get(id(module), self.stack[-1])
+        path = self._path_of(module)
         self.stack.append(path)
         self._state = None if path != self.stack[-2] and not self._unit else self._state
         try:

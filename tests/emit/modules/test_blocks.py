@@ -212,6 +212,37 @@ def test_a_shared_block_says_which_call_it_is() -> None:
         assert f"self.block.nth({call})(" in text
 
 
+class Holds(nn.Module):
+    """Draws only in what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Drops()
+        self.b = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(torch.tanh(self.inner(x)))
+
+
+class Twice(nn.Module):
+    """Calls a block, and a part of that block by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Holds()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) * self.block.inner(x)
+
+
+def test_a_block_that_is_told_which_call_it_is_can_be_told() -> None:
+    """It draws in its parts only, one of which is called again: it was no Region."""
+    (text,) = emitted(captured(Twice()))
+    assert "self.block.nth(0)(" in text
+    assert "self.block.inner.nth(1)(" in text
+    assert "class Holds(Region):" in text
+
+
 def test_two_classes_of_one_name_get_two_names() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:

@@ -77,7 +77,9 @@ def require_stores(
         raise InputError(
             "--offload does not go with --zero 3 yet",
             at="--offload",
-            help="use --zero 1 or 2, which divide the state, too",
+            help="write --replicas 1, and no --zero and no --sum-order"
+            if "weights" in offload
+            else "use --zero 1 or 2, which divide the state, too",
         )
     lacking = [device.name for device in cluster.devices if device.name not in cluster.store]
     if lacking:

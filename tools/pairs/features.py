@@ -122,8 +122,8 @@ def one_of_a_kind() -> Iterator[str]:
 
 
 def _can_be_asked_for(first: Feature, second: Feature) -> bool:
-    if first.later and second.later:
-        return False
+    if first.later and (second.later or second.letter == "I"):
+        return False  # runs of inference are not supervised: there is nothing to go on from
     if (first.letter, second.letter) in TOGETHER:
         return True
     both = first.words.keys() & second.words.keys()

@@ -10,9 +10,6 @@ Every part runs in a copy of a process that has imported torch.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from bigbrain_fx.cli import main
 from bigbrain_fx.frontend import session
 from bigbrain_fx.plan import read_plan
 from bigbrain_fx.verification.bundle.child import verify_here
 from bigbrain_fx.verification.bundle.imported_bundle import import_bundle, run_bundle
 from tools.apart import Here, apart
 from tools.pairs import loops, running
-from tools.pairs.comparing import MICRO_BATCHES, compared, write_cluster
+from tools.pairs.calling import called, refusal
+from tools.pairs.comparing import MICRO_BATCHES, compared, whole, write_cluster
 from tools.pairs.features import Pair
 
 MODEL = Path(__file__).with_name("model.txt")
@@ -84,19 +81,10 @@ def _worse(found: Mapping[str, str]) -> str:
 
 
 def _split(model: Path, devices: Path, bundle: Path, words: Sequence[str]) -> Mapping[str, str]:
-    said, code = io.StringIO(), 0
-    with mock.patch.object(session, "Child", Here), contextlib.redirect_stderr(said):
-        try:
-            main(["split", *map(str, (model, "-d", devices, "-o", bundle)), "--json", *words])
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-    text = said.getvalue()
-    if not code:
-        return {}
-    if code not in (2, 3) or not (error := re.search(r"^error: (.*)", text, re.MULTILINE)):
-        return {"status": "crash", "detail": text[-2000:]}
-    advice = re.search(r"^ *help: (.*)", text, re.MULTILINE | re.DOTALL)
-    return {"status": "refused", "detail": error[1], "help": advice[1].strip() if advice else ""}
+    about = map(str, (model, "-d", devices, "-o", bundle))
+    with mock.patch.object(session, "Child", Here):
+        code, text = called("split", *about, "--json", *words)
+    return refusal(code, text) if code else {}
 
 
 def _verify(bundle: Path) -> Mapping[str, str]:
@@ -118,4 +106,5 @@ def _train(pair: Pair, folder: Path) -> Mapping[str, str]:
     if "As" in pair.name:  # each stage has its own delay: its recurrence is in `verify`
         return {"status": "reference", "detail": "no plain loop of it"}
     wanted = loops.of(pair.name)(loops.read(folder / "letters.py"), MICRO_BATCHES, STEPS)
-    return compared(pair, wanted, ([float(loss) for loss in done.losses], done.tensors))
+    losses = [float(loss) for loss in done.losses]
+    return compared(pair, wanted, (losses, whole(made, done.tensors)))

@@ -7,6 +7,7 @@ goes on without a device, must train as the plain loop does.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,16 +17,28 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from bigbrain_fx.cli import main
 from tools.apart import apart
 from tools.faulting.bundle import Fault, devices_of
+from tools.faulting.jobs import run_job
 from tools.faulting.verdicts import KEPT, Ground, judged
 from tools.pairs import loops
+from tools.pairs.calling import called, refusal
 from tools.pairs.comparing import MICRO_BATCHES, compared, write_cluster
 from tools.pairs.features import Pair
 
 STEPS, MOVED_AT, DIES_AT = 6, 3, 3
 DEADLINE_S = 300.0
+DIES = """
+def _dies(device, step):
+    import os
+
+    if (device.name, step) == ("{device}", {step}):
+        os.kill(os.getpid(), 9)
+
+
+HOOKS.on_step_begin.append(_dies)
+
+"""
 
 
 def after(pair: Pair, folder: Path) -> Mapping[str, str]:
@@ -50,15 +63,34 @@ def _killed(pair: Pair, folder: Path) -> Mapping[str, str]:
 
 
 def _lost(pair: Pair, folder: Path) -> Mapping[str, str]:
-    """A device dies, and no process may be started: the others go on."""
-    here = _ground(folder)
-    faults = [Fault(here.names[-1], DIES_AT, "forward")]
-    words = ("--elastic", "--restarts", "0")
-    run = here.run(faults, *words, steps=STEPS, spares=0, deadline_s=DEADLINE_S)
+    """A device dies, and no process may be started: the others go on.
+
+    A whole replica goes on in its processes; others are moved, from a snapshot.
+    """
+    here, stays = _ground(folder), pair.first.letter == "R"
+    last = here.names[-1]
+    copy = here.fresh([Fault(last, DIES_AT, "forward")]) if stays else _dying(folder, last)
+    ours = (sys.executable, "-m", "bigbrain_fx", "run", ".", "--elastic", "--restarts", "0")
+    files = ("--spares", "0", "--json", "--events", "../events.jsonl", "--logs", "../logs")
+    snapshots = () if stays else ("--snapshot-every", "2")
+    run = run_job(copy, (*ours, *files, *snapshots, "--steps", str(STEPS)), DEADLINE_S)
     if run.code or sorted(run.losses) != list(range(STEPS)):
-        return {"status": "wrong", "detail": f"exit code {run.code}: {run.said[-1500:]}"}
-    wanted = apart(partial(_losses, pair, folder, run.losses), folder)
-    return wanted
+        return refusal(run.code, run.said)
+    if not run.of("replica_lost" if stays else "moved"):
+        return {"status": "wrong", "detail": f"nothing was lost: {run.said[-1500:]}"}
+    return apart(partial(_losses, pair, folder, run.losses), folder)
+
+
+def _dying(folder: Path, device: str) -> Path:
+    """Copy the bundle, of which a device dies whenever it comes to a step; moved ones, too."""
+    copy = folder / "lost"
+    shutil.copytree(folder / "bundle", copy / "bundle")
+    program = copy / "bundle" / "train.py"
+    text, begins = program.read_text(), "if __name__"
+    if begins not in text:
+        raise RuntimeError(f"{program} has no {begins!r} before which a kill can be installed")
+    program.write_text(text.replace(begins, DIES.format(device=device, step=DIES_AT) + begins, 1))
+    return copy
 
 
 def _losses(pair: Pair, folder: Path, found: Mapping[int, float]) -> Mapping[str, str]:
@@ -100,13 +132,11 @@ def _trained(bundle: Path, *words: str) -> str:
 
 def _resplit(folder: Path, devices: Path) -> Mapping[str, str]:
     words = map(str, (folder / "bundle", "-d", devices, "-o", folder / "moved"))
-    try:
-        main(["resplit", *words, "--json"])
-    except SystemExit as end:
-        if end.code:
-            said = (folder / "said").read_text()
-            return {"status": "wrong", "detail": f"resplit: exit code {end.code}: {said}"}
-    return {}
+    code, text = called("resplit", *words, "--json")
+    found = refusal(code, text) if code else {}
+    if found and (folder / "moved").exists():
+        return {**found, "status": "wrong", "detail": f"left a bundle: {found['detail']}"}
+    return found
 
 
 def _tensors(pair: Pair, folder: Path, saved: Path) -> Mapping[str, str]:

@@ -68,14 +68,14 @@ def _fresh(code: ModuleType) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def _accumulated(code: ModuleType, model: nn.Module, batch: Any, count: int) -> float:  # noqa: ANN401
-    total = 0.0
+    seen = []
     for part in _parts(batch, count):
         kind = getattr(code, "autocast", None)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind is not None):
             loss = code.loss(model(part["letters"]), part)
         (loss / count).backward()
-        total += float(loss.detach().double()) / count
-    return total
+        seen.append(loss.detach())
+    return float(torch.stack(seen).mean())
 
 
 def _clipped(code: ModuleType, model: nn.Module) -> None:

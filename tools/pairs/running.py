@@ -95,7 +95,11 @@ def _dying(folder: Path, device: str) -> Path:
 
 def _losses(pair: Pair, folder: Path, found: Mapping[int, float]) -> Mapping[str, str]:
     losses, _ = loops.of(pair.name)(loops.read(folder / "letters.py"), MICRO_BATCHES, STEPS)
-    return compared(pair, (losses, {}), ([found[step] for step in range(STEPS)], {}))
+    told = [found[step] for step in range(STEPS)]
+    near = compared(pair, (losses, {}), (told, {}))
+    if told == losses or near["status"] != "bitwise":
+        return near
+    return {"status": "reference", "detail": "losses to rounding"}
 
 
 def _moved(pair: Pair, folder: Path) -> Mapping[str, str]:

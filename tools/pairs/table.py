@@ -19,24 +19,7 @@ from tools.pairs.features import FEATURES, Pair, one_of_a_kind, pairs
 TABLE = Path(__file__).with_name("table.txt")
 HEADING = "# Every pair of features"
 SIGNS = {"bitwise": "=", "reference": "≈"}
-OPENING = """{heading}
-
-Written by `python -m tools.pairs --write docs/pairs.md`, which runs every pair by the command line: a small GPT
-(`tools/pairs/model.txt`), AdamW, {micro_batches} micro-batches, {steps} steps. `python -m tools.pairs Z1+S` runs one.
-
-- **=**: every link of `verify` holds bit by bit, and the weights are, bit by bit, those of a loop in plain PyTorch
-  (`tools/pairs/loops.py`; the recurrence of 2BW for `Ab`, which has older weights)
-- **≈**: bit by bit its reference in one process; that, or the loop, is to rounding: members of a tensor group add parts,
-  `gems` adds replicas one after the other (`--sum-order micro` gives the loop's bits), and of `As` there is no plain loop here
-- a number: refused with exit code 2 or 3 before anything is written; the sentence is below, with options that follow its
-  advice, which were tried: they split
-- P: two devices are killed, and replaced; the state is the undisturbed run's. Q: from a commit on one device less. E: a
-  device dies for good. Q and E must train as the loop does (of E, losses are compared)
-- an empty cell: two values of one option, two things to do with one bundle, or a run that is not supervised
-
-{summary}
-
-"""
+OPENING = Path(__file__).with_name("page.txt")
 
 
 @dataclass(frozen=True)
@@ -62,7 +45,7 @@ def page(micro_batches: int, steps: int) -> str:
     sentences = list(dict.fromkeys(row.says for row in rows.values() if row.says))
     counts = Counter(row.status for row in rows.values())
     said = ", ".join(f"{counts[status]} {status}" for status in ("bitwise", "reference", "refused"))
-    opening = OPENING.format(
+    opening = OPENING.read_text().format(
         heading=HEADING,
         micro_batches=micro_batches,
         steps=steps,
@@ -76,7 +59,8 @@ def _features() -> Iterator[str]:
     yield "|---|---|---|"
     for each in FEATURES:
         words = " ".join(f"--{name} {value}" for name, value in each.words.items())
-        yield f"| {each.letter} | {each.title} | {f'`{words or each.lines}`' if words or each.lines else ''} |"
+        asked = f"`{words or each.lines}`" if words or each.lines else ""
+        yield f"| {each.letter} | {each.title} | {asked} |"
 
 
 def _grid(sentences: list[str]) -> Iterator[str]:

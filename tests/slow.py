@@ -16,7 +16,6 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_weight_that_is_used_three_times_in_bfloat16[{'schedule': 'zb-h1', 'zero_stage': 2}",
         "test_norms_of_a_divided_sequence_under_a_split_backward[3",
     ),
-    "tests/supervisor/test_peer_states.py": ("test_no_place_around_the_last_gradient",),
     "tests/runtime/test_stored_activations.py": ("test_where_malloc_keeps_nothing_small",),
     "tests/supervisor/test_remaining.py": (
         "test_the_other_host_commits_when_the_listening_one_is_lost[19",
@@ -97,6 +96,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_commits",
     ),
     "tests/supervisor/test_peer_states.py": (
+        "test_no_place_around_the_last_gradient",
         "test_states_come",
         "test_another_gives",
         "test_all_begin_again",

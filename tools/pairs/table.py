@@ -82,7 +82,7 @@ def _cell(pair: str, sentences: list[str]) -> str:
 def _refusals(sentences: list[str]) -> Iterator[str]:
     yield "| | what is said | tried instead, for the first pair |"
     yield "|---|---|---|"
-    first = {row.says: row for row in reversed(expected().values()) if row.says}
+    first = {row.says: row for row in reversed(list(expected().values())) if row.says}
     for number, sentence in enumerate(sentences, 1):
         row = first[sentence]
         tried = f"`{row.remedy}`" if row.remedy else "one of the two"

@@ -104,7 +104,7 @@ def _losses(pair: Pair, folder: Path, found: Mapping[int, float]) -> Mapping[str
 
 def _moved(pair: Pair, folder: Path) -> Mapping[str, str]:
     """The run ends at a commit; one device less goes on from there."""
-    first = _trained(folder / "bundle", "--commit-every", "0", "--steps", str(MOVED_AT))
+    first = trained(folder / "bundle", "--commit-every", "0", "--steps", str(MOVED_AT))
     if first:
         return {"status": "wrong", "detail": first}
     made = apart(partial(_resplit, folder, write_cluster(folder, pair.devices - 1)), folder)
@@ -112,13 +112,13 @@ def _moved(pair: Pair, folder: Path) -> Mapping[str, str]:
         return made
     saved = folder / "saved"
     words = ("--resume", "--steps", str(STEPS), "--save", str(saved))
-    second = _trained(folder / "moved", *words)
+    second = trained(folder / "moved", *words)
     if second:
         return {"status": "wrong", "detail": second}
     return apart(partial(_tensors, pair, folder, saved), folder)
 
 
-def _trained(bundle: Path, *words: str) -> str:
+def trained(bundle: Path, *words: str) -> str:
     """Train all devices in one process, a new one; return what it said if it failed."""
     plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(

@@ -15,6 +15,8 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_a_weight_that_is_used_three_times_in_bfloat16[{'schedule': '1f1b'",
         "test_a_weight_that_is_used_three_times_in_bfloat16[{'schedule': 'zb-h1', 'zero_stage': 2}",
         "test_norms_of_a_divided_sequence_under_a_split_backward[3",
+        "test_replicas_of_mirrored_devices_do_not_wait_for_each_other[scattered",
+        "test_replicas_of_mirrored_devices_do_not_wait_for_each_other[naive-zb-v",
     ),
     "tests/runtime/test_stored_activations.py": ("test_where_malloc_keeps_nothing_small",),
     "tests/supervisor/test_remaining.py": (

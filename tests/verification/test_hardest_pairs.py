@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bigbrain_fx.core import Link
+from bigbrain_fx.plan import replica_cut
 from bigbrain_fx.verification.bundle.members import same_graph
 from tests.support.bundles import MODEL
 from tests.verification.test_members import (
@@ -105,3 +109,25 @@ def test_norms_of_a_divided_sequence_under_a_split_backward(
     actual, fault = trained_in_groups(bench, plan, tmp_path / "bundle")
     assert fault == ""
     assert not actual.unlike
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "schedule", "most"),
+    [("naive", "list", 6), ("naive", "zb-v", 4), ("scattered", "list", 1)],
+)
+def test_replicas_of_mirrored_devices_do_not_wait_for_each_other(
+    sevenths: Bench, monkeypatch: pytest.MonkeyPatch, partitioner: str, schedule: str, most: int
+) -> None:
+    """Fast and slow devices change places; more buckets than may be out, or unlike stages in turn.
+
+    A plan is made by the checker and the clock, here of links of 100 kB/s, and then run.
+    """
+    monkeypatch.setattr(replica_cut, "LEAST_BUCKET", 256)
+    mirrored = cluster(2, 1, 1, 2, replicas=(("d0", "d1"), ("d2", "d3")))
+    where = replace(mirrored, default_link=Link(1e-3, 1e5))
+    choices = {"partitioner": partitioner, "schedule": schedule, "sum_order": "micro"}
+    plan = planned(sevenths, where, micro_batches=14, replicas=2, zero_stage=1, **choices)
+    waiting = Counter(stage for bucket in plan.stages.buckets for stage in bucket.stages)
+    assert max(waiting.values()) >= most
+    assert plan.forecast.step_s > 0
+    assert trained(sevenths, plan)[1] == ""

@@ -6,6 +6,18 @@ By file, what their names begin with. Each has a smaller sibling in the same fil
 from __future__ import annotations
 
 SLOW: dict[str, tuple[str, ...]] = {
+    "tests/verification/test_hardest_pairs.py": (
+        "test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas[1",
+        "test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas[2-1",
+        "test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas[2-3",
+        "test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas[2-2-1f1b",
+        "test_seven_micro_batches_and_a_tied_head_have_the_same_bits_for_any_replicas[2-2-zb-h1-m",
+        "test_a_weight_that_is_used_three_times_in_bfloat16[{'schedule': '1f1b'",
+        "test_a_weight_that_is_used_three_times_in_bfloat16[{'schedule': 'zb-h1', 'zero_stage': 2}",
+        "test_norms_of_a_divided_sequence_under_a_split_backward[3",
+        "test_replicas_of_mirrored_devices_do_not_wait_for_each_other[scattered",
+        "test_replicas_of_mirrored_devices_do_not_wait_for_each_other[naive-zb-v",
+    ),
     "tests/runtime/test_stored_activations.py": ("test_where_malloc_keeps_nothing_small",),
     "tests/supervisor/test_remaining.py": (
         "test_the_other_host_commits_when_the_listening_one_is_lost[19",
@@ -86,6 +98,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "test_commits",
     ),
     "tests/supervisor/test_peer_states.py": (
+        "test_no_place_around_the_last_gradient",
         "test_states_come",
         "test_another_gives",
         "test_all_begin_again",

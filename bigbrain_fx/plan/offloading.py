@@ -77,7 +77,9 @@ def require_stores(
         raise InputError(
             "--offload does not go with --zero 3 yet",
             at="--offload",
-            help="use --zero 1 or 2, which divide the state, too",
+            help="write --replicas 1, and no --zero and no --sum-order"
+            if "weights" in offload
+            else "use --zero 1 or 2, which divide the state, too",
         )
     lacking = [device.name for device in cluster.devices if device.name not in cluster.store]
     if lacking:
@@ -172,8 +174,8 @@ def require_capacity(forecast: Forecast, cluster: Cluster) -> None:
         return
     names = ", ".join(f"{cluster.store[e.device].name} of {e.device}" for e in small)
     notes = [
-        f"store {cluster.store[e.device].name} of {e.device} would hold {_mib(e.stored_bytes)} and "
-        f"takes {_mib(cluster.store[e.device].capacity_bytes)}"
+        f"store {cluster.store[e.device].name} of {e.device} would hold {_size(e.stored_bytes)} "
+        f"and takes {_size(cluster.store[e.device].capacity_bytes)}"
         for e in used
     ]
     raise NoPlanError(
@@ -189,7 +191,7 @@ def offload_text(stages: Stages, forecast: Forecast, cluster: Cluster) -> str:
     if not stages.offload:
         return ""
     each = [
-        f"{_mib(e.stored_bytes)} of {e.device} in {cluster.store[e.device].name} "
+        f"{_size(e.stored_bytes)} of {e.device} in {cluster.store[e.device].name} "
         f"({e.moved_s:.4f} s to read and write a step)"
         for e in forecast.devices
         if e.stored_bytes
@@ -219,5 +221,6 @@ def _kept_here(stages: Stages) -> Iterator[str]:
         yield f"stage {number} keeps its activations: its backward is split, or makes them again"
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def _size(count: int) -> str:
+    """Write bytes in MiB, or of small ones so that their difference is seen."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -178,6 +178,9 @@ def test_a_store_that_is_too_small_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(NoPlanError, match="disk-d0 of d0 is too small") as caught:
         planned(with_stores(PAIR, 11 * MIB), offload=STATE)
     assert caught.value.notes[0] == "store disk-d0 of d0 would hold 12.0 MiB and takes 11.0 MiB"
+    with pytest.raises(NoPlanError) as caught:
+        planned(with_stores(PAIR, 1024), offload=STATE)
+    assert "and takes 1.0 KiB" in caught.value.notes[0]
 
 
 @pytest.mark.parametrize("has_stores", [True, False])

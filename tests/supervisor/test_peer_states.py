@@ -28,6 +28,7 @@ def split(
     replicas: tuple[tuple[str, ...], ...],
     text: str = MODEL,
     shares: tuple[int, ...] = (),
+    schedule: str = "1f1b",
 ) -> Path:
     """Split the model, untied and without dropout, with sums in the order of one process."""
     for old, new in ALONE.items():
@@ -37,7 +38,7 @@ def split(
     (folder / "letters.py").write_text(text)
     whole = cluster(sum(map(len, replicas)))
     devices = Cluster(whole.devices, whole.default_link, replicas=replicas)
-    options = Options("naive", schedule="1f1b", micro_batches=MICROS)
+    options = Options("naive", schedule=schedule, micro_batches=MICROS)
     options = replace(options, replicas=len(replicas), sum_order="micro")
     options = replace(options, replica_shares=shares)
     return bigbrain_fx.split(folder / "letters.py", devices, folder / "bundle", options).bundle
@@ -161,4 +162,23 @@ def test_no_place_of_a_step_is_a_bad_one(tmp_path: Path) -> None:
     seen = supervised(bundle, run, named(4), steps, faults, every=None)
     assert len(seen.struck) == len(faults)
     assert [event["steps"] for event in seen.of("caught_up")] == [0] * len(faults)
+    require_same(seen, run, bundle, steps)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("device", ["d1", "d3"])
+def test_no_place_around_the_last_gradient_is_a_bad_one(
+    tmp_path: Path, device: str, schedule: str
+) -> None:
+    """The last stage of a replica dies between its sums over replicas and its last gradient.
+
+    A peer may have updated by then, and a neighbour may still wait: 54 places in all.
+    """
+    bundle = split(tmp_path / "made", (("d0", "d1"), ("d2", "d3")), schedule=schedule)
+    places: list[int | str] = [*range(10, 17), "updated", "end"]
+    faults = [Fault(device, step, at) for step, at in enumerate(places, 1)]
+    run, steps = tmp_path / "run", len(places) + 2
+    seen = supervised(bundle, run, named(4), steps, faults, every=None)
+    assert len(seen.struck) == len(faults)
+    assert not seen.of("snapshot")
     require_same(seen, run, bundle, steps)

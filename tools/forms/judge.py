@@ -13,13 +13,8 @@ Every part runs in a fork of a process that has imported torch. Outcomes:
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,16 +28,13 @@ from torch import Tensor
 import bigbrain_fx as bb
 import partitioners
 from bigbrain_fx.core import Cluster, Device, DeviceStore, Link
-from bigbrain_fx.errors import BigBrainError
 from bigbrain_fx.frontend import session
-from bigbrain_fx.frontend.child import _Service
-from bigbrain_fx.frontend.client import Message, Task
 from bigbrain_fx.plan import half_sums, read_plan
+from tools.apart import Here, apart
 from tools.forms import Form
 from tools.forms.halves import Halves
 from tools.forms.loop import STEPS, train
 
-DEADLINE_S = 120.0
 LOSS = 2e-5  # of the loss: float32 over some steps
 HALF_LOSS = 5e-3  # where gradients are added in sixteen bits, in another order
 _HALF = 2e-2  # of a tensor's largest, likewise
@@ -71,18 +63,18 @@ def judge(form: Form) -> Outcome:
 
 
 def _judged(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
-    loop = {} if form.expected != "right" else _apart(lambda: _loop(form, path, folder), folder)
+    loop = {} if form.expected != "right" else apart(lambda: _loop(form, path, folder), folder)
     if "status" in loop:
         return {**loop, "status": "crash", "detail": f"the loop itself: {loop['detail']}"}
-    made = _apart(lambda: _split(form, path, folder), folder)
+    made = apart(lambda: _split(form, path, folder), folder)
     if "status" in made:
         if (folder / "bundle").exists():
             return {**made, "status": "crash", "detail": f"left a bundle: {made['detail']}"}
         return made
     if form.expected != "right":
-        _apart(lambda: _loop(form, path, folder), folder)
+        apart(lambda: _loop(form, path, folder), folder)
     for part in (_verify, _train):
-        found = _apart(partial(part, form, path, folder), folder)
+        found = apart(partial(part, form, path, folder), folder)
         if "status" in found:
             return {**found, "status": "stopped"} if found["status"] == "refused" else found
     return {"status": "right", "detail": "; ".join(filter(None, (made["said"], found["said"])))}
@@ -96,7 +88,7 @@ def _loop(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
 def _split(form: Form, path: Path, folder: Path) -> Mapping[str, str]:
     options = _options(form)
     ways = {**partitioners.TABLE, Halves.name: Halves}
-    with mock.patch.object(session, "Child", _Here), mock.patch.object(partitioners, "TABLE", ways):
+    with mock.patch.object(session, "Child", Here), mock.patch.object(partitioners, "TABLE", ways):
         devices = int(form.option("devices") or 2 * int(form.option("replicas", "1")))
         made = bb.split(path, _cluster(form, devices, folder), folder / "bundle", options)
     return {"said": "; ".join(made.warnings)}
@@ -126,6 +118,7 @@ _KINDS: dict[str, Callable[[str], object]] = {
     "replica-shares": _shares,
     "zero": int,
     "tensor": int,
+    "tensor-axes": lambda text: tuple(text.split(",")),
     "tensor-shares": _shares,
     "recompute": _stages,
     "offload": lambda text: tuple(text.split(",")),
@@ -197,79 +190,8 @@ def _apart_from(
             yield f"{name} {error / (scale or 1.0):.1e} off"
 
 
-class _Here:
-    """A capture session's child in this process, itself a fork."""
-
-    def __init__(self, task: Task, wanted: Mapping[str, object]) -> None:
-        self._service = _Service(wanted)
-
-    def answer(self) -> Message:
-        return _plain(self._service.report())
-
-    def ask(self, request: Mapping[str, object]) -> Message:
-        return _plain(self._service.serve(request))
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-def _plain(message: Mapping[str, object]) -> Message:
-    """Return what would come over a pipe."""
-    found: Message = json.loads(json.dumps(message))
-    return found
-
-
 def cluster(count: int = 2) -> Cluster:
     """Return unlike CPU devices whose links cost nothing: tiny models are cut, too."""
     speeds = (60e9, 30e9)
     made = (Device(f"d{i}", "h", "cpu", 2**33, speeds[i % 2], 12e9, 1e-6) for i in range(count))
     return Cluster(tuple(made), Link(1e-8, 1e12))
-
-
-# --------------------------------------------------------------------------- processes
-
-
-def _apart(work: Callable[[], Mapping[str, str]], folder: Path) -> Mapping[str, str]:
-    """Run in a copy of this process, under a deadline; an error becomes a status."""
-    answer = folder / "answer.json"
-    answer.unlink(missing_ok=True)
-    pid = os.fork()
-    if pid == 0:
-        _answer(work, answer, folder / "said")
-    status = _waited(pid)
-    if not answer.exists():
-        return {"status": "crash", "detail": f"its process ended with {status}"}
-    found: Mapping[str, str] = json.loads(answer.read_text())
-    return found
-
-
-def _answer(work: Callable[[], Mapping[str, str]], answer: Path, log: Path) -> None:
-    """Be the process, to its end."""
-    os.setsid()
-    signal.alarm(int(DEADLINE_S))
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    try:
-        found = work()
-    except BigBrainError as error:
-        found = _refused(error)
-    except BaseException as error:
-        first = (str(error).splitlines() or [""])[0]
-        where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-        found = {"status": "crash", "detail": f"{type(error).__name__}: {first}\n{where}"}
-    answer.write_text(json.dumps(dict(found)))
-    os._exit(0)
-
-
-def _refused(error: BigBrainError) -> Mapping[str, str]:
-    detail = f"{error.what} ({error.at})" + "".join(f"\n  note: {note}" for note in error.notes)
-    status = "refused" if error.help else "useless"
-    return {"status": status, "detail": detail, "help": error.help or ""}
-
-
-def _waited(pid: int) -> int:
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # what the model file may have started
-    return os.waitstatus_to_exitcode(status)

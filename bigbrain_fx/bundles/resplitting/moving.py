@@ -62,6 +62,12 @@ class Resplit:
         return f"{self.plan}\nwrote {self.bundle}, which goes on at step {self.step}"
 
 
+_FROM_WEIGHTS = (
+    "go on with the weights alone: `run --resume --save FOLDER` writes a commit's, `export "
+    "--weights FOLDER --to FILE` joins them, and `split --weights FILE` begins with them"
+)
+
+
 def resplit(
     bundle: str | Path,
     devices: str | Path | Cluster,
@@ -102,7 +108,7 @@ def resplit(
     old, place, target = Path(bundle), Path(out), Path(os.path.abspath(out))
     check_out(place, force=force)
     plan = _training_plan(old)
-    require_no_overlap(plan, "resplit", "export the weights, and split the model with them anew")
+    require_no_overlap(plan, "resplit", _FROM_WEIGHTS)
     cluster = devices if isinstance(devices, Cluster) else read_cluster(devices)
     asked = plan if partitioner is None else replace(plan, partitioner=partitioner, search=None)
     if freeze:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bigbrain_fx.core import Dim, Graph, Op, Ref, Stages
 from bigbrain_fx.frontend import draw_places, place_name, run_graph
-from bigbrain_fx.runtime import Training, are_finite, mean_loss, reseed, share_of
+from bigbrain_fx.runtime import Training, are_finite, clipped, mean_loss, norm, reseed, share_of
 from bigbrain_fx.verification.bundle.stepping import Stepper
 
 Key = tuple[int, int, int]  # seed, step, micro-batch
@@ -315,9 +315,16 @@ class _Loop:
     def _clip(self) -> None:
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.updates.optimizer)
-        if self.training.clip_norm is not None:
-            every = [*self.updates.parameters.values()]
-            torch.nn.utils.clip_grad_norm_(every, self.training.clip_norm)
+        limit, every = self.training.clip_norm, self.updates.parameters
+        if limit is None:
+            return
+        if len({parameter.dtype for parameter in every.values()}) == 1:
+            torch.nn.utils.clip_grad_norm_([*every.values()], limit)
+            return
+        # of several types torch adds norms type by type, in an order of a hash table's
+        given = self.updates.given
+        norms = [norm(given.get(name), parameter) for name, parameter in every.items()]
+        self.updates.give(clipped(given, norms, limit))
 
     def _update(self, step: int) -> None:
         self.updates.set_rate(step)

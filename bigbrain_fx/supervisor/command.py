@@ -347,7 +347,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=None,
         help="when asked to stop, wait so many seconds for the end of a step, and for the last "
-        "commit (default: 3 times the longest recent step, at least 30)",
+        "commit (default: 3 times the longest recent step, at least --hang and 30)",
     )
     parser.add_argument(
         "--snapshot-every",

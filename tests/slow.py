@@ -109,6 +109,10 @@ SLOW: dict[str, tuple[str, ...]] = {
     "tests/verification/test_compiled.py": ("test_a_compiled_bundle",),
     "tests/verification/test_quantised.py": ("test_an_int8_base",),
     "tests/frontend/test_quantised.py": ("test_the_graph_reads",),
+    "tests/frontend/test_hash_order.py": (
+        "test_a_vocabulary_in_the_order_of_a_set_is_refused_with_its_line",
+        "test_the_remedy_that_is_named_is_taken",
+    ),
     "tests/tools/test_freezing.py": ("test_what_goes_on",),
     "tests/bundles/test_dcp.py": ("test_two_processes_of_fsdp2",),
     "tests/bundles/test_elastic.py": ("test_a_run_of_groups",),

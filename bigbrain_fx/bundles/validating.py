@@ -23,6 +23,7 @@ from pathlib import Path
 from bigbrain_fx.bundles.going_on import export_commit
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.runtime import CommitError, read_records
+from bigbrain_fx.supervisor import run_group
 
 LIMIT_S = 3600.0  # of one validation
 
@@ -85,13 +86,8 @@ class Validator:
             file = Path(folder) / "model.safetensors"
             try:
                 step = export_commit(self.bundle, file, self.commits)
-                done = subprocess.run(
-                    [sys.executable, str(self.script), str(file), str(step)],
-                    capture_output=True,
-                    text=True,
-                    timeout=LIMIT_S,
-                    check=False,
-                )
+                words = (sys.executable, str(self.script), str(file), str(step))
+                done = run_group(words, LIMIT_S)
             except (InputError, OSError, subprocess.TimeoutExpired) as error:
                 return Validation(step, {}, str(error).splitlines()[0])
         if done.returncode:

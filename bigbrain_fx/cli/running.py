@@ -80,7 +80,7 @@ _SECRET = "with a file `secret` in it, the same on all hosts and only yours to r
     "grace_s",
     type=POSITIVE,
     help="When asked to stop, wait so many seconds for the end of a step, and for the last commit "
-    "[default: 3 times the longest recent step, at least 30].",
+    "[default: 3 times the longest recent step, at least --hang and 30].",
 )
 @click.option(
     "--snapshot-every", type=COUNT, help="Steps between snapshots in memory [default: measured]."

@@ -36,6 +36,7 @@ from bigbrain_fx.core.graph import (
     leaves as leaves,
     quantised_weights as quantised_weights,
 )
+from bigbrain_fx.core.json_once import once as once
 from bigbrain_fx.core.kernels import (
     KERNEL as KERNEL,
     KERNELS as KERNELS,

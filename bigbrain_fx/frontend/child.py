@@ -230,12 +230,14 @@ class _Service:
         return {"unlike": unlike, "note": found.note}
 
     def try_calls(self, kept: frozenset[str], *, trains: bool) -> str | None:
-        """Require that nothing which model() or example_batch() sets is what training goes by."""
+        """Require that training goes by nothing that model() or example_batch() sets, or a hash."""
         from bigbrain_fx.frontend.first_calls import FirstCalls, require_nothing_left
+        from bigbrain_fx.frontend.hash_order import require_no_hash_order
 
         if self.early is None:
             return None
         about = FirstCalls.of(self.file, self.seed, kept, trains=trains)
+        require_no_hash_order(self.file.path, about.asking(()))
         return require_nothing_left(about, self.early)
 
     def write_batch(self, path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from bigbrain_fx.errors import InputError, from_fields
+from bigbrain_fx.supervisor import OUTLIVING
 
 Message = dict[str, object]
 _PACKAGES = str(Path(__file__).resolve().parents[2])
@@ -71,6 +72,7 @@ class Child:
             env=_environment(threads),
             start_new_session=True,  # whatever the model file starts ends with it
         )
+        OUTLIVING.add(self._process.pid)
 
     def ask(self, request: Mapping[str, object]) -> Message:
         """Send a request and wait for its answer; raises as `answer` does."""
@@ -153,6 +155,7 @@ class Child:
             process.wait(0 if at_once else 5)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        OUTLIVING.drop(process.pid)
         process.wait()
         if process.stdout is not None:
             process.stdout.close()

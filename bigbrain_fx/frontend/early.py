@@ -18,6 +18,7 @@ from functools import partial
 from typing import IO, Any
 
 from bigbrain_fx.frontend.forked import apart, be_quiet
+from bigbrain_fx.frontend.service import end_with_parent
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, str]]
 
@@ -57,6 +58,7 @@ class Early:
 def _wait(answer: Answer, requests: int, answers: int) -> None:
     """Be the fork: answer until nobody is there to ask."""
     try:
+        end_with_parent()
         be_quiet()
         with os.fdopen(requests) as asked, os.fdopen(answers, "w") as said:
             for line in asked:

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from bigbrain_fx.frontend.digests import digest
+from bigbrain_fx.frontend.service import end_with_parent
 from bigbrain_fx.frontend.settings import Settings
 from bigbrain_fx.frontend.users_code import users_folder
 
@@ -86,6 +87,7 @@ def _received(pipe: int) -> bytes:
 def _be_the_fork(work: Callable[[], Mapping[str, str]], pipe: int) -> None:
     """Answer, in a group of processes of its own, and end."""
     try:
+        end_with_parent()
         os.setpgid(0, 0)
         be_quiet()
         torch.set_num_threads(1)  # a fork has none of its parent's threads

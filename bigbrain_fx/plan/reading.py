@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from bigbrain_fx.core import once
 from bigbrain_fx.errors import InputError, os_error_as
 from bigbrain_fx.plan.nouns import FORMAT, Plan, plan_adapter, to_json
 from bigbrain_fx.weights import replace_file
@@ -42,9 +43,13 @@ def from_json(text: bytes, where: str) -> Plan:
 def _require_format(text: bytes, where: str) -> None:
     """Look at the format first: a newer one may have other fields."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = json.loads(text, object_pairs_hook=once)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         return  # the reader says where it is broken
+    except ValueError as error:
+        raise InputError(
+            f"not a plan: {error}", at=where, help="make it again with `bigbrain-fx split`"
+        ) from error
     number = found.get("format", FORMAT) if isinstance(found, dict) else FORMAT
     if number not in READABLE:
         raise InputError(

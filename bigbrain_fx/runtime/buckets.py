@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .channel import Channel
-from .regular import read_regular
+from .regular import once, read_regular
 from .weights import AGAIN, WeightsError
 
 Ways = Mapping[int, Channel]  # place of a replica among the bucket's -> the channel to or from it
@@ -85,7 +85,7 @@ def read_buckets(folder: Path) -> Listed:
     """
     path = folder / "buckets.json"
     try:
-        found: Listed = json.loads(read_regular(path))
+        found: Listed = json.loads(read_regular(path), object_pairs_hook=once)
         for name, entry in found.items():
             more = _STATISTICS if "buffers" in entry else _SUMS
             if (_SAID | more) - set(entry):

@@ -18,7 +18,7 @@ from typing import Any
 
 from .disk import listed
 from .image import Buffer, ImageLayout
-from .regular import read_regular
+from .regular import once, read_regular
 
 FORMAT = 1
 FOLDER = re.compile(r"commit-(\d+)-g(\d+)")
@@ -204,7 +204,7 @@ def unsealed(text: bytes, where: str) -> dict[str, Any]:
         CommitError: it is of a newer format.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=once)
         check = found.pop("check")
         number = found["format"]
         is_sound = check == _check(found)

@@ -1,4 +1,4 @@
-"""Regular files only: a name may lead to a pipe, where whoever opens it waits for ever.
+"""Regular files only, and JSON as it was written: a name may lead to a pipe, which waits for ever.
 
 This file is stdlib only and writes nothing.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 
 def require_regular(path: Path) -> None:
@@ -31,3 +32,17 @@ def read_regular(path: Path) -> bytes:
     require_regular(path)
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         return file.read()
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, of which its reader would let the last of two entries win in silence.
+
+    Raises:
+        ValueError: names an entry that is there twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from .peers import PeerLostError
-from .regular import read_regular
+from .regular import once, read_regular
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as AnyStore
@@ -85,7 +85,7 @@ def require_address(folder: Path) -> None:
         return
     path = folder / "plan.json"
     try:
-        found = json.loads(read_regular(path))
+        found = json.loads(read_regular(path), object_pairs_hook=once)
         host = {device["name"]: device["host"] for device in found["cluster"]["devices"]}
         used = list(dict.fromkeys(host[stage["device"]] for stage in found["stages"]["stages"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

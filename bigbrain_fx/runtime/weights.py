@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .checksum import checksum
-from .regular import read_regular, require_regular
+from .regular import once, read_regular, require_regular
 
 BY_REFERENCE = (
     "--weights-by-reference; put the checkpoint back, or put one into the bundle with "
@@ -62,7 +62,7 @@ def read_index(folder: Path) -> Index:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path))
+        found = json.loads(read_regular(path), object_pairs_hook=once)
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} cannot be read ({_why(error)}): {AGAIN}") from error
     if not isinstance(found, dict):

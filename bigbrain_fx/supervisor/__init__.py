@@ -22,6 +22,7 @@ from .job import (
     Rescue as Rescue,
 )
 from .judging import BAD_INPUT as BAD_INPUT, Death as Death
+from .outliving import OUTLIVING as OUTLIVING
 from .processes import (
     LAUNCHER as LAUNCHER,
     DeviceProcess as DeviceProcess,
@@ -29,6 +30,7 @@ from .processes import (
     Order as Order,
     Start as Start,
     popen as popen,
+    run_group as run_group,
     uncached as uncached,
 )
 from .secured import how_to_make as how_to_make

@@ -23,6 +23,7 @@ from .host import Supervisor
 from .hosts import LAST_COMMIT_S, Agent, Bridge, admit, start_on
 from .job import FailedError, Job, OnStep
 from .judging import BAD_INPUT, Death
+from .limits import THREADS, with_remedy
 from .processes import ADDRESS
 from .remaining import Places
 from .secured import Pair, Secured, SilentError, StrangerError, how_to_make
@@ -210,7 +211,11 @@ def _address(text: str) -> tuple[str, int]:
 
 def _run(job: Job, bridges: Mapping[str, Bridge], events: Path | None, as_json: bool) -> int:
     """Run a job and tell of it; nobody who reads that, or does not, changes the run."""
-    out, err = Console(sys.stdout), Console(sys.stderr)
+    try:
+        out, err = Console(sys.stdout), Console(sys.stderr)
+    except RuntimeError as error:  # each has a thread
+        sys.stderr.write(f"error: {error}: {THREADS}\n")
+        return 1
     try:
         return _run_telling(job, bridges, events, as_json, out, err)
     finally:
@@ -248,7 +253,7 @@ def _run_telling(
         err.say("interrupted; all processes are ended")
         return INTERRUPTED
     except OSError as error:
-        err.say(f"error: {error}")
+        err.say(f"error: {with_remedy(error)}")
         return BAD_INPUT if log is None else 1
     finally:
         if log is not None:
@@ -347,7 +352,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=None,
         help="when asked to stop, wait so many seconds for the end of a step, and for the last "
-        "commit (default: 3 times the longest recent step, at least 30)",
+        "commit (default: 3 times the longest recent step, at least --hang and 30)",
     )
     parser.add_argument(
         "--snapshot-every",

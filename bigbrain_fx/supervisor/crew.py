@@ -18,6 +18,7 @@ from .awake import AwakeClock
 from .events import EventLog
 from .hanging import Pulse
 from .job import Job
+from .limits import with_remedy
 from .pipe import Ears, Orders, Said, line_pair
 from .processes import (
     CONTROL,
@@ -193,7 +194,7 @@ class Crew:
         try:
             return self._start_once(name, own, host)
         except OSError as error:
-            raise StartError(f"no process can be started: {error}") from error
+            raise StartError(f"no process can be started: {with_remedy(error)}") from error
 
     def _start_once(self, name: str, own: str, host: str) -> Member:
         environment = {

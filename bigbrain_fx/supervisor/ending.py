@@ -52,7 +52,8 @@ class Ending:
         if self.job.grace_s is not None:
             return self.job.grace_s
         writes = any(m.pulse.waits_for == DISK for m in self.crew.at_work())
-        return max(self.stopping.grace_s(self.job.start_s), self.job.start_s if writes else 0.0)
+        step_s = self.stopping.grace_s(self.job.start_s, self.job.hang_s)
+        return max(step_s, self.job.start_s if writes else 0.0)
 
     def look_where(self) -> None:
         """Tell all where to stop, as soon as that is known."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from .admission import Door
 from .console import warn
+from .limits import with_remedy
 from .pipe import ENDED, LATER, LONGEST, MOST_FILES, Orders, line_pair
 from .processes import ADDRESS, CONTROL, END_S, DeviceProcess, Order, Start, end_now, end_of, popen
 from .remaining import Places, Remaining, said_of
@@ -374,7 +375,7 @@ class Agent:
                 self.selector.register(ours, READ, (self._hear, number))
                 on_failure.pop_all()
         except OSError as error:
-            warn(f"no process can be started: {error}")
+            warn(f"no process can be started: {with_remedy(error)}")
             self.mouth.say({"ended": number, "code": NOT_STARTED})
             return
         self.processes[number], self.orders[number] = process, Orders(ours)

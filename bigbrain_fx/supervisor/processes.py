@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import IO, Any, Protocol
 
 from .hanging import Pulse
 from .interval import available_bytes
+from .outliving import OUTLIVING, Outliving
 from .pipe import Ears, Orders
 from .starving import Starves, Starving
 
@@ -110,23 +111,33 @@ def opened_log(path: Path) -> tuple[IO[str], str | None]:
 class Group:
     """A process that leads a group of its own, as `subprocess.Popen` shows it.
 
-    When it ends, or is ended, so are all processes of its group: what it has started.
+    When it ends, or is ended, so are all processes of its group: what it has started. So they are
+    when this process is killed.
 
     Args:
         leader: the process; nobody else waits for it.
         no_log: why its log is not kept; None: it is.
+        outliving: knows what is to end with this process.
     """
 
-    def __init__(self, leader: DeviceProcess, no_log: str | None = None) -> None:
+    def __init__(
+        self,
+        leader: DeviceProcess,
+        no_log: str | None = None,
+        outliving: Outliving = OUTLIVING,
+    ) -> None:
         self.leader = leader
+        self.outliving = outliving
         self.pid = leader.pid
         self.no_log = no_log
         self.code: int | None = None
+        outliving.add(self.pid)
 
     def poll(self) -> int | None:
         """Look whether it has ended; return its exit code, negative for a signal."""
         if self.code is None and self._has_ended():
             self._end_group()  # its number is nobody else's until it is waited for
+            self.outliving.drop(self.pid)
             self.code = self.leader.poll()
         return self.code
 
@@ -157,6 +168,44 @@ class Group:
         except (ProcessLookupError, PermissionError):
             return False
         return True
+
+
+def run_group(
+    words: Sequence[str],
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    output: int = subprocess.PIPE,
+    errors: int | None = subprocess.PIPE,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, as `subprocess.run`; whatever it has started ends with it.
+
+    Args:
+        words: what to run.
+        limit_s: after so long it is ended.
+        environment: the whole of it; None: as this process's.
+        output: takes what it writes.
+        errors: takes its complaints; None: they go where this process's go.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    with subprocess.Popen(
+        words,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as leader:
+        group = Group(leader)
+        try:
+            said, complained = leader.communicate(timeout=limit_s)
+        finally:
+            group.kill()
+            group.wait(END_S)
+    return subprocess.CompletedProcess(words, leader.returncode, said, complained)
 
 
 def log_limit(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ class Stopping:
         positions: the step that each device is in, -1 if it has begun none; None: they have not
             been asked.
         at: the step before which all stop; None: it is not known yet.
+        begun_s: how long a step had been under way when it came; that one may be longer than all.
         recent_s: what the last steps took.
     """
 
@@ -28,11 +29,14 @@ class Stopping:
     moved: float = 0.0
     positions: dict[str, int] | None = None
     at: int | None = None
+    begun_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def ask(self, now: float) -> None:
         """Take a request; later ones change nothing. Signal handlers may call this."""
-        self.asked = self.asked or now
+        if self.asked is None:
+            self.begun_s = now - self.moved if self.recent_s else 0.0
+            self.asked = now
 
     @property
     def is_under_way(self) -> bool:
@@ -85,11 +89,16 @@ class Stopping:
         if self.asked is not None:
             self.moved = min(now, max(self.asked, self.moved) + seconds)
 
-    def grace_s(self, untimed_s: float) -> float:
-        """Return how long the end of a step may take; `untimed_s` if none has ended yet."""
+    def grace_s(self, untimed_s: float, hang_s: float) -> float:
+        """Return how long the end of a step may take, which may be longer than those before.
+
+        Args:
+            untimed_s: if none has ended yet.
+            hang_s: who makes no progress for so long is ended, and replaced.
+        """
         if not self.recent_s:
             return max(LEAST_GRACE_S, untimed_s)
-        return max(LEAST_GRACE_S, GRACE_STEPS * max(self.recent_s))
+        return max(LEAST_GRACE_S, hang_s, GRACE_STEPS * max(self.begun_s, *self.recent_s))
 
     def is_late(self, now: float, grace_s: float) -> bool:
         """Return whether nothing has come nearer to the end for too long."""

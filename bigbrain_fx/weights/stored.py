@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbrain_fx.core import DTYPE_BYTES, words
+from bigbrain_fx.core import DTYPE_BYTES, once, words
 from bigbrain_fx.errors import InputError
 
 HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
@@ -72,7 +72,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401  # whatever it holds
     """
     require_regular(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

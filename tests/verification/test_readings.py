@@ -46,4 +46,4 @@ def test_an_iterator_outside_batches_is_refused(
     made = bb.split(path, samples.cluster(1), tmp_path / "out", bb.Options("naive", mode=mode))
     with pytest.raises(InputError, match=r"batch 0 .entry input. is another one") as error:
         verify(made.bundle, steps=1)
-    assert "verify --processes" in str(error.value.help)
+    assert "make in batches() what it changes" in str(error.value.help)

@@ -23,6 +23,7 @@ from bigbrain_fx.bundles import IN_MEMORY, RunOptions, require_compilers, run
 from bigbrain_fx.core import Shown
 from bigbrain_fx.errors import InputError, VerificationError, from_fields
 from bigbrain_fx.plan import Plan, read_plan
+from bigbrain_fx.supervisor import run_group
 
 TIME_LIMIT_S = 900.0
 
@@ -151,23 +152,17 @@ def _ask_child(wanted: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
         "bigbrain_fx.verification.bundle.child",
         json.dumps(wanted),
     ]
+    output = sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL
     try:
-        subprocess.run(
-            command,
-            env=environment,
-            timeout=time_limit_s,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_fileno() else subprocess.DEVNULL,
-        )
+        done = run_group(command, time_limit_s, environment, output, errors=None)
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"verification took longer than {time_limit_s:g} s", help="use fewer --steps"
         ) from error
-    except subprocess.CalledProcessError as error:
+    if done.returncode:
         raise InputError(
-            f"the model ended its process ({error.returncode})", help="look at its output above"
-        ) from error
+            f"the model ended its process ({done.returncode})", help="look at its output above"
+        )
     answer: dict[str, Any] = json.loads(Path(wanted["answer"]).read_text())
     return answer
 

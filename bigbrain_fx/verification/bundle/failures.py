@@ -49,8 +49,8 @@ _REMEDIES = (
     ("give it the type", "give every batch the types of example_batch()"),
     (
         OTHER,
-        "make in batches() what it changes, a torch.Generator say: here all devices share what is "
-        "outside; or `verify --processes`: each device has it in a process of its own, as in a run",
+        "make in batches() what it changes (a counter, a list, an iterator): what is made outside "
+        "is shared by all devices of a process, and moves with each of them",
     ),
 )
 

@@ -139,3 +139,30 @@ def test_tensors_of_other_layouts_are_refused_by_name() -> None:
         with pytest.raises(InputError, match=f"batch entry 'x' is a {kind} tensor") as caught:
             take_apart({"x": entry, "y": torch.zeros(ROWS)})
         assert "in forward" in (caught.value.help or "")
+
+
+class ByLengths(Pooled):
+    """A mean over as many positions as a row has; one that forgets to look at them."""
+
+    def __init__(self, forgets: bool = False) -> None:
+        super().__init__()
+        self.forgets = forgets
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        there = torch.arange(x.shape[1])[None] < lengths[:, None]
+        found = self.a(x) if self.forgets else self.a(x) * there[..., None]
+        return found.sum(1) / lengths[:, None]
+
+
+def test_a_mask_that_is_made_of_lengths_is_one() -> None:
+    """The example's lengths are those of whole rows; the trial cuts them with the rows."""
+    x, y = torch.randint(1, 5, (ROWS, 8)), torch.randn(ROWS, 2)
+    batch = {"x": x, "lengths": torch.tensor([8, 3, *([7] * (ROWS - 2))]), "y": y}
+    pad: dict[str | int, int | float] = {"x": 0}
+    for model in (ByLengths(), ByLengths(forgets=True)):
+        found = capture(model, batch, mean)
+        if model.forgets:
+            with pytest.raises(InputError, match="pad fills up what counts"):
+                require_padding(model, mean, pad, found, None)
+        else:
+            assert require_padding(model, mean, pad, found, None) == ""

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from bigbrain_fx.errors import InputError
 from bigbrain_fx.frontend.tracing.plain import Plain
 from bigbrain_fx.frontend.tracing.shares import in_eval, near
 from bigbrain_fx.frontend.tracing.step import Loss, Route, Step, route
-from bigbrain_fx.frontend.translation.batch import Batch, fill, named
+from bigbrain_fx.frontend.translation.batch import Batch, Entry, fill, named
 
 if TYPE_CHECKING:
     from bigbrain_fx.frontend.tracing.captured import Captured
@@ -85,21 +86,52 @@ def require_padding(
         return ""
     step = Step(model, loss, batch, _route(model, captured, loss))
     with suppress(*_CANNOT_RUN), in_eval(model):
-        short = {e.name: _cut(e.tensor, e.name in fills, e.batched) for e in batch.entries}
-        again = {n: _filled(t, short[n], fills[n]) if n in fills else t for n, t in _all(batch)}
         plain = Plain(step, model, autocast)
-        one, other, twice = (
-            float(plain.run(list(tensors.values()), seed)[0])
-            for seed, tensors in enumerate((short, again, short))
-        )
+        one, other, twice = _losses(plain, batch, fills, dict(_all(batch)))
         if one == twice and math.isfinite(one):
-            if not near(one, other, 4):
+            if near(one, other, 4):
+                return ""
+            shorter = dict(_with_lengths(batch, fills))
+            if not near(*_losses(plain, batch, fills, shorter)[:2], 4):
                 raise _counts(one, other)
             return ""
     return (
         "pad: it could not be tried whether what shorter entries are filled up with counts in the "
         "loss; a mask, and labels that the loss leaves out, keep it from that"
     )
+
+
+def _losses(
+    plain: Plain, batch: Batch, fills: Mapping[str, int | float], given: Mapping[str, Tensor]
+) -> tuple[float, float, float]:
+    """Return the losses of a batch that is cut, of one filled up again, and of the first again."""
+    short = {e.name: _cut(given[e.name], e.name in fills, e.batched) for e in batch.entries}
+    again = {n: _filled(t, short[n], fills[n]) if n in fills else t for n, t in given.items()}
+    one, other, twice = (
+        float(plain.run(list(tensors.values()), seed)[0])
+        for seed, tensors in enumerate((short, again, short))
+    )
+    return one, other, twice
+
+
+def _with_lengths(batch: Batch, fills: Mapping[str, int | float]) -> Iterator[tuple[str, Tensor]]:
+    """Yield a batch's tensors; a number for each row that may be its length, of a cut row.
+
+    `lengths` of an example are those of its whole rows: a mask made of them would count what cut
+    rows are filled up with. Of labels, which look alike, both losses have the same others.
+    """
+    cut = {e.name: _cut(e.tensor, e.name in fills, e.batched) for e in batch.entries}
+    sizes = [(e.tensor.shape[1], cut[e.name].shape[1]) for e in batch.entries if _is_cut(e, cut)]
+    most, left = max(sizes, default=(0, 0))
+    for entry in batch.entries:
+        tensor = entry.tensor
+        is_number = entry.batched and tensor.dim() == 1 and not tensor.dtype.is_floating_point
+        fits = is_number and tensor.dtype != torch.bool and bool((tensor <= most).all())
+        yield entry.name, tensor.clamp(max=left) if fits and entry.name not in fills else tensor
+
+
+def _is_cut(entry: Entry, cut: Mapping[str, Tensor]) -> bool:
+    return entry.batched and entry.tensor.dim() > 1 and cut[entry.name].shape != entry.tensor.shape
 
 
 _CANNOT_RUN = (RuntimeError, ValueError, IndexError, TypeError, KeyError)
